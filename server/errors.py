@@ -1,0 +1,340 @@
+"""Everything that can go wrong, as one tree.
+
+    StrataError
+    ├── Invalid                     the request itself is wrong; sending it again cannot help
+    │   ├── ValidationFailed        a field has a value that is not allowed
+    │   ├── BodyMalformed           the body is not the JSON it claims to be
+    │   ├── BodyTooLarge            the body is longer than the server takes
+    │   ├── MediaTypeUnsupported    the body is of a kind that the route does not read
+    │   ├── MethodNotAllowed        the route exists, the method does not
+    │   ├── CursorInvalid           a page cursor that this server did not make
+    │   └── HistoryRuleBroken       the turn would make a history that no provider accepts
+    ├── Refused                     who is asking
+    │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
+    │   └── ScopeMissing            a good key without the scope for this route
+    ├── NotFound                    it does not exist, or it belongs to another tenant
+    │   ├── RouteNotFound
+    │   ├── TenantNotFound
+    │   ├── ApiKeyNotFound
+    │   ├── AssistantNotFound
+    │   ├── ConversationNotFound
+    │   ├── TurnNotFound
+    │   └── CallNotFound
+    ├── Conflict                    right in itself, wrong against the present state
+    │   ├── ConversationBusy        another turn is running
+    │   ├── RevisionMismatch        the client has not seen the newest revision
+    │   ├── IdempotencyKeyReused    the same key came with another body
+    │   ├── EpochMoved              the static layer changed meanwhile
+    │   ├── LeaseLost               the writer no longer owns the conversation
+    │   └── TenantExists            a tenant of that name is there already
+    ├── Unavailable                 true now, perhaps not in a moment
+    │   ├── DatabaseUnavailable     Postgres does not answer
+    │   ├── SchemaBehind            the database is older than this release
+    │   ├── SchemaAhead             the database is newer than this release
+    │   └── ShuttingDown            this process takes no new work
+    ├── Setup                       the operator has to change something before it can start
+    │   ├── SettingsInvalid
+    │   ├── DatabaseUnsupported     a Postgres that is too old, or not UTF-8
+    │   ├── DataDirectoryForbidden  the data directory cannot be read or written
+    │   ├── DataDirectoryForeign    the data directory is of another PostgreSQL major version
+    │   ├── DiskFull
+    │   ├── EmbeddedStartFailed     the embedded Postgres did not come up
+    │   ├── MigrationFailed
+    │   └── AddressInUse
+    └── Internal                    a bug of ours; its text never reaches a client
+
+Each leaf has a `code`, which is public API: it is never renamed. The docstring of a class is its message when none is
+given, so the two cannot drift apart. `hint` says what to do about it. The mapping of codes to HTTP statuses lives in
+`web/errors.py`, the one to exit codes in `cli/exit_codes.py`; nothing here knows of either.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+
+class StrataError(Exception):
+    """Something went wrong."""
+
+    code: ClassVar[str] = ""
+    hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, hint: str = "", **details: object) -> None:
+        """`details` are machine-readable facts for the client; they never hold content or secrets."""
+        self.message = message or " ".join((type(self).__doc__ or "").split())
+        self.advice = hint or type(self).hint
+        self.details: Mapping[str, object] = details
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.advice}".strip()
+
+
+class Invalid(StrataError):
+    """The request is wrong."""
+
+
+class ValidationFailed(Invalid):
+    """A field of the request has a value that is not allowed."""
+
+    code = "validation_failed"
+    hint = "Correct the fields listed in `errors` and send the request again."
+
+
+class BodyMalformed(Invalid):
+    """The request body is not valid JSON."""
+
+    code = "body_malformed"
+    hint = "Send a JSON document in UTF-8."
+
+
+class BodyTooLarge(Invalid):
+    """The request body is larger than this server accepts."""
+
+    code = "body_too_large"
+    hint = "Send less at once, or raise STRATA_BODY_LIMIT_BYTES on the server."
+
+
+class MediaTypeUnsupported(Invalid):
+    """The route does not read a body of this content type."""
+
+    code = "media_type_unsupported"
+    hint = "Send `Content-Type: application/json`."
+
+
+class MethodNotAllowed(Invalid):
+    """The route does not answer this HTTP method."""
+
+    code = "method_not_allowed"
+    hint = "The `Allow` header lists the methods that it answers; /schema describes all routes."
+
+
+class CursorInvalid(Invalid):
+    """The page cursor was not made by this server."""
+
+    code = "cursor_invalid"
+    hint = "Start from the first page, without a cursor."
+
+
+class HistoryRuleBroken(Invalid):
+    """The turn would make a history that no provider accepts."""
+
+    code = "history_rule_broken"
+    hint = "See `rule` and the ids beside it; GET the conversation to see its pending tool calls."
+
+
+class Refused(StrataError):
+    """The caller may not do this."""
+
+
+class KeyRejected(Refused):
+    """The API key is missing, unknown, expired or revoked."""
+
+    code = "key_rejected"
+    hint = "Send `Authorization: Bearer <key>` with a key made by `strata keys create`."
+
+
+class ScopeMissing(Refused):
+    """The API key lacks the scope for this route."""
+
+    code = "scope_missing"
+    hint = "Use a key that has the scope named in `scope`."
+
+
+class NotFound(StrataError):
+    """It does not exist."""
+
+
+class RouteNotFound(NotFound):
+    """There is no such route."""
+
+    code = "route_not_found"
+    hint = "/schema describes all routes."
+
+
+class TenantNotFound(NotFound):
+    """There is no tenant of this name."""
+
+    code = "tenant_not_found"
+    hint = "`strata keys list` shows the tenants; `strata keys create --tenant NAME` makes one."
+
+
+class ApiKeyNotFound(NotFound):
+    """There is no API key of this id."""
+
+    code = "api_key_not_found"
+    hint = "`strata keys list` shows the ids."
+
+
+class AssistantNotFound(NotFound):
+    """There is no assistant of this id and version."""
+
+    code = "assistant_not_found"
+
+
+class ConversationNotFound(NotFound):
+    """There is no conversation of this id."""
+
+    code = "conversation_not_found"
+
+
+class TurnNotFound(NotFound):
+    """The conversation has no turn of this number."""
+
+    code = "turn_not_found"
+
+
+class CallNotFound(NotFound):
+    """The turn has no such provider call."""
+
+    code = "call_not_found"
+
+
+class Conflict(StrataError):
+    """The request does not fit the present state."""
+
+
+class ConversationBusy(Conflict):
+    """Another turn of this conversation is running."""
+
+    code = "conversation_busy"
+    hint = "Wait for it to end, or send `on_busy`: `queue` or `supersede`."
+
+
+class RevisionMismatch(Conflict):
+    """The conversation has moved on from the revision that the request expects."""
+
+    code = "revision_mismatch"
+    hint = "GET the conversation, look at what is new, and send again with its revision."
+
+
+class IdempotencyKeyReused(Conflict):
+    """This idempotency key was used before with another body."""
+
+    code = "idempotency_key_reused"
+    hint = "Use a new key for a new request."
+
+
+class EpochMoved(Conflict):
+    """Another epoch of the static layer began meanwhile."""
+
+    code = "epoch_moved"
+    hint = "Load the conversation again and decide anew."
+
+
+class LeaseLost(Conflict):
+    """The conversation is no longer held by this writer."""
+
+    code = "lease_lost"
+    hint = "The lease expired and another process ended the turn; read it from the conversation."
+
+
+class TenantExists(Conflict):
+    """A tenant of this name is there already."""
+
+    code = "tenant_exists"
+
+
+class Unavailable(StrataError):
+    """The server cannot do this now."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database does not answer."""
+
+    code = "database_unavailable"
+    hint = "Try again in a moment; operators see the cause in /readyz and `strata doctor`."
+
+
+class SchemaBehind(Unavailable):
+    """The database schema is older than this release needs."""
+
+    code = "schema_behind"
+    hint = "Run `strata migrate up`."
+
+
+class SchemaAhead(Unavailable):
+    """The database schema is newer than this release knows."""
+
+    code = "schema_ahead"
+    hint = "Run the release that migrated it, or a later one."
+
+
+class ShuttingDown(Unavailable):
+    """This server process is shutting down."""
+
+    code = "shutting_down"
+    hint = "Send the request again; another process will take it."
+
+
+class Setup(StrataError):
+    """Something on this machine has to change first."""
+
+
+class SettingsInvalid(Setup):
+    """A setting has a value that is not allowed."""
+
+    code = "settings_invalid"
+
+
+class DatabaseUnsupported(Setup):
+    """The database is not one that Strata can run on."""
+
+    code = "database_unsupported"
+    hint = "Use PostgreSQL 15 or newer with a UTF-8 database."
+
+
+class DataDirectoryForbidden(Setup):
+    """The data directory cannot be used."""
+
+    code = "data_directory_forbidden"
+    hint = "Choose another with STRATA_DATA_DIR, or correct its owner and mode."
+
+
+class DataDirectoryForeign(Setup):
+    """The data directory belongs to another major version of PostgreSQL."""
+
+    code = "data_directory_foreign"
+    hint = "Choose another with STRATA_DATA_DIR, or use the release that made it."
+
+
+class DiskFull(Setup):
+    """The disk under the data directory is full."""
+
+    code = "disk_full"
+    hint = "Free some space, or choose another place with STRATA_DATA_DIR."
+
+
+class EmbeddedStartFailed(Setup):
+    """The embedded Postgres did not start."""
+
+    code = "embedded_start_failed"
+    hint = "Its log lies in the data directory; `strata doctor` looks for common causes."
+
+
+class MigrationFailed(Setup):
+    """A migration did not go through."""
+
+    code = "migration_failed"
+    hint = "Nothing of the failed step was kept. Correct the cause and run `strata migrate up` again."
+
+
+class AddressInUse(Setup):
+    """The address is taken by another program."""
+
+    code = "address_in_use"
+    hint = "Choose another port with --port, STRATA_PORT, or PORT= for make."
+
+
+class Internal(StrataError):
+    """Something went wrong inside the server."""
+
+    code = "internal"
+    hint = "The server's log has the details under this request id."
+
+
+def every_error(root: type[StrataError] = StrataError) -> Iterator[type[StrataError]]:
+    """All classes that have a code, in the order of the tree."""
+    for child in root.__subclasses__():
+        if child.code:
+            yield child
+        yield from every_error(child)

@@ -1,0 +1,19 @@
+"""Pages of a list."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+Item = TypeVar("Item")
+
+PAGE_LIMIT: Final = 100
+"""More than this is never read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Item]):
+    """Some items and how to go on."""
+
+    items: Sequence[Item]
+    next_cursor: str | None
+    """Opaque; None on the last page."""
