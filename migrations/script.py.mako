@@ -1,0 +1,29 @@
+"""${message}.
+
+Rules: this runs while the previous release serves, so it must be usable by that release. It waits at most 4 s for a
+lock and works at most 60 s in one statement; what needs longer is split, or raises the limit below with the reason.
+NOT NULL comes in three steps: nullable, fill, set. Indexes on large tables are made CONCURRENTLY, outside a
+transaction. Once landed, this file is never edited.
+"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+${imports + "\n" if imports else ""}
+revision: str = ${repr(up_revision)}
+down_revision: str | None = ${repr(down_revision)}
+branch_labels: str | Sequence[str] | None = ${repr(branch_labels)}
+depends_on: str | Sequence[str] | None = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '4s'")
+    op.execute("SET LOCAL statement_timeout = '60s'")
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '4s'")
+    op.execute("SET LOCAL statement_timeout = '60s'")
+    ${downgrades if downgrades else "pass"}

@@ -1,0 +1,106 @@
+"""Erasing a conversation: every row, in every table, in one transaction.
+
+The tables are not listed here: every table with a `conversation_id` belongs to a conversation, so a new one is covered
+the moment it exists. Blobs and provider caches are shared; they go with their last user.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import and_, bindparam, delete, func, not_, select
+
+from server.errors import ConversationBusy, ConversationNotFound
+from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.postgres.engine import Connection, Database, Statement
+from server.postgres.tables import (
+    blob_references,
+    blobs,
+    conversations,
+    metadata,
+    provider_cache_uses,
+    provider_caches,
+)
+from server.store import ErasureReport
+
+_CONVERSATION: Final = bindparam("conversation", type_=conversations.c.id.type)
+_TENANT: Final = bindparam("tenant", type_=conversations.c.tenant_id.type)
+
+_THIS: Final = and_(conversations.c.id == _CONVERSATION, conversations.c.tenant_id == _TENANT)
+_SHOWN_BLOBS: Final = and_(
+    blobs.c.tenant_id == _TENANT,
+    blobs.c.sha256.in_(select(blob_references.c.sha256).where(blob_references.c.conversation_id == _CONVERSATION)),
+)
+_UNSHARED_BLOBS: Final = and_(
+    _SHOWN_BLOBS,
+    not_(
+        select(blob_references.c.seq)
+        .where(
+            blob_references.c.tenant_id == blobs.c.tenant_id,
+            blob_references.c.sha256 == blobs.c.sha256,
+            blob_references.c.conversation_id != _CONVERSATION,
+        )
+        .exists()
+    ),
+)
+_USED_CACHES: Final = provider_caches.c.id.in_(
+    select(provider_cache_uses.c.cache_id).where(provider_cache_uses.c.conversation_id == _CONVERSATION)
+)
+_UNSHARED_CACHES: Final = and_(
+    _USED_CACHES,
+    not_(
+        select(provider_cache_uses.c.cache_id)
+        .where(
+            provider_cache_uses.c.cache_id == provider_caches.c.id,
+            provider_cache_uses.c.conversation_id != _CONVERSATION,
+        )
+        .exists()
+    ),
+)
+
+# The shared ones first: what they were shared with is found through the conversation's own rows.
+_DOOMED: Final = [
+    (blobs, _UNSHARED_BLOBS),
+    (provider_caches, _UNSHARED_CACHES),
+    *(
+        (table, table.c.conversation_id == _CONVERSATION)
+        for table in metadata.sorted_tables
+        if "conversation_id" in table.c
+    ),
+    (conversations, _THIS),
+]
+
+_LOCK: Final = Statement(select(conversations.c.lease_turn_seq).where(_THIS).with_for_update())
+# Whoever is about to use a shared row holds it: wait for them first, then look who uses it.
+_LOCK_SHARED: Final = [
+    Statement(select(blobs.c.sha256).where(_SHOWN_BLOBS).order_by(blobs.c.sha256).with_for_update()),
+    Statement(select(provider_caches.c.id).where(_USED_CACHES).order_by(provider_caches.c.id).with_for_update()),
+]
+_COUNT: Final = [
+    (table.name, Statement(select(func.count()).select_from(table).where(which))) for table, which in _DOOMED
+]
+_DELETE: Final = [(table.name, Statement(delete(table).where(which))) for table, which in _DOOMED]
+
+
+async def erase_conversation(
+    database: Database, tenant_id: str, conversation_id: str, *, dry_run: bool
+) -> ErasureReport:
+    """See the port."""
+    key = {"conversation": decode_id(CONVERSATION, conversation_id), "tenant": decode_id(TENANT, tenant_id)}
+    async with database.transaction() as connection:
+        locked = await connection.fetchrow(_LOCK.sql, *_LOCK.arguments(key))
+        if locked is None:
+            raise ConversationNotFound
+        if dry_run:
+            counts = [(name, await connection.fetchval(s.sql, *s.arguments(key))) for name, s in _COUNT]
+        elif locked["lease_turn_seq"] is not None:
+            raise ConversationBusy(running_seq=locked["lease_turn_seq"])
+        else:
+            for statement in _LOCK_SHARED:
+                await connection.execute(statement.sql, *statement.arguments(key))
+            counts = [(name, await _delete(connection, statement, key)) for name, statement in _DELETE]
+    return ErasureReport(rows={name: count for name, count in counts if count})
+
+
+async def _delete(connection: Connection, statement: Statement, key: dict[str, Any]) -> int:
+    """How many rows went: Postgres says `DELETE 3`."""
+    status = await connection.execute(statement.sql, *statement.arguments(key))
+    return int(status.rpartition(" ")[2])

@@ -1,0 +1,210 @@
+"""The running turn: its calls, its chunks, its end. Each function is one statement, and each needs the lease.
+
+The statements hold the conversation's row while they write, by updating it or by a key-share lock: a concurrent erasure
+waits for them or they find nothing to write to, and no row is ever left behind.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from server.block_json import block_to_json
+from server.call import CallEnd, CallStart, Chunk
+from server.conversation import Lease
+from server.errors import LeaseLost
+from server.identifiers import CONVERSATION, decode_id
+from server.postgres.codec import encode_json, encode_raw, encode_text
+from server.postgres.engine import Database, Statement
+from server.store import NewAnswer
+from server.usage import Usage
+
+_HELD_SQL: Final = """
+WITH held AS (
+    SELECT id FROM conversations WHERE id = :conversation AND lease_token = :token FOR KEY SHARE
+),"""
+
+_START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, manifest,
+        dynamic, request_hash, cache_expected_tokens, repairs, template_failures"""
+_START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
+        :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
+        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb"""
+_END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
+        cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
+        raw_response, raw_length"""
+_END_VALUES: Final = """:first_byte_at::timestamptz, :ended_at::timestamptz, :status::smallint, :headers::jsonb,
+        :call_error_code::text, :call_fresh_input_tokens::int, :call_cache_read_tokens::int,
+        :call_cache_write_tokens::int, :call_output_tokens::int, :call_reasoning_tokens::int, :usage_reported::jsonb,
+        :call_cost_usd::numeric, :cache_miss_reason::text, :raw_response::bytea, :raw_length::bigint"""
+_END_EXCLUDED: Final = ", ".join(f"excluded.{name.strip()}" for name in _END_COLUMNS.split(","))
+_ENDED_CALL_SQL: Final = f"""
+    INSERT INTO calls ({_START_COLUMNS}, {_END_COLUMNS})
+    SELECT {_START_VALUES}, {_END_VALUES}
+    FROM held
+    ON CONFLICT (conversation_id, turn_seq, attempt) DO UPDATE SET ({_END_COLUMNS}) = ({_END_EXCLUDED})"""  # noqa: S608  reason: constants of this module only
+
+_BEGIN_CALL: Final = Statement(f"""{_HELD_SQL}
+begun AS (
+    INSERT INTO calls ({_START_COLUMNS})
+    SELECT {_START_VALUES} FROM held
+    ON CONFLICT (conversation_id, turn_seq, attempt) DO NOTHING
+)
+SELECT id FROM held
+""")  # noqa: S608  reason: constants of this module only
+
+_END_CALL: Final = Statement(f"""{_HELD_SQL}
+ended AS ({_ENDED_CALL_SQL}
+),
+gone AS (
+    DELETE FROM call_chunks USING held
+    WHERE conversation_id = held.id AND turn_seq = :turn_seq AND attempt = :attempt
+)
+SELECT id FROM held
+""")  # noqa: S608  reason: constants of this module only
+
+_APPEND_CHUNKS: Final = Statement("""
+WITH held AS (
+    UPDATE conversations SET lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
+    WHERE id = :conversation AND lease_token = :token
+    RETURNING id
+),
+written AS (
+    INSERT INTO call_chunks (conversation_id, turn_seq, attempt, byte_offset, data)
+    SELECT held.id, :turn_seq, piece.*
+    FROM held, unnest(:attempts::smallint[], :offsets::bigint[], :pieces::bytea[]) AS piece
+    ON CONFLICT DO NOTHING
+)
+SELECT id FROM held
+""")
+
+_FINISH: Final = Statement(f"""
+WITH held AS (
+    UPDATE conversations SET
+        revision = revision + 1,
+        pending_call_ids = :pending,
+        lease_token = NULL, lease_owner = NULL, lease_expires_at = NULL, lease_turn_seq = NULL,
+        updated_at = now()
+    WHERE id = :conversation AND lease_token = :token
+    RETURNING id, revision
+),
+answered AS (
+    INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account, attempt,
+        stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
+        reasoning_tokens, cost_usd, written_under)
+    SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :provider::text, :model::text,
+        :account::text, :attempt::smallint, :stop_reason, :error_code, :fresh_input_tokens::int,
+        :cache_read_tokens::int, :cache_write_tokens::int, :output_tokens::int, :reasoning_tokens::int,
+        :cost_usd::numeric, :token
+    FROM held
+),
+ended AS ({_ENDED_CALL_SQL}
+),
+gone AS (
+    DELETE FROM call_chunks USING held WHERE conversation_id = held.id AND turn_seq = :turn_seq
+)
+SELECT revision FROM held
+UNION ALL
+-- The answer to an earlier finish of the same lease was lost on the way.
+SELECT c.revision FROM conversations c JOIN turns t ON t.conversation_id = c.id
+WHERE c.id = :conversation AND t.seq = :turn_seq AND t.written_under = :token
+""")  # noqa: S608  reason: constants of this module only
+
+
+async def begin_call(database: Database, lease: Lease, start: CallStart) -> None:
+    """See the port."""
+    if not await database.run(_BEGIN_CALL, **_lease_values(lease), **_start_values(start)):
+        raise LeaseLost
+
+
+async def end_call(database: Database, lease: Lease, start: CallStart, end: CallEnd) -> None:
+    """See the port."""
+    values = _lease_values(lease) | _start_values(start) | _end_values(end)
+    if not await database.run(_END_CALL, **values):
+        raise LeaseLost
+
+
+async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> None:
+    """See the port."""
+    rows = await database.run(
+        _APPEND_CHUNKS,
+        **_lease_values(lease),
+        lease_seconds=lease_seconds,
+        attempts=[chunk.attempt for chunk in chunks],
+        offsets=[chunk.offset for chunk in chunks],
+        pieces=[chunk.data for chunk in chunks],
+    )
+    if not rows:
+        raise LeaseLost
+
+
+async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> int:
+    """See the port."""
+    values = {
+        **_lease_values(lease),
+        **_start_values(answer.start),
+        **_end_values(answer.end),
+        **_usage_values(answer.usage),
+        "pending": [encode_text(call_id) for call_id in answer.pending_call_ids],
+        "state": answer.state.value,
+        "blocks": encode_json([block_to_json(block) for block in answer.blocks]),
+        "native": answer.native.data,
+        "dialect": answer.native.dialect,
+        "stop_reason": None if answer.stop_reason is None else answer.stop_reason.value,
+        "error_code": answer.error_code,
+        "cost_usd": answer.cost_usd,
+    }
+    rows = await database.run(_FINISH, **values)
+    if not rows:
+        raise LeaseLost
+    revision: int = rows[0]["revision"]
+    return revision
+
+
+def _lease_values(lease: Lease) -> dict[str, Any]:
+    return {
+        "conversation": decode_id(CONVERSATION, lease.conversation_id),
+        "token": lease.token,
+        "turn_seq": lease.turn_seq,
+    }
+
+
+def _start_values(start: CallStart) -> dict[str, Any]:
+    return {
+        "attempt": start.attempt,
+        "provider": start.provider,
+        "model": start.model,
+        "account": start.account,
+        "epoch": start.epoch,
+        "started_at": start.started_at,
+        "manifest": encode_json(start.manifest),
+        "dynamic": start.dynamic,
+        "request_hash": start.request_hash,
+        "cache_expected_tokens": start.cache_expected_tokens,
+        "repairs": encode_json(start.repairs),
+        "template_failures": encode_json(start.template_failures),
+    }
+
+
+def _end_values(end: CallEnd) -> dict[str, Any]:
+    raw = end.raw_response
+    return {
+        "first_byte_at": end.first_byte_at,
+        "ended_at": end.ended_at,
+        "status": end.status,
+        "headers": encode_json(end.headers),
+        "call_error_code": end.error_code,
+        "usage_reported": None if end.usage_reported is None else encode_json(end.usage_reported),
+        "call_cost_usd": end.cost_usd,
+        "cache_miss_reason": end.cache_miss_reason,
+        "raw_response": None if raw is None else encode_raw(raw),
+        "raw_length": None if raw is None else len(raw),
+        **_usage_values(end.usage, prefix="call_"),
+    }
+
+
+def _usage_values(usage: Usage, *, prefix: str = "") -> dict[str, int]:
+    return {
+        f"{prefix}fresh_input_tokens": usage.fresh_input_tokens,
+        f"{prefix}cache_read_tokens": usage.cache_read_tokens,
+        f"{prefix}cache_write_tokens": usage.cache_write_tokens,
+        f"{prefix}output_tokens": usage.output_tokens,
+        f"{prefix}reasoning_tokens": usage.reasoning_tokens,
+    }

@@ -1,0 +1,156 @@
+"""Tenants and API keys on Postgres."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from asyncpg import exceptions as pg
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
+from server.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
+from server.postgres.codec import decode_text
+from server.postgres.engine import Database, Statement
+from server.postgres.rows import Row
+from server.postgres.tables import api_keys, tenants
+
+_k = api_keys.c
+_KEY_COLUMNS: Final = (
+    _k.id,
+    _k.tenant_id,
+    tenants.c.name.label("tenant_name"),
+    _k.name,
+    _k.scopes,
+    _k.created_at,
+    _k.expires_at,
+    _k.revoked_at,
+    _k.last_used_at,
+)
+_KEYS: Final = select(*_KEY_COLUMNS).select_from(api_keys.join(tenants, tenants.c.id == _k.tenant_id)).order_by(_k.id)
+
+_CREATE_TENANT: Final = Statement(
+    insert(tenants).values(id=bindparam("tenant"), name=bindparam("name")).returning(tenants)
+)
+_LOAD_TENANT: Final = Statement(select(tenants).where(tenants.c.name == bindparam("name")))
+_LIST_TENANTS: Final = Statement(select(tenants).order_by(tenants.c.name))
+_CREATE_KEY: Final = Statement("""
+INSERT INTO api_keys (id, tenant_id, name, secret_hash, scopes, expires_at)
+SELECT :key, t.id, :name, :secret_hash, :scopes, :expires_at FROM tenants t WHERE t.id = :tenant
+ON CONFLICT (id) DO NOTHING
+""")
+# The use is noted in the same round trip, and at most once a minute, so that most lookups write nothing.
+_FIND_LIVE_KEY: Final = Statement("""
+WITH found AS (
+    SELECT k.*, t.name AS tenant_name
+    FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+    WHERE k.id = :key AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
+),
+noted AS (
+    UPDATE api_keys SET last_used_at = now()
+    FROM found
+    WHERE api_keys.id = found.id AND found.secret_hash = :secret_hash
+        AND (found.last_used_at IS NULL OR found.last_used_at < now() - interval '1 minute')
+)
+SELECT * FROM found
+""")
+_LOAD_KEY: Final = Statement(_KEYS.where(_k.id == bindparam("key"), _k.tenant_id == bindparam("tenant")))
+_LIST_KEYS: Final = Statement(_KEYS)
+_LIST_TENANT_KEYS: Final = Statement(_KEYS.where(_k.tenant_id == bindparam("tenant")))
+_REVOKE_KEY: Final = Statement(
+    api_keys.update()
+    .where(_k.id == bindparam("key"), tenants.c.id == _k.tenant_id)
+    .values(revoked_at=func.coalesce(_k.revoked_at, func.now()))
+    .returning(*_KEY_COLUMNS)
+)
+
+
+class PostgresKeyRing:
+    """Implements `server.key_ring.KeyRing`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_tenant(self, name: str) -> Tenant:
+        try:
+            rows = await self._database.run(_CREATE_TENANT, repeatable=False, tenant=new_uuid(), name=name)
+        except pg.UniqueViolationError as error:
+            raise TenantExists(f"A tenant called {name} is there already.") from error
+        return _tenant_from(rows[0])
+
+    async def load_tenant(self, name: str) -> Tenant:
+        rows = await self._database.run(_LOAD_TENANT, name=name)
+        if not rows:
+            raise TenantNotFound(f"There is no tenant called {name}.")
+        return _tenant_from(rows[0])
+
+    async def list_tenants(self) -> Sequence[Tenant]:
+        return [_tenant_from(row) for row in await self._database.run(_LIST_TENANTS)]
+
+    async def create_key(
+        self, *, tenant_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+    ) -> tuple[ApiKey, str]:
+        key_id = new_id(API_KEY)
+        text = issue_key_text(key_id)
+        presented = parse_key_text(text)
+        if presented is None:
+            raise Internal
+        await self._database.run(
+            _CREATE_KEY,
+            key=decode_id(API_KEY, key_id),
+            tenant=decode_id(TENANT, tenant_id),
+            name=name,
+            secret_hash=presented.secret_hash,
+            scopes=sorted(scopes),
+            expires_at=expires_at,
+        )
+        try:
+            return await self.load_key(tenant_id=tenant_id, key_id=key_id), text
+        except ApiKeyNotFound:
+            raise TenantNotFound from None
+
+    async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
+        rows = await self._database.run(
+            _FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
+        )
+        if not rows or not presented.matches(rows[0]["secret_hash"]):
+            return None
+        return _key_from(rows[0])
+
+    async def load_key(self, *, tenant_id: str, key_id: str) -> ApiKey:
+        rows = await self._database.run(_LOAD_KEY, key=decode_id(API_KEY, key_id), tenant=decode_id(TENANT, tenant_id))
+        if not rows:
+            raise ApiKeyNotFound
+        return _key_from(rows[0])
+
+    async def list_keys(self, tenant_id: str | None = None) -> Sequence[ApiKey]:
+        if tenant_id is None:
+            rows = await self._database.run(_LIST_KEYS)
+        else:
+            rows = await self._database.run(_LIST_TENANT_KEYS, tenant=decode_id(TENANT, tenant_id))
+        return [_key_from(row) for row in rows]
+
+    async def revoke_key(self, key_id: str) -> ApiKey:
+        rows = await self._database.run(_REVOKE_KEY, key=decode_id(API_KEY, key_id))
+        if not rows:
+            raise ApiKeyNotFound
+        return _key_from(rows[0])
+
+
+def _tenant_from(row: Row) -> Tenant:
+    return Tenant(id=encode_id(TENANT, row["id"]), name=decode_text(row["name"]), created_at=row["created_at"])
+
+
+def _key_from(row: Row) -> ApiKey:
+    return ApiKey(
+        id=encode_id(API_KEY, row["id"]),
+        tenant_id=encode_id(TENANT, row["tenant_id"]),
+        tenant_name=decode_text(row["tenant_name"]),
+        name=decode_text(row["name"]),
+        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        last_used_at=row["last_used_at"],
+    )

@@ -1,0 +1,187 @@
+"""The schema: which revision the database is at, and how to get it to another.
+
+The revisions lie in `migrations/`, beside the package in a checkout and inside it in an installed wheel. Two processes
+that migrate at once are ordered by an advisory lock; the second finds nothing left to do.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from asyncpg import exceptions as pg
+from sqlalchemy import Connection as SyncConnection
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
+from server.postgres.engine import Connection, DatabaseOptions, connect, translate
+from server.postgres.tables import metadata
+
+Result = TypeVar("Result")
+
+_ADVISORY_LOCK: Final = 0x5354524154410001
+_log = logging.getLogger("strata.migrations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaState:
+    """Where the database is, and where this release wants it."""
+
+    current: str | None
+    """None: nothing is there yet."""
+    head: str
+    pending: tuple[str, ...]
+    """Revisions still to come, oldest first."""
+    known: bool
+    """False: the database is at a revision that this release has never heard of, so a newer one put it there."""
+
+
+async def read_schema_state(options: DatabaseOptions) -> SchemaState:
+    """Looks and changes nothing. Raises `DatabaseUnavailable`."""
+    connection = await connect(options)
+    try:
+        return _state(await _current_revision(connection))
+    finally:
+        await connection.close()
+
+
+async def require_current_schema(connection: Connection) -> None:
+    """Raises `SchemaBehind` or `SchemaAhead` unless the database is at this release's revision."""
+    state = _state(await _current_revision(connection))
+    if not state.known:
+        raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
+    if state.pending:
+        raise SchemaBehind(f"The database is at revision {state.current or 'none'}, this release needs {state.head}.")
+
+
+async def migrate_up(options: DatabaseOptions) -> SchemaState:
+    """To this release's revision. Raises `MigrationFailed`, `SchemaAhead`, `DatabaseUnavailable`.
+
+    Each revision is a transaction of its own: what went through stays, what failed left nothing.
+    """
+    state = await read_schema_state(options)
+    if not state.known:
+        raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
+    if state.pending:
+        await _run(options, lambda config: command.upgrade(config, "head"))
+        _log.info("schema.migrated", extra={"from_revision": state.current, "to_revision": state.head})
+    return await read_schema_state(options)
+
+
+async def migrate_down_one(options: DatabaseOptions) -> SchemaState:
+    """One revision back. Raises `MigrationFailed`, also where there is nothing to go back from."""
+    state = await read_schema_state(options)
+    if state.current is None:
+        raise MigrationFailed("The database has no schema to go back from.", hint="Nothing was changed.")
+    if not state.known:
+        raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
+    await _run(options, lambda config: command.downgrade(config, "-1"))
+    _log.info("schema.migrated", extra={"from_revision": state.current, "direction": "down"})
+    return await read_schema_state(options)
+
+
+async def find_drift(options: DatabaseOptions) -> list[str]:
+    """How the database differs from the tables that the code describes, in words; empty when it does not."""
+
+    def compare(connection: SyncConnection) -> list[str]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return [repr(difference) for difference in compare_metadata(context, metadata)]
+
+    async with _sync_connection(options) as run_sync:
+        drift: list[str] = await run_sync(compare)
+        return drift
+
+
+def write_revision(name: str) -> Path:
+    """A new, empty revision after the newest, with the rules in it. For developers in a checkout."""
+    slug = "_".join(name.lower().split())
+    today = datetime.now(UTC).strftime("%Y%m%d")
+    taken = {script.revision for script in _scripts().walk_revisions()}
+    number = next(number for number in range(1, 100) if f"{today}_{number:02d}" not in taken)
+    script = ScriptDirectory.from_config(_config()).generate_revision(
+        f"{today}_{number:02d}", slug, refresh=True, head="head"
+    )
+    if script is None:
+        raise MigrationFailed("Alembic wrote no file.")
+    return Path(script.path)
+
+
+def _state(current: str | None) -> SchemaState:
+    scripts = _scripts()
+    head = scripts.get_current_head()
+    if head is None:
+        raise MigrationFailed("This installation has no migrations.", hint="Install Strata anew.")
+    newest_first = [script.revision for script in scripts.walk_revisions()]
+    known = current is None or current in newest_first
+    pending = newest_first if current is None else newest_first[: newest_first.index(current)] if known else []
+    return SchemaState(current=current, head=head, pending=tuple(reversed(pending)), known=known)
+
+
+async def _current_revision(connection: Connection) -> str | None:
+    try:
+        revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+    except pg.UndefinedTableError:
+        return None
+    return revision
+
+
+async def _run(options: DatabaseOptions, step: Callable[[Config], None]) -> None:
+    def migrate(connection: SyncConnection) -> None:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
+        connection.commit()
+        config = _config()
+        config.attributes["connection"] = connection
+        step(config)
+
+    async with _sync_connection(options) as run_sync:
+        await run_sync(migrate)
+
+
+@asynccontextmanager
+async def _sync_connection(
+    options: DatabaseOptions,
+) -> AsyncIterator[Callable[[Callable[[SyncConnection], Result]], Any]]:
+    """Alembic speaks SQLAlchemy; the connection underneath is made by the same code as every other."""
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: connect(options), poolclass=NullPool)
+    try:
+        async with engine.connect() as connection:
+            yield connection.run_sync
+            await connection.commit()
+    except DBAPIError as error:
+        cause = error.orig.__cause__ if error.orig is not None else None
+        translated = translate(cause) if cause is not None else None
+        if translated is not None:
+            raise translated from error
+        raise MigrationFailed(f"The database refused a migration: {cause or error.orig}.") from error
+    finally:
+        await asyncio.shield(engine.dispose())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_location()).replace("%", "%%"))
+    config.set_main_option("file_template", "%%(year)d-%%(month).2d-%%(day).2d_%%(slug)s")
+    config.set_main_option("timezone", "UTC")
+    return config
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _location() -> Path:
+    package = Path(__file__).resolve().parents[1]
+    bundled = package / "_bundled" / "migrations"
+    return bundled if bundled.is_dir() else package.parent / "migrations"

@@ -1,0 +1,160 @@
+"""Reading turns, calls, chunks and blobs. Lists name no large column."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Integer, bindparam, select
+
+from server.call import Call, Chunk
+from server.errors import ConversationNotFound, TurnNotFound
+from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.page import Page
+from server.postgres.codec import decode_cursor, decode_text
+from server.postgres.engine import Database, Statement
+from server.postgres.paging import bounded, page_of
+from server.postgres.rows import call_from, turn_from
+from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
+from server.store import Blob
+from server.turn import Native, Turn
+
+_ABOVE_ALL_SEQS: Final = 2**63 - 1
+_THIS: Final = (conversations.c.id == bindparam("conversation"), conversations.c.tenant_id == bindparam("tenant"))
+_READABLE: Final = [column for column in turns.c if column.name not in {"native", "idempotency_key", "body_hash"}]
+
+
+def _of_conversation(table: Any, columns: Any, *conditions: Any) -> Any:
+    """The rows of a table that belong to the conversation, or one row of NULLs: then it has none, but is there."""
+    joined = conversations.outerjoin(table, (table.c.conversation_id == conversations.c.id) & _all(conditions))
+    return select(*columns).select_from(joined).where(*_THIS)
+
+
+def _all(conditions: tuple[Any, ...]) -> Any:
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result &= condition
+    return result
+
+
+_TURN: Final = Statement(_of_conversation(turns, _READABLE, turns.c.seq == bindparam("seq", type_=BigInteger)))
+_NATIVE: Final = Statement(
+    _of_conversation(
+        turns, [turns.c.seq, turns.c.dialect, turns.c.native], turns.c.seq == bindparam("seq", type_=BigInteger)
+    )
+)
+_OLDEST_TURNS: Final = Statement(
+    _of_conversation(turns, _READABLE, turns.c.seq > bindparam("place", type_=BigInteger))
+    .order_by(turns.c.seq)
+    .limit(bindparam("count", type_=Integer))
+)
+_NEWEST_TURNS: Final = Statement(
+    _of_conversation(turns, _READABLE, turns.c.seq < bindparam("place", type_=BigInteger))
+    .order_by(turns.c.seq.desc())
+    .limit(bindparam("count", type_=Integer))
+)
+_CALLS: Final = Statement(
+    _of_conversation(calls, [calls], calls.c.turn_seq == bindparam("turn_seq", type_=BigInteger)).order_by(
+        calls.c.attempt
+    )
+)
+_CHUNKS: Final = Statement(
+    _of_conversation(
+        call_chunks,
+        [call_chunks.c.attempt, call_chunks.c.byte_offset, call_chunks.c.data],
+        call_chunks.c.turn_seq == bindparam("turn_seq", type_=BigInteger),
+        call_chunks.c.attempt == bindparam("attempt", type_=Integer),
+        call_chunks.c.byte_offset >= bindparam("from_offset", type_=BigInteger),
+    ).order_by(call_chunks.c.byte_offset)
+)
+_BLOB: Final = Statement(
+    select(blobs.c.sha256, blobs.c.media_type, blobs.c.data).where(
+        blobs.c.tenant_id == bindparam("tenant"),
+        blobs.c.sha256 == bindparam("sha256"),
+        select(blob_references.c.seq)
+        .where(blob_references.c.tenant_id == blobs.c.tenant_id, blob_references.c.sha256 == blobs.c.sha256)
+        .exists(),
+    )
+)
+
+
+async def load_turn(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Turn:
+    """See the port."""
+    rows = await _rows(database, _TURN, "seq", tenant_id, conversation_id, seq=_in_range(seq))
+    if not rows:
+        raise TurnNotFound
+    return turn_from(rows[0])
+
+
+async def load_native(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Native:
+    """See the port."""
+    rows = await _rows(database, _NATIVE, "seq", tenant_id, conversation_id, seq=_in_range(seq))
+    if not rows:
+        raise TurnNotFound
+    return Native(dialect=decode_text(rows[0]["dialect"]), data=rows[0]["native"])
+
+
+async def list_turns(
+    database: Database,
+    tenant_id: str,
+    conversation_id: str,
+    cursor: str | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Page[Turn]:
+    """See the port."""
+    statement, start = (_NEWEST_TURNS, _ABOVE_ALL_SEQS) if newest_first else (_OLDEST_TURNS, 0)
+    place = start if cursor is None else _in_range(decode_cursor(cursor, int))
+    rows = await _rows(database, statement, "seq", tenant_id, conversation_id, place=place, count=bounded(limit) + 1)
+    return page_of(rows, limit, turn_from, lambda turn: turn.seq)
+
+
+async def list_calls(database: Database, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
+    """See the port."""
+    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=_in_range(turn_seq))
+    return [call_from(row) for row in rows]
+
+
+async def list_chunks(
+    database: Database, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int
+) -> Sequence[Chunk]:
+    """See the port."""
+    rows = await _rows(
+        database,
+        _CHUNKS,
+        "attempt",
+        tenant_id,
+        conversation_id,
+        turn_seq=_in_range(turn_seq),
+        attempt=attempt,
+        from_offset=from_offset,
+    )
+    return [Chunk(attempt=row["attempt"], offset=row["byte_offset"], data=row["data"]) for row in rows]
+
+
+async def load_blob(database: Database, tenant_id: str, sha256: bytes) -> Blob | None:
+    """See the port."""
+    rows = await database.run(_BLOB, tenant=decode_id(TENANT, tenant_id), sha256=sha256)
+    if not rows:
+        return None
+    row = rows[0]
+    return Blob(sha256=row["sha256"], media_type=decode_text(row["media_type"]), data=row["data"])
+
+
+async def _rows(
+    database: Database, statement: Statement, present: str, tenant_id: str, conversation_id: str, **values: Any
+) -> list[Any]:
+    """The rows that are really there. Raises `ConversationNotFound`."""
+    rows = await database.run(
+        statement,
+        conversation=decode_id(CONVERSATION, conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        **values,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return [row for row in rows if row[present] is not None]
+
+
+def _in_range(seq: int) -> int:
+    """A number from outside that Postgres can compare; one beyond its range is beyond any turn."""
+    return max(0, min(seq, _ABOVE_ALL_SEQS))

@@ -1,0 +1,175 @@
+"""Rows to words."""
+
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.block_json import block_from_json
+from server.call import Call, CallEnd, CallStart
+from server.conversation import Conversation, ConversationState, Origin
+from server.epoch import Epoch, EpochReason
+from server.identifiers import ASSISTANT, CONVERSATION, encode_id
+from server.postgres.codec import decode_json, decode_raw, decode_text
+from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnKind, TurnState, UserTaskTurn
+from server.usage import Usage
+
+Row: TypeAlias = asyncpg.Record
+
+
+def text_or_none(value: str | None) -> str | None:
+    """Stored text, or None."""
+    return None if value is None else decode_text(value)
+
+
+def json_or_none(value: str | None) -> Any:
+    """Stored JSON, or None for NULL."""
+    return None if value is None else decode_json(value)
+
+
+def assistant_from(row: Row) -> Assistant:
+    """A row of `assistants`."""
+    return Assistant(
+        id=encode_id(ASSISTANT, row["assistant_id"]),
+        version=row["assistant_version"],
+        created_at=row["assistant_created_at"],
+        definition=AssistantDefinition(
+            name=decode_text(row["name"]),
+            language=decode_text(row["language"]),
+            description=decode_text(row["description"]),
+            provider=decode_text(row["provider"]),
+            model=decode_text(row["model"]),
+            instructions=Instructions(**decode_json(row["instructions"])),
+            variables=decode_json(row["variables"]),
+            tools=tuple(Tool(**tool) for tool in decode_json(row["tools"])),
+            settings=decode_json(row["settings"]),
+        ),
+    )
+
+
+def conversation_from(row: Row) -> Conversation:
+    """A row of `conversations`."""
+    pending = tuple(decode_text(call_id) for call_id in row["pending_call_ids"])
+    if row["lease_token"] is not None:
+        state = ConversationState.RUNNING
+    else:
+        state = ConversationState.AWAITING_TOOLS if pending else ConversationState.IDLE
+    origin = row["forked_from_id"]
+    return Conversation(
+        id=encode_id(CONVERSATION, row["id"]),
+        assistant_id=encode_id(ASSISTANT, row["assistant_id"]),
+        assistant_version=row["assistant_version"],
+        revision=row["revision"],
+        next_seq=row["next_seq"],
+        buffer_start_seq=row["buffer_start_seq"],
+        epoch=row["epoch"],
+        state=state,
+        pending_call_ids=pending,
+        identifier=text_or_none(row["identifier"]),
+        source=text_or_none(row["source"]),
+        direction=text_or_none(row["direction"]),
+        mode=text_or_none(row["mode"]),
+        args=decode_json(row["args"]),
+        context=decode_json(row["context"]),
+        metadata=decode_json(row["metadata"]),
+        forked_from=None
+        if origin is None
+        else Origin(conversation_id=encode_id(CONVERSATION, origin), seq=row["forked_from_seq"]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def turn_from(row: Row) -> Turn:
+    """A row of `turns` without its native bytes."""
+    blocks = tuple(block_from_json(item) for item in decode_json(row["blocks"]))
+    match TurnKind(row["kind"]):
+        case TurnKind.USER_TASK:
+            return UserTaskTurn(
+                seq=row["seq"],
+                created_at=row["created_at"],
+                blocks=blocks,
+                language=text_or_none(row["language"]),
+                args=json_or_none(row["args"]),
+            )
+        case TurnKind.TOOL_RESPONSE:
+            return ToolResponseTurn(
+                seq=row["seq"], created_at=row["created_at"], blocks=blocks, args=json_or_none(row["args"])
+            )
+        case TurnKind.MODEL_RESPONSE:
+            return ModelResponseTurn(
+                seq=row["seq"],
+                created_at=row["created_at"],
+                blocks=blocks,
+                state=TurnState(row["state"]),
+                stop_reason=None if row["stop_reason"] is None else StopReason(row["stop_reason"]),
+                error_code=row["error_code"],
+                provider=decode_text(row["provider"]),
+                model=decode_text(row["model"]),
+                usage=usage_from(row),
+                cost_usd=row["cost_usd"],
+                attempt=row["attempt"],
+            )
+
+
+def usage_from(row: Row) -> Usage:
+    """The five buckets of a row."""
+    return Usage(
+        fresh_input_tokens=row["fresh_input_tokens"],
+        cache_read_tokens=row["cache_read_tokens"],
+        cache_write_tokens=row["cache_write_tokens"],
+        output_tokens=row["output_tokens"],
+        reasoning_tokens=row["reasoning_tokens"],
+    )
+
+
+def call_from(row: Row) -> Call:
+    """A row of `calls` with its raw bytes."""
+    return Call(
+        turn_seq=row["turn_seq"],
+        start=CallStart(
+            attempt=row["attempt"],
+            provider=decode_text(row["provider"]),
+            model=decode_text(row["model"]),
+            account=decode_text(row["account"]),
+            epoch=row["epoch"],
+            started_at=row["started_at"],
+            manifest=tuple(decode_json(row["manifest"])),
+            request_hash=row["request_hash"],
+            dynamic=row["dynamic"],
+            cache_expected_tokens=row["cache_expected_tokens"],
+            repairs=tuple(decode_json(row["repairs"])),
+            template_failures=tuple(decode_json(row["template_failures"])),
+        ),
+        end=None if row["ended_at"] is None else _call_end_from(row),
+    )
+
+
+def _call_end_from(row: Row) -> CallEnd:
+    return CallEnd(
+        ended_at=row["ended_at"],
+        first_byte_at=row["first_byte_at"],
+        status=row["status"],
+        headers=decode_json(row["headers"]),
+        raw_response=None if row["raw_response"] is None else decode_raw(row["raw_response"]),
+        usage=usage_from(row),
+        usage_reported=json_or_none(row["usage_reported"]),
+        cache_miss_reason=text_or_none(row["cache_miss_reason"]),
+        cost_usd=row["cost_usd"],
+        error_code=row["error_code"],
+    )
+
+
+def epoch_from(row: Row) -> Epoch:
+    """The epoch columns of a payload source."""
+    return Epoch(
+        number=row["epoch_number"],
+        reason=EpochReason(row["epoch_reason"]),
+        assistant_version=row["epoch_assistant_version"],
+        generation=row["generation"],
+        segment_count=row["segment_count"],
+        base_text=decode_text(row["base_text"] or ""),
+        static_hash=row["static_hash"],
+        template_hash=row["template_hash"],
+        buffer_start_seq=row["epoch_buffer_start_seq"],
+    )

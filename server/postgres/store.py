@@ -1,0 +1,155 @@
+"""The store on Postgres.
+
+The idea: a conversation is one small row that is locked briefly, and turns that are only ever added. The row knows the
+next number, the pending calls, the buffer's start and who runs a turn, so accepting a turn reads no turn, and building
+a payload reads the buffer and nothing before it. Everything that a provider said is kept as bytes; what lists show is
+a projection of it.
+
+How the promises of the port are kept:
+- numbers: taken from the row by the same statement that inserts the turn; the row's lock orders the writers;
+- leases: a token in the row that every write of the running turn names in its WHERE;
+- one round trip: accepting, loading and finishing are one statement each, and a statement is its own transaction;
+- repetition: a turn remembers the lease that wrote it, a chunk its offset, a call its attempt.
+
+Each method's statement and its reasons live in the module that it is delegated to.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from server.assistant import Assistant, AssistantDefinition
+from server.call import Call, CallEnd, CallStart, Chunk
+from server.conversation import Conversation, ConversationDraft, Lease
+from server.epoch import Epoch, Segment
+from server.page import Page
+from server.postgres import accepting, assistants, conversations, erasing, finishing, loading, reading
+from server.postgres.engine import Database
+from server.store import (
+    AcceptOutcome,
+    Blob,
+    ConversationChange,
+    ConversationFilter,
+    ErasureReport,
+    NewAnswer,
+    NewInput,
+    PayloadSource,
+)
+from server.turn import Native, Turn
+
+_EVERYTHING = ConversationFilter()
+
+
+class PostgresStore:
+    """Implements `server.store.Store`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
+        return await assistants.create_assistant(self._database, tenant_id, definition)
+
+    async def revise_assistant(self, tenant_id: str, assistant_id: str, definition: AssistantDefinition) -> Assistant:
+        return await assistants.revise_assistant(self._database, tenant_id, assistant_id, definition)
+
+    async def load_assistant(self, tenant_id: str, assistant_id: str, version: int | None = None) -> Assistant:
+        return await assistants.load_assistant(self._database, tenant_id, assistant_id, version)
+
+    async def list_assistants(self, tenant_id: str, *, cursor: str | None = None, limit: int = 20) -> Page[Assistant]:
+        return await assistants.list_assistants(self._database, tenant_id, cursor, limit)
+
+    async def create_conversation(self, tenant_id: str, draft: ConversationDraft) -> Conversation:
+        return await conversations.create_conversation(self._database, tenant_id, draft)
+
+    async def load_conversation(self, tenant_id: str, conversation_id: str) -> Conversation:
+        return await conversations.load_conversation(self._database, tenant_id, conversation_id)
+
+    async def list_conversations(
+        self,
+        tenant_id: str,
+        *,
+        filters: ConversationFilter = _EVERYTHING,
+        cursor: str | None = None,
+        limit: int = 20,
+    ) -> Page[Conversation]:
+        return await conversations.list_conversations(self._database, tenant_id, filters, cursor, limit)
+
+    async def change_conversation(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        change: ConversationChange,
+        *,
+        expected_revision: int | None = None,
+    ) -> Conversation:
+        return await conversations.change_conversation(
+            self._database, tenant_id, conversation_id, change, expected_revision
+        )
+
+    async def accept_turn(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
+        return await accepting.accept_turn(self._database, tenant_id, turn)
+
+    async def load_payload_source(
+        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+    ) -> PayloadSource:
+        return await loading.load_payload_source(self._database, tenant_id, conversation_id, held_static_hashes)
+
+    async def begin_epoch(
+        self, tenant_id: str, conversation_id: str, epoch: Epoch, *, segment: Segment | None = None
+    ) -> None:
+        await conversations.begin_epoch(self._database, tenant_id, conversation_id, epoch, segment)
+
+    async def begin_call(self, lease: Lease, start: CallStart) -> None:
+        await finishing.begin_call(self._database, lease, start)
+
+    async def end_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
+        await finishing.end_call(self._database, lease, start, end)
+
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> None:
+        await finishing.append_chunks(self._database, lease, chunks, lease_seconds)
+
+    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> int:
+        return await finishing.finish_turn(self._database, lease, answer)
+
+    async def load_turn(self, tenant_id: str, conversation_id: str, seq: int) -> Turn:
+        return await reading.load_turn(self._database, tenant_id, conversation_id, seq)
+
+    async def load_native(self, tenant_id: str, conversation_id: str, seq: int) -> Native:
+        return await reading.load_native(self._database, tenant_id, conversation_id, seq)
+
+    async def list_turns(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        *,
+        cursor: str | None = None,
+        limit: int = 20,
+        newest_first: bool = False,
+    ) -> Page[Turn]:
+        return await reading.list_turns(
+            self._database, tenant_id, conversation_id, cursor, limit, newest_first=newest_first
+        )
+
+    async def list_calls(self, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
+        return await reading.list_calls(self._database, tenant_id, conversation_id, turn_seq)
+
+    async def list_chunks(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int = 0
+    ) -> Sequence[Chunk]:
+        return await reading.list_chunks(
+            self._database, tenant_id, conversation_id, turn_seq, attempt=attempt, from_offset=from_offset
+        )
+
+    async def load_blob(self, tenant_id: str, sha256: bytes) -> Blob | None:
+        return await reading.load_blob(self._database, tenant_id, sha256)
+
+    async def list_expired_leases(self, *, limit: int = 100) -> Sequence[tuple[str, Lease]]:
+        return await conversations.list_expired_leases(self._database, limit)
+
+    async def take_over_lease(self, lease: Lease, *, token: UUID, owner: str, lease_seconds: float) -> Lease:
+        return await conversations.take_over_lease(self._database, lease, token, owner, lease_seconds)
+
+    async def surrender_leases(self, owner: str) -> int:
+        return await conversations.surrender_leases(self._database, owner)
+
+    async def erase_conversation(self, tenant_id: str, conversation_id: str, *, dry_run: bool = False) -> ErasureReport:
+        return await erasing.erase_conversation(self._database, tenant_id, conversation_id, dry_run=dry_run)

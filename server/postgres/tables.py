@@ -1,0 +1,361 @@
+"""The tables.
+
+What holds for all of them:
+- A row of `turns`, `epochs`, `segments` and `blobs` is written once and never changed.
+- Every table of a conversation has a primary key that starts with `conversation_id`, and every statement of the request
+  path filters by it, so that the tables can be hash-partitioned or distributed as they are.
+- Text that comes from people or models passes through `codec`: NUL bytes and lone surrogates are escaped reversibly,
+  since Postgres takes neither. `bytea` columns hold the exact bytes.
+- Large columns (`native`, `raw_response`, `manifest`, `dynamic`, texts) are TOASTed out of line when they are large and
+  are never named by the statements behind lists.
+- There are no indexes but those that the request path and the lists ask for; each says for what.
+- The tables of the request path carry no foreign keys: their rows are inserted by statements that hold the
+  conversation's row, and `erase` removes them under its lock. A test walks the catalogue to prove it leaves nothing.
+
+Times are the database's own (`now()`), and nothing is ordered by them but lists for people.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    UUID,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+INSTANT = DateTime(timezone=True)
+MONEY = Numeric(20, 10)
+
+
+def _now(name: str, comment: str) -> Column[Any]:
+    return Column(name, INSTANT, nullable=False, server_default=text("now()"), comment=comment)
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("name", Text, nullable=False, unique=True, comment="What operators call it; one tenant per name."),
+    _now("created_at", "For people."),
+    comment="Whose data it is. Every query is bound to one.",
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column(
+        "id", UUID, primary_key=True, comment="Part of the key's text: finds the row before the secret is compared."
+    ),
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False, index=True, comment="Indexed for listing."),
+    Column("name", Text, nullable=False, comment="What the operator called it."),
+    Column("secret_hash", LargeBinary, nullable=False, comment="SHA-256 of the secret; the secret itself is nowhere."),
+    Column("scopes", ARRAY(Text), nullable=False, comment="client, admin."),
+    _now("created_at", "For people."),
+    Column("expires_at", INSTANT, comment="Null: never."),
+    Column("revoked_at", INSTANT, comment="Set once; the row stays for the record."),
+    Column("last_used_at", INSTANT, comment="Written at most once a minute, so that reading stays reading."),
+    comment="Who may come in. Hashes only.",
+)
+
+assistants = Table(
+    "assistants",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("version", Integer, primary_key=True, comment="1, 2, 3: each change adds a row, none is edited."),
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("language", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("instructions", JSON, nullable=False, comment="roles, procedure, constraints: template sources."),
+    Column("variables", JSON, nullable=False, comment="Defaults of the templates' arguments."),
+    Column("tools", JSON, nullable=False, comment="json, not jsonb: the order of keys is part of the prompt."),
+    Column("settings", JSON, nullable=False, comment="Output limit, thinking, layer order and so on."),
+    _now("created_at", "For people."),
+    # The list of a tenant's assistants, newest first, each with its newest version.
+    Index(None, "tenant_id", text("id DESC"), text("version DESC")),
+    comment="One row per version. A conversation pins a version; moving to a new one starts an epoch.",
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False),
+    Column("assistant_id", UUID, nullable=False),
+    Column("assistant_version", Integer, nullable=False),
+    Column("revision", BigInteger, nullable=False, server_default="0", comment="Counts every change; compare-and-set."),
+    Column("next_seq", BigInteger, nullable=False, server_default="1", comment="The number of the next input turn."),
+    Column("buffer_start_seq", BigInteger, nullable=False, server_default="1", comment="First turn not compacted."),
+    Column("epoch", Integer, nullable=False, server_default="0", comment="Current epoch; 0 before the first payload."),
+    Column(
+        "pending_call_ids",
+        ARRAY(Text),
+        nullable=False,
+        server_default="{}",
+        comment="Tool calls without results, in call order: lets a turn be checked without reading any turn.",
+    ),
+    Column("identifier", Text, comment="The application's own name for it."),
+    Column("source", Text, comment="Prompt argument conversation.source."),
+    Column("direction", Text, comment="Prompt argument conversation.direction."),
+    Column("mode", Text, comment="Prompt argument session.mode."),
+    Column("args", JSON, nullable=False, comment="Prompt arguments of the whole conversation."),
+    Column("context", JSON, nullable=False, comment="Content of the dynamic layer, as it is now."),
+    Column("metadata", JSONB, nullable=False, server_default="{}", comment="The application's own; never interpreted."),
+    Column("forked_from_id", UUID, comment="The conversation that this one began as a copy of; it may be erased."),
+    Column("forked_from_seq", BigInteger, comment="The last turn that both share."),
+    Column("lease_token", UUID, comment="Set while a turn runs. Whoever writes must know it; it is never reused."),
+    Column("lease_owner", Text, comment="The process that runs the turn, for operators and for shutdown."),
+    Column("lease_expires_at", INSTANT, comment="Moved on by the heartbeat; after it, anybody may end the turn."),
+    Column("lease_turn_seq", BigInteger, comment="The number that the running model turn will have."),
+    _now("created_at", "For people."),
+    _now("updated_at", "For people."),
+    CheckConstraint("next_seq >= 1 AND buffer_start_seq >= 1 AND buffer_start_seq <= next_seq", name="seq_order"),
+    CheckConstraint(
+        "num_nonnulls(lease_token, lease_owner, lease_expires_at, lease_turn_seq) IN (0, 4)", name="lease_whole"
+    ),
+    # The list of a tenant's conversations, newest first.
+    Index(None, "tenant_id", text("id DESC")),
+    # The list filtered by the application's own name.
+    Index(None, "tenant_id", "identifier", text("id DESC"), postgresql_where=text("identifier IS NOT NULL")),
+    # The list filtered by assistant.
+    Index(None, "tenant_id", "assistant_id", text("id DESC")),
+    # The reaper's look at all running turns. By id and not by expiry, so that a heartbeat touches no index.
+    Index("ix_conversations_running", "id", postgresql_where=text("lease_token IS NOT NULL")),
+    comment="The one row that a turn locks, briefly. Fill factor leaves room for updates in place.",
+    postgresql_with={"fillfactor": 70},
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, comment="1, 2, 3 without gaps, assigned under the conversation's row."),
+    Column("kind", Text, nullable=False, comment="user_task, model_response, tool_response."),
+    Column("state", Text, nullable=False, comment="complete, interrupted, cancelled, failed."),
+    Column("blocks", JSONB, nullable=False, comment="For reading and search. Escaped; without signatures."),
+    Column(
+        "native", LargeBinary, nullable=False, comment="The truth: as it goes to the provider, signatures in place."
+    ),
+    Column("dialect", Text, nullable=False, comment="Whose JSON `native` is: strata for input, else the provider."),
+    Column("provider", Text, comment="Model turns: who answered; signatures are valid there alone."),
+    Column("model", Text, comment="Model turns: which model."),
+    Column("account", Text, comment="Model turns: fingerprint of the credentials."),
+    Column("attempt", SmallInteger, comment="Model turns: the call that gave the answer."),
+    Column("stop_reason", Text),
+    Column("error_code", Text, comment="Why a model turn is not complete."),
+    Column("fresh_input_tokens", Integer, comment="Usage in disjoint buckets, summed over the turn's calls."),
+    Column("cache_read_tokens", Integer),
+    Column("cache_write_tokens", Integer),
+    Column("output_tokens", Integer),
+    Column("reasoning_tokens", Integer),
+    Column("cost_usd", MONEY, comment="Null where the price is not known."),
+    Column("language", Text, comment="User turns: message.language."),
+    Column("args", JSON, comment="Input turns: prompt arguments for this turn alone."),
+    Column("idempotency_key", Text, comment="Input turns: the client's key; the same key gives the same turn."),
+    Column("body_hash", LargeBinary, comment="Input turns: SHA-256 of the request, to tell a retry from a reused key."),
+    Column("written_under", UUID, nullable=False, comment="The lease it was written under: a repeated write is seen."),
+    _now("created_at", "For people; the order is seq."),
+    CheckConstraint("kind IN ('user_task', 'model_response', 'tool_response')", name="kind"),
+    CheckConstraint("state IN ('complete', 'interrupted', 'cancelled', 'failed')", name="state"),
+    # Recognises a duplicate request.
+    Index(
+        None,
+        "conversation_id",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    comment="What was said. Insert-only: no statement of Strata updates a turn.",
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("turn_seq", BigInteger, primary_key=True, comment="The model turn that the call is for."),
+    Column("attempt", SmallInteger, primary_key=True, comment="1, and one more per retry."),
+    Column("provider", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("account", Text, nullable=False, comment="Fingerprint of the credentials, never the key."),
+    Column("epoch", Integer, nullable=False, comment="Whose static text was sent."),
+    Column("manifest", JSONB, nullable=False, comment="Blocks as sent: layer, role, hash, length, cache marker."),
+    Column("dynamic", LargeBinary, nullable=False, comment="The dynamic layer as sent; it cannot be rendered again."),
+    Column(
+        "request_hash", LargeBinary, nullable=False, comment="SHA-256 of the request body: what a rebuild must give."
+    ),
+    Column("cache_expected_tokens", Integer, comment="What should have come from the provider's cache."),
+    Column("cache_miss_reason", Text, comment="Why less came, as far as it can be known."),
+    Column("repairs", JSONB, nullable=False, comment="What was mended in a broken history for this payload."),
+    Column("template_failures", JSONB, nullable=False, comment="Templates that fell back to their source."),
+    Column("started_at", INSTANT, nullable=False, comment="When the request left; the caller's clock, for durations."),
+    Column("first_byte_at", INSTANT),
+    Column("ended_at", INSTANT, comment="Null while it runs."),
+    Column("status", SmallInteger, comment="HTTP status; null where no answer came."),
+    Column("headers", JSONB, comment="Response headers, request ids among them."),
+    Column("error_code", Text),
+    Column("fresh_input_tokens", Integer),
+    Column("cache_read_tokens", Integer),
+    Column("cache_write_tokens", Integer),
+    Column("output_tokens", Integer),
+    Column("reasoning_tokens", Integer),
+    Column("usage_reported", JSONB, comment="The provider's own usage object: the buckets can be derived again."),
+    Column("cost_usd", MONEY, comment="Null where the price is not known."),
+    Column("raw_response", LargeBinary, comment="Every byte of the body, zstd. Null while it runs, or past retention."),
+    Column("raw_length", BigInteger, comment="Bytes before compression."),
+    comment="One row per provider call and attempt. Changed once: when the call ends.",
+)
+
+call_chunks = Table(
+    "call_chunks",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("turn_seq", BigInteger, primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("byte_offset", BigInteger, primary_key=True, comment="Where the piece begins; a repeated write is seen."),
+    Column("data", LargeBinary, nullable=False),
+    comment="Raw bytes of running calls: what resume and crash recovery read. Gone when the call's row has them.",
+)
+
+epochs = Table(
+    "epochs",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("reason", Text, nullable=False, comment="Why the static layer changed."),
+    Column("assistant_version", Integer, nullable=False),
+    Column("generation", Integer, nullable=False, comment="Whose segments follow the base text."),
+    Column("segment_count", Integer, nullable=False, comment="How many of them."),
+    Column("base_text", Text, nullable=False, comment="The rendered static prompt without history. Frozen."),
+    Column("static_hash", LargeBinary, nullable=False, comment="SHA-256 of the whole static text."),
+    Column("template_hash", LargeBinary, nullable=False, comment="SHA-256 of the template that was rendered."),
+    Column("buffer_start_seq", BigInteger, nullable=False, comment="Where the buffer began in this epoch."),
+    _now("created_at", "For people."),
+    comment="The times in which the static layer does not change. Insert-only.",
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("generation", Integer, primary_key=True, comment="A new one begins when old segments are summarised."),
+    Column("position", Integer, primary_key=True, comment="0, 1, 2: only ever added at the end."),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("text", Text, nullable=False, comment="The transcript, without reasoning. Frozen."),
+    Column("token_count", Integer, nullable=False),
+    Column("summarises_generation", Integer, comment="For a summary: whose segments it replaces."),
+    Column("summarises_count", Integer, comment="For a summary: how many of them."),
+    _now("created_at", "For people."),
+    comment="Compacted history. Insert-only; the turns themselves stay.",
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), primary_key=True, comment="Never shared between tenants."),
+    Column("sha256", LargeBinary, primary_key=True, comment="Of the bytes: the same image is stored once."),
+    Column("media_type", Text, nullable=False, comment="Found in the bytes, not believed."),
+    Column("data", LargeBinary, nullable=False),
+    _now("created_at", "For people."),
+    comment="Images by content hash, out of line. Goes with its last reference.",
+)
+
+blob_references = Table(
+    "blob_references",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("sha256", LargeBinary, primary_key=True),
+    Column("tenant_id", UUID, nullable=False),
+    # Whether anybody still needs a blob.
+    Index(None, "tenant_id", "sha256"),
+    comment="Which turns show which blobs: counting these rows is the reference count.",
+)
+
+provider_caches = Table(
+    "provider_caches",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("account", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column(
+        "prefix_hash", LargeBinary, nullable=False, comment="SHA-256 of what the cache holds: static text and tools."
+    ),
+    Column("name", Text, nullable=False, comment="The provider's name for it, which a request sends instead."),
+    Column("token_count", Integer, nullable=False),
+    _now("created_at", "For people and for the price of storage."),
+    Column("expires_at", INSTANT, nullable=False),
+    # Finds the cache for a payload; one per prefix.
+    Index(None, "tenant_id", "provider", "account", "model", "prefix_hash", unique=True),
+    comment="Explicit caches at a provider, shared by conversations with the same static text.",
+)
+
+provider_cache_uses = Table(
+    "provider_cache_uses",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column("cache_id", UUID, primary_key=True, index=True),
+    comment="Which conversations use a cache: it is deleted with its last user. Indexed for that question.",
+)
+
+replays = Table(
+    "replays",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False, comment="queued, running, paused, finished, cancelled, failed."),
+    Column("plan", JSON, nullable=False, comment="Selection, candidate, mode, repetitions, limits: as asked for."),
+    Column("totals", JSON, nullable=False, comment="Counts, tokens and cost so far."),
+    _now("created_at", "For people."),
+    Column("finished_at", INSTANT),
+    # The list of a tenant's replays, newest first.
+    Index(None, "tenant_id", text("id DESC")),
+    comment="Batch runs over stored conversations. Outside the live tables.",
+)
+
+replay_items = Table(
+    "replay_items",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True, comment="The source: its items go when it is erased."),
+    Column(
+        "replay_id", UUID, ForeignKey("replays.id"), primary_key=True, index=True, comment="Indexed for the report."
+    ),
+    Column("turn_seq", BigInteger, primary_key=True, comment="The recorded model turn that was asked again."),
+    Column("repetition", SmallInteger, primary_key=True),
+    Column("state", Text, nullable=False, comment="queued, running, done, failed: done once, billed once."),
+    Column("result", JSON, comment="Blocks, stop reason, usage, cost, latency, divergence."),
+    Column("raw_response", LargeBinary, comment="Every byte of the candidate's answer, zstd."),
+    Column("cost_usd", MONEY),
+    Column("finished_at", INSTANT),
+    comment="Results of batch runs, one row per turn and repetition.",
+)

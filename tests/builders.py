@@ -1,0 +1,176 @@
+"""Values for tests, complete and plausible, with only what matters to a test said by the test."""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID, uuid4
+
+from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.call import CallEnd, CallStart
+from server.conversation import Conversation, ConversationDraft, Lease
+from server.epoch import Epoch, EpochReason
+from server.store import Accepted, NewAnswer, NewInput, Store
+from server.turn import Native, StopReason, TurnKind, TurnState
+from server.usage import Usage
+
+A_TIME = datetime(2026, 11, 16, 12, 0, 0, 123456, tzinfo=UTC)
+LEASE_SECONDS = 60.0
+NASTY = (
+    "NUL \x00, lone \ud83d and \udc00, both \ud83d\udc00, last \U0010ffff, \\u0000, \\\x00, 😀, \u202e, \x1b[31m, "
+    "<script>, 1e+300, %s, :name, $1, {{ x }}"
+)
+
+
+def definition(**changes: Any) -> AssistantDefinition:
+    values: dict[str, Any] = {
+        "name": "helper",
+        "provider": "gemini",
+        "model": "gemini-3.1-pro-preview",
+        "language": "en",
+        "description": "Helps.",
+        "instructions": Instructions(roles="You help.", procedure="Think, then answer.", constraints="Be kind."),
+        "variables": {"tone": "friendly"},
+        "tools": (
+            Tool(
+                name="get_weather",
+                description="The weather in a city.",
+                # Not in alphabetical order, which is the point.
+                parameters={"type": "object", "properties": {"zip": {"type": "string"}, "city": {"type": "string"}}},
+            ),
+        ),
+        "settings": {"max_output_tokens": 1024, "thinking": "low"},
+    }
+    return AssistantDefinition(**values | changes)
+
+
+def user_input(conversation_id: str, text: str = "What is the weather in Oslo?", **changes: Any) -> NewInput:
+    blocks: tuple[Block, ...] = (TextBlock(text=text),)
+    values: dict[str, Any] = {
+        "conversation_id": conversation_id,
+        "kind": TurnKind.USER_TASK,
+        "blocks": blocks,
+        "body_hash": hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
+        "lease_token": uuid4(),
+        "lease_owner": "test",
+        "lease_seconds": LEASE_SECONDS,
+    }
+    return NewInput(**values | changes)
+
+
+def tool_response(conversation_id: str, call_ids: Sequence[str], **changes: Any) -> NewInput:
+    blocks = tuple(ToolResultBlock(tool_call_id=call_id, output={"celsius": 4}) for call_id in call_ids)
+    return user_input(
+        conversation_id,
+        **{"kind": TurnKind.TOOL_RESPONSE, "blocks": blocks, "answers": tuple(call_ids)} | changes,
+    )
+
+
+def tool_call(call_id: str) -> ToolCallBlock:
+    return ToolCallBlock(
+        id=call_id,
+        name="get_weather",
+        arguments={"city": "Oslo", "days": 3, "scale": 1.5},
+        signature=SignatureMark(length=48, fingerprint="0123456789abcdef"),
+    )
+
+
+def call_start(**changes: Any) -> CallStart:
+    values: dict[str, Any] = {
+        "attempt": 1,
+        "provider": "gemini",
+        "model": "gemini-3.1-pro-preview",
+        "account": "acct-1",
+        "epoch": 1,
+        "started_at": A_TIME,
+        "manifest": ({"layer": "static", "hash": "ab", "length": 10}, {"layer": "trigger", "hash": "cd", "length": 5}),
+        "request_hash": hashlib.sha256(b"request").digest(),
+        "dynamic": b'{"todos":[]}',
+        "cache_expected_tokens": 100,
+    }
+    return CallStart(**values | changes)
+
+
+def call_end(**changes: Any) -> CallEnd:
+    values: dict[str, Any] = {
+        "ended_at": A_TIME,
+        "first_byte_at": A_TIME,
+        "status": 200,
+        "headers": {"x-request-id": "abc"},
+        "raw_response": b'data: {"text":"It rains."}\n\n' * 20,
+        "usage": Usage(
+            fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1
+        ),
+        "usage_reported": {"promptTokenCount": 15},
+        "cost_usd": Decimal("0.0012345678"),
+    }
+    return CallEnd(**values | changes)
+
+
+def answer(text: str = "It rains.", *, calls: Sequence[str] = (), **changes: Any) -> NewAnswer:
+    blocks: tuple[Block, ...] = (
+        ThinkingBlock(text="Rain?", signature=SignatureMark(length=3, fingerprint="00ff00ff00ff00ff")),
+        TextBlock(text=text),
+        *(tool_call(call_id) for call_id in calls),
+    )
+    values: dict[str, Any] = {
+        "blocks": blocks,
+        "native": Native(dialect="gemini", data=b'{"role":"model","parts":[{"text":"It rains."}]}'),
+        "state": TurnState.COMPLETE,
+        "stop_reason": StopReason.TOOL_USE if calls else StopReason.END_TURN,
+        "error_code": None,
+        "usage": Usage(
+            fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1
+        ),
+        "cost_usd": Decimal("0.0012345678"),
+        "pending_call_ids": tuple(calls),
+        "start": call_start(),
+        "end": call_end(),
+    }
+    return NewAnswer(**values | changes)
+
+
+def epoch(number: int = 1, text: str = "You help.", **changes: Any) -> Epoch:
+    values: dict[str, Any] = {
+        "number": number,
+        "reason": EpochReason.STARTED,
+        "assistant_version": 1,
+        "generation": 0,
+        "segment_count": 0,
+        "base_text": text,
+        "static_hash": hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
+        "template_hash": hashlib.sha256(b"template").digest(),
+        "buffer_start_seq": 1,
+    }
+    return Epoch(**values | changes)
+
+
+async def create_assistant(store: Store, tenant_id: str, **changes: Any) -> Assistant:
+    return await store.create_assistant(tenant_id, definition(**changes))
+
+
+async def create_conversation(store: Store, tenant_id: str, **changes: Any) -> Conversation:
+    assistant = await create_assistant(store, tenant_id)
+    return await store.create_conversation(tenant_id, ConversationDraft(assistant_id=assistant.id, **changes))
+
+
+async def accept(store: Store, tenant_id: str, turn: NewInput) -> Accepted:
+    """Accepts a turn that must not be a duplicate."""
+    outcome = await store.accept_turn(tenant_id, turn)
+    assert isinstance(outcome, Accepted), outcome
+    return outcome
+
+
+async def take_exchange(
+    store: Store, tenant_id: str, conversation_id: str, text: str = "Hello", reply: str = "Hi", **changes: Any
+) -> Lease:
+    """One user task and its answer."""
+    accepted = await accept(store, tenant_id, user_input(conversation_id, text))
+    await store.finish_turn(accepted.lease, answer(reply, **changes))
+    return accepted.lease
+
+
+def token() -> UUID:
+    return uuid4()

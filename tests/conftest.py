@@ -1,0 +1,159 @@
+"""What all tests share: a real Postgres, a database of their own per worker, and the whole program on a free port.
+
+The database comes from STRATA_TEST_DATABASE_URL, else from a container where a Docker engine answers, else from the
+embedded Postgres. Its schema always comes from the migrations.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, settings
+from pydantic import SecretStr
+
+from server.api_key import Scope, Tenant
+from server.asgi import bind, serving
+from server.postgres.embedded import open_embedded
+from server.postgres.engine import Database, DatabaseOptions
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.migrations import migrate_up
+from server.postgres.store import PostgresStore
+from server.postgres.tables import metadata
+from server.settings import Settings
+from server.wiring import Program, open_program
+from tests.database_source import find_server_url, with_database
+
+pytest_plugins = ["tests.loud_skips"]
+
+# A real database is slow beside hypothesis' own deadline, and fixtures are shared between examples on purpose.
+settings.register_profile(
+    "strata",
+    deadline=None,
+    max_examples=50,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("strata")
+
+_EMPTY_ALL = "; ".join(str(table.delete()) for table in reversed(metadata.sorted_tables))
+
+
+def pytest_configure() -> None:
+    """STRATA_ variables of whoever runs the tests must not reach the code under test."""
+    for name in [name for name in os.environ if name.startswith("STRATA_") and name != "STRATA_TEST_DATABASE_URL"]:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def server_url(testrun_uid: str) -> Iterator[str]:
+    """A Postgres server on which databases may be made: one for the whole run, shared by all workers."""
+    url = find_server_url(testrun_uid)
+    if url is not None:
+        yield url
+        return
+    # Not pytest's own temporary directory: that is closed to the account that Postgres runs under for root.
+    data_dir = Path(tempfile.gettempdir()) / f"strata-tests-{testrun_uid[:12]}"
+    with open_embedded(data_dir, extra_settings={"fsync": "off", "max_connections": "200"}) as embedded:
+        yield embedded.url
+    # The last worker to leave finds that Postgres has stopped.
+    if not (data_dir / "postgres" / "postmaster.pid").exists():
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+async def database_options(server_url: str, worker_id: str) -> DatabaseOptions:
+    """A database of this worker's own, migrated from empty."""
+    name = f"strata_test_{worker_id}"
+    connection = await asyncpg.connect(server_url)
+    try:
+        await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        await connection.execute(f'CREATE DATABASE "{name}"')
+    finally:
+        await connection.close()
+    options = DatabaseOptions(url=with_database(server_url, name), application_name="strata-tests")
+    await migrate_up(options)
+    return options
+
+
+@pytest.fixture(scope="session")
+async def session_database(database_options: DatabaseOptions) -> AsyncIterator[Database]:
+    database = Database(database_options)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def database(session_database: Database) -> Database:
+    """The worker's database without any row. Deleting from empty tables takes a millisecond; truncating takes fifty."""
+    async with session_database.connection() as connection:
+        await connection.execute(_EMPTY_ALL)
+    return session_database
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    return PostgresStore(database)
+
+
+@pytest.fixture
+def key_ring(database: Database) -> PostgresKeyRing:
+    return PostgresKeyRing(database)
+
+
+@pytest.fixture
+async def tenant(key_ring: PostgresKeyRing) -> Tenant:
+    return await key_ring.create_tenant("acme")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrataServer:
+    """The whole program, served on a free port."""
+
+    url: str
+    program: Program
+    key_ring: PostgresKeyRing
+    tenant: Tenant
+    client_key: str
+    admin_key: str
+
+
+@pytest.fixture
+def server_settings(database_options: DatabaseOptions, tmp_path: Path) -> Settings:
+    return Settings(
+        database_url=SecretStr(database_options.url),
+        data_dir=tmp_path,
+        port=0,
+        shutdown_limit_seconds=5,
+        log_format="json",
+    )
+
+
+@pytest.fixture
+async def strata_server(
+    database: Database,  # noqa: ARG001  reason: emptied before the server starts
+    server_settings: Settings,
+) -> AsyncIterator[StrataServer]:
+    async with open_program(server_settings) as program:
+        tenant = await program.key_ring.create_tenant("acme")
+        keys = [
+            (
+                await program.key_ring.create_key(
+                    tenant_id=tenant.id, name=scope, scopes=frozenset({scope}), expires_at=None
+                )
+            )[1]
+            for scope in (Scope.CLIENT, Scope.ADMIN)
+        ]
+        async with serving(program, bind("127.0.0.1", 0)) as url:
+            yield StrataServer(
+                url=url,
+                program=program,
+                key_ring=program.key_ring,
+                tenant=tenant,
+                client_key=keys[0],
+                admin_key=keys[1],
+            )
