@@ -1,0 +1,191 @@
+"""The edge: one ASGI middleware around the whole application, so that what the framework refuses passes it too.
+
+Every request gets an id, a span, a line in the log and a place in the metrics, and every answer the security headers.
+It costs two small calls per message and never holds, copies or looks into a body. All is recorded when the answer has
+ended, which for a stream may be minutes after it began.
+"""
+
+import logging
+import re
+import secrets
+import time
+from typing import Any, Final
+
+from litestar import Litestar
+from litestar.enums import ScopeType
+from litestar.exceptions import HTTPException
+from litestar.types import HTTPScope, Message, Receive, Scope, Send
+
+from server.errors import Internal
+from server.telemetry.logs import begin_log_context
+from server.telemetry.metrics import Metrics
+from server.telemetry.spans import RequestSpan, Tracing
+from server.web.errors import encode_problem
+from server.web.problem import PROBLEM_MEDIA_TYPE
+from server.web.request import FAILURE, PROBLEM_CODE, REQUEST_ID
+
+_log = logging.getLogger("strata.web")
+
+_SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER_METHOD: Final = "_OTHER"
+_UNMATCHED: Final = "unmatched"
+_CLIENT_LEFT: Final = 499
+"""The status that is recorded, never sent, when the client went away before there was an answer."""
+_SERVER_ERRORS: Final = 500
+_QUIET_ROUTES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked every few seconds by machines: logged at `debug` only."""
+
+_DEFAULT_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+"""Added to every answer whose handler did not set them itself."""
+
+
+class _Exchange:
+    """One request and its answer, as seen from outside."""
+
+    __slots__ = (
+        "_receive",
+        "_send",
+        "abandoned",
+        "began",
+        "bytes_out",
+        "complete",
+        "disconnected",
+        "method",
+        "request_id",
+        "span",
+        "status",
+    )
+
+    def __init__(self, receive: Receive, send: Send, *, method: str, request_id: str, span: RequestSpan | None) -> None:
+        self._receive = receive
+        self._send = send
+        self.method = method
+        self.request_id = request_id
+        self.span = span
+        self.began = time.perf_counter()
+        self.status = 0
+        self.bytes_out = 0
+        self.complete = False
+        self.disconnected = False
+        self.abandoned = False
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.complete:
+            self.disconnected = True
+            self.abandoned = self.abandoned or self.status == 0
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.bytes_out += len(message["body"])
+            self.complete = not message.get("more_body", False)
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": self._complete_headers(list(message["headers"]))}
+        await self._send(message)
+
+    def _complete_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        present = {name for name, _ in headers}
+        headers.extend(header for header in _DEFAULT_HEADERS if header[0] not in present)
+        headers.append((b"x-request-id", self.request_id.encode()))
+        return headers
+
+
+class Edge:
+    """The application as the HTTP server sees it."""
+
+    def __init__(self, litestar: Litestar, *, metrics: Metrics, tracing: Tracing) -> None:
+        self.litestar = litestar
+        self._metrics = metrics
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Requests pass through the edge; the lifespan, and the refusal of websockets, go straight to Litestar."""
+        if scope["type"] == ScopeType.HTTP:
+            await self._serve(scope, receive, send)
+        else:
+            await self.litestar(scope, receive, send)
+
+    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        self._metrics.request_begun()
+        method = scope["method"] if scope["method"] in _KNOWN_METHODS else _OTHER_METHOD
+        request_id, carrier = _read_headers(scope["headers"])
+        span = self._begin_span(scope, method, carrier)
+        begin_log_context(request_id=request_id, **({"trace_id": span.trace_id} if span else {}))
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state[REQUEST_ID] = request_id
+        exchange = _Exchange(receive, send, method=method, request_id=request_id, span=span)
+        failure: Exception | None = None
+        try:
+            await self.litestar(scope, exchange.receive, exchange.send)
+        # The outermost boundary: Litestar turns the exceptions of handlers into answers, so what arrives here broke an
+        # answer that had begun, or the framework itself. Nobody further out knows the request's id, or could log the
+        # exception without its text, which may hold content.
+        except Exception as error:  # noqa: BLE001
+            failure = error
+            if not exchange.status:
+                await _answer_internal(exchange)
+        finally:
+            self._record(scope, exchange, failure or state.get(FAILURE))
+
+    def _begin_span(self, scope: HTTPScope, method: str, carrier: dict[str, str]) -> RequestSpan | None:
+        if not self._tracing.enabled:
+            return None
+        return self._tracing.begin_request(
+            method=method, scheme=scope["scheme"], server=scope.get("server"), carrier=carrier
+        )
+
+    def _record(self, scope: HTTPScope, exchange: _Exchange, failure: Exception | None) -> None:
+        seconds = time.perf_counter() - exchange.began
+        template: str | None = scope.get("path_template")
+        route = template or _UNMATCHED
+        status = _CLIENT_LEFT if exchange.abandoned or not exchange.status else exchange.status
+        self._metrics.request_ended(method=exchange.method, route=route, status=status, seconds=seconds)
+        facts: dict[str, object] = {"method": exchange.method, "route": route, "status": status}
+        # Litestar answers a body that breaks off with an exception of its own; that is not a fault of ours.
+        if failure is not None and not (exchange.disconnected and isinstance(failure, HTTPException)):
+            _log.error("http.request_failed", extra=facts, exc_info=failure)
+        level = _level_of(route, status)
+        if _log.isEnabledFor(level):
+            facts |= {"duration_ms": round(seconds * 1000, 3), "bytes_out": exchange.bytes_out}
+            if PROBLEM_CODE in scope["state"]:
+                facts["code"] = scope["state"][PROBLEM_CODE]
+            if exchange.disconnected:
+                facts["disconnected"] = True
+            _log.log(level, "http.request_finished", extra=facts)
+        if exchange.span is not None:
+            exchange.span.finish(route=template, status=status)
+
+
+def _level_of(route: str, status: int) -> int:
+    if route in _QUIET_ROUTES:
+        return logging.DEBUG
+    return logging.WARNING if status >= _SERVER_ERRORS else logging.INFO
+
+
+def _read_headers(headers: Any) -> tuple[str, dict[str, str]]:
+    """The client's request id where it is a sane one, else a new one; and what the trace's parent is read from."""
+    request_id = ""
+    carrier: dict[str, str] = {}
+    for name, value in headers:
+        if name == b"x-request-id":
+            request_id = value.decode() if _SANE_REQUEST_ID.fullmatch(value) else ""
+        elif name in {b"traceparent", b"tracestate"}:
+            carrier[name.decode()] = value.decode("latin-1")
+    return request_id or f"req_{secrets.token_hex(16)}", carrier
+
+
+async def _answer_internal(exchange: _Exchange) -> None:
+    body = encode_problem(Internal(), exchange.request_id)
+    headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    await exchange.send({"type": "http.response.start", "status": 500, "headers": headers})
+    await exchange.send({"type": "http.response.body", "body": body, "more_body": False})

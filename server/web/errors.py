@@ -1,0 +1,198 @@
+"""The one table from error codes to HTTP statuses, and the one way from an exception to an answer.
+
+Nothing else in Strata knows statuses. Whatever is not a `StrataError` is `internal`: the client learns the request id
+and nothing more, and the edge writes the traceback to the log.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import Example
+
+from server import errors
+from server.errors import Internal, StrataError
+from server.web.problem import PROBLEM_MEDIA_TYPE, Problem
+from server.web.request import FAILURE, PROBLEM_CODE, StrataRequest, request_id_of
+from server.web.validation import read_faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How one code is answered."""
+
+    status: int
+    retry_after_seconds: int | None = None
+    """Sent where waiting helps. An error that knows better says so in its detail `retry_after_seconds`."""
+    should_retry: bool | None = None
+    """False is sent as `x-should-retry`: client libraries repeat a 409 by themselves, also where it cannot help."""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+_HOPELESS_CONFLICT: Final = Row(status=409, should_retry=False)
+_NOT_FOUND: Final = Row(status=404)
+_UNAVAILABLE: Final = Row(status=503, retry_after_seconds=5)
+
+ANSWERS: Final[Mapping[type[StrataError], Row]] = {
+    errors.ValidationFailed: Row(status=422),
+    errors.BodyMalformed: Row(status=400),
+    errors.BodyTooLarge: Row(status=413),
+    errors.MediaTypeUnsupported: Row(status=415),
+    errors.MethodNotAllowed: Row(status=405),
+    errors.CursorInvalid: Row(status=400),
+    errors.HistoryRuleBroken: Row(status=422),
+    errors.KeyRejected: Row(status=401, headers=(("www-authenticate", "Bearer"),)),
+    errors.ScopeMissing: Row(status=403),
+    errors.RouteNotFound: _NOT_FOUND,
+    errors.TenantNotFound: _NOT_FOUND,
+    errors.ApiKeyNotFound: _NOT_FOUND,
+    errors.AssistantNotFound: _NOT_FOUND,
+    errors.ConversationNotFound: _NOT_FOUND,
+    errors.TurnNotFound: _NOT_FOUND,
+    errors.CallNotFound: _NOT_FOUND,
+    errors.ConversationBusy: Row(status=409, retry_after_seconds=1),
+    errors.RevisionMismatch: _HOPELESS_CONFLICT,
+    errors.IdempotencyKeyReused: _HOPELESS_CONFLICT,
+    errors.EpochMoved: _HOPELESS_CONFLICT,
+    errors.LeaseLost: _HOPELESS_CONFLICT,
+    errors.TenantExists: _HOPELESS_CONFLICT,
+    errors.DatabaseUnavailable: Row(status=503, retry_after_seconds=2),
+    errors.SchemaBehind: _UNAVAILABLE,
+    errors.SchemaAhead: _UNAVAILABLE,
+    errors.CheckTimedOut: _UNAVAILABLE,
+    errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
+    # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
+    errors.SettingsInvalid: _UNAVAILABLE,
+    errors.DatabaseUnsupported: _UNAVAILABLE,
+    errors.DataDirectoryForbidden: _UNAVAILABLE,
+    errors.DataDirectoryForeign: _UNAVAILABLE,
+    errors.DiskFull: _UNAVAILABLE,
+    errors.EmbeddedStartFailed: _UNAVAILABLE,
+    errors.MigrationFailed: _UNAVAILABLE,
+    errors.AddressInUse: _UNAVAILABLE,
+    errors.Internal: Row(status=500),
+}
+
+_FRAMEWORK_ERRORS: Final[Mapping[int, type[StrataError]]] = {
+    401: errors.KeyRejected,
+    403: errors.ScopeMissing,
+    404: errors.RouteNotFound,
+    405: errors.MethodNotAllowed,
+    413: errors.BodyTooLarge,
+    415: errors.MediaTypeUnsupported,
+}
+_FRAMEWORK_HEADERS: Final = ("allow",)
+_CLIENT_ERRORS: Final = range(400, 500)
+_RESERVED: Final = frozenset(Problem.model_fields) - {"errors"}
+
+
+def answer_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Litestar's exception handler for everything: any exception becomes a problem."""
+    known = translate(request, error)
+    if isinstance(known, Internal):
+        request.scope["state"][FAILURE] = error
+    request.scope["state"][PROBLEM_CODE] = known.code
+    kept = {
+        name: value
+        for name, value in (getattr(error, "headers", None) or {}).items()
+        if name.lower() in _FRAMEWORK_HEADERS
+    }
+    return build_answer(known, request_id_of(request.scope), kept)
+
+
+def translate(request: Request[Any, Any, Any], error: Exception) -> StrataError:
+    """The error of ours that stands for an exception. An unknown one is `Internal` and keeps nothing of its text."""
+    match error:
+        case StrataError() if type(error) in ANSWERS:
+            return error
+        case ValidationException():
+            body = request.decoded_body if isinstance(request, StrataRequest) else None
+            return errors.ValidationFailed(errors=[fault.model_dump() for fault in read_faults(error, body)])
+        case HTTPException() if error.status_code in _FRAMEWORK_ERRORS:
+            return _FRAMEWORK_ERRORS[error.status_code]()
+        case HTTPException() if error.status_code in _CLIENT_ERRORS:
+            # What is left here is a header that cannot be read; Litestar's text would repeat it.
+            return errors.ValidationFailed("A header of the request is malformed.", hint="Correct it and send again.")
+        case _:
+            return Internal()
+
+
+def build_problem(error: StrataError, request_id: str) -> Problem:
+    """The body of the answer. A detail never hides a member of the format itself."""
+    status = ANSWERS[type(error)].status
+    details = {} if isinstance(error, Internal) else {k: v for k, v in error.details.items() if k not in _RESERVED}
+    return Problem(
+        **details,  # type: ignore[arg-type]  # reason: extra members, validated by the model
+        type=f"urn:strata:error:{error.code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=error.code,
+        detail=Internal().message if isinstance(error, Internal) else error.message,
+        hint=error.advice or None,
+        request_id=request_id,
+    )
+
+
+def build_answer(error: StrataError, request_id: str, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+    """The whole answer: status, headers, body."""
+    row = ANSWERS[type(error)]
+    return Response(
+        content=encode_problem(error, request_id),
+        status_code=row.status,
+        headers={**(headers or {}), **answer_headers(error)},
+        media_type=PROBLEM_MEDIA_TYPE,
+    )
+
+
+def encode_problem(error: StrataError, request_id: str) -> bytes:
+    """The body of the answer as it goes over the wire. Absent members are left out rather than null."""
+    return build_problem(error, request_id).model_dump_json(exclude_none=True).encode()
+
+
+def answer_headers(error: StrataError) -> dict[str, str]:
+    """The headers that go with an error, beside the content type."""
+    row = ANSWERS[type(error)]
+    headers = dict(row.headers)
+    retry_after = error.details.get("retry_after_seconds", row.retry_after_seconds)
+    if isinstance(retry_after, int | float):
+        headers["retry-after"] = str(math.ceil(retry_after))
+    if row.should_retry is not None:
+        headers["x-should-retry"] = str(row.should_retry).lower()
+    return headers
+
+
+def document_errors(*kinds: type[StrataError]) -> dict[int, ResponseSpec]:
+    """What a route's `responses` say about the errors that it can answer with, `internal` always included."""
+    by_status: dict[int, list[type[StrataError]]] = {}
+    for kind in (*kinds, Internal):
+        by_status.setdefault(ANSWERS[kind].status, []).append(kind)
+    return {
+        status: ResponseSpec(
+            data_container=Problem,
+            generate_examples=False,
+            media_type=PROBLEM_MEDIA_TYPE,
+            description=" ".join(f"`{kind.code}`: {kind().message}" for kind in kinds_of_status),
+            examples=[_example(kind) for kind in kinds_of_status],
+        )
+        for status, kinds_of_status in by_status.items()
+    }
+
+
+_EXAMPLE_DETAILS: Final[Mapping[type[StrataError], Mapping[str, Any]]] = {
+    errors.ValidationFailed: {
+        "errors": [
+            {"path": "input.0.text", "source": "body", "message": "String should have at most 100000 characters"}
+        ]
+    },
+    errors.ScopeMissing: {"scope": "admin"},
+}
+
+
+def _example(kind: type[StrataError]) -> Example:
+    problem = build_problem(kind("", **_EXAMPLE_DETAILS.get(kind, {})), "req_5f0c1d9e8b7a46352413f2e1d0c9b8a7")
+    return Example(id=kind.code, summary=kind().message, value=problem.model_dump(mode="json", exclude_none=True))

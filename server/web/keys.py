@@ -1,0 +1,138 @@
+"""API keys over HTTP: who am I, and the keys of one's own tenant. Making keys is the command line's business."""
+
+from datetime import UTC, datetime
+from typing import Self
+
+from litestar import delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.api_key import ApiKey, Scope
+from server.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, ScopeMissing
+from server.key_ring import KeyRing
+from server.web.auth import admin_only, any_live_key
+from server.web.errors import document_errors
+
+_KEY_ID = "key_01jd0z8s3bf6h9kq2m4n6p8r0t"
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(UTC)
+
+
+class TenantView(BaseModel):
+    """Whose data a key opens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(examples=["tenant_01jd0z8s3bf6h9kq2m4n6p8r0t"])
+    name: str = Field(examples=["acme"])
+
+
+class KeyView(BaseModel):
+    """An API key, without its secret: that is shown once, when the key is made."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(examples=[_KEY_ID])
+    name: str = Field(description="What the operator called it.", examples=["billing service"])
+    tenant: TenantView
+    scopes: list[Scope] = Field(description="What the key opens.", examples=[["client"]])
+    created_at: datetime = Field(examples=["2026-01-31T09:30:00Z"])
+    expires_at: datetime | None = Field(description="Null: never.", examples=["2027-01-31T00:00:00Z"])
+    revoked_at: datetime | None = Field(description="Null: not revoked.", examples=[None])
+    last_used_at: datetime | None = Field(
+        description="Right to about a minute. Null: never used.", examples=["2026-03-01T12:00:00Z"]
+    )
+
+    @classmethod
+    def of(cls, key: ApiKey) -> Self:
+        """The view of a key."""
+        return cls(
+            id=key.id,
+            name=key.name,
+            tenant=TenantView(id=key.tenant_id, name=key.tenant_name),
+            scopes=sorted(key.scopes),
+            created_at=key.created_at.astimezone(UTC),
+            expires_at=_utc(key.expires_at),
+            revoked_at=_utc(key.revoked_at),
+            last_used_at=_utc(key.last_used_at),
+        )
+
+
+class KeyPage(BaseModel):
+    """Keys, oldest first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    data: list[KeyView]
+    next_cursor: str | None = Field(default=None, description="Null: there are no more.", examples=[None])
+
+
+@get(
+    "/v1/key",
+    guards=[any_live_key],
+    summary="The key of this request",
+    response_description="The key.",
+    description="Tells a client which tenant and scopes the key that it sends stands for. Any live key will do.",
+    tags=["keys"],
+    responses=document_errors(KeyRejected, DatabaseUnavailable),
+)
+async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> KeyView:
+    """The caller itself."""
+    return KeyView.of(caller)
+
+
+@get(
+    "/admin/api/keys",
+    guards=[admin_only],
+    summary="All keys of the tenant",
+    response_description="The keys.",
+    description="Revoked and expired ones included, oldest first.",
+    tags=["keys"],
+    responses=document_errors(KeyRejected, ScopeMissing, DatabaseUnavailable),
+)
+async def list_keys(
+    caller: NamedDependency[SkipValidation[ApiKey]], key_ring: NamedDependency[SkipValidation[KeyRing]]
+) -> KeyPage:
+    """The keys of the caller's tenant, all on one page: a tenant has few."""
+    return KeyPage(data=[KeyView.of(key) for key in await key_ring.list_keys(caller.tenant_id)])
+
+
+@get(
+    "/admin/api/keys/{key_id:str}",
+    guards=[admin_only],
+    summary="One key of the tenant",
+    response_description="The key.",
+    description="A key of another tenant does not exist here.",
+    tags=["keys"],
+    responses=document_errors(KeyRejected, ScopeMissing, ApiKeyNotFound, DatabaseUnavailable),
+)
+async def show_key(
+    key_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    key_ring: NamedDependency[SkipValidation[KeyRing]],
+) -> KeyView:
+    """One key of the caller's tenant."""
+    return KeyView.of(await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id))
+
+
+@delete(
+    "/admin/api/keys/{key_id:str}",
+    guards=[admin_only],
+    status_code=200,
+    summary="Revoke a key of the tenant",
+    response_description="The key as it is now.",
+    description="From the answer on the key opens nothing. Revoking it again changes nothing. A key may revoke itself.",
+    tags=["keys"],
+    responses=document_errors(KeyRejected, ScopeMissing, ApiKeyNotFound, DatabaseUnavailable),
+)
+async def revoke_key(
+    key_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    key_ring: NamedDependency[SkipValidation[KeyRing]],
+) -> KeyView:
+    """The key as it is after revocation. Loaded first: revoking takes no tenant, and this one's may be another."""
+    key = await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id)
+    return KeyView.of(await key_ring.revoke_key(key.id))

@@ -1,0 +1,48 @@
+"""The request as our handlers see it, and what travels with it from the edge inwards."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from litestar import Request
+from litestar.datastructures import State
+from litestar.exceptions import SerializationException
+from litestar.types import Empty
+
+from server.api_key import ApiKey
+from server.errors import BodyMalformed, MediaTypeUnsupported
+
+REQUEST_ID: Final = "request_id"
+PROBLEM_CODE: Final = "problem_code"
+FAILURE: Final = "failure"
+"""Keys of the scope's state: the request's id, set by the edge; the code of the problem that was answered and the
+unknown exception behind it, set by `errors` and read by the edge, which alone writes to the log."""
+
+
+def request_id_of(scope: Mapping[str, Any]) -> str:
+    """The id that the edge gave to this request."""
+    request_id: str = scope["state"][REQUEST_ID]
+    return request_id
+
+
+class StrataRequest(Request[ApiKey | None, Any, State]):
+    """Reads JSON bodies strictly: a wrong content type and broken text have errors of their own."""
+
+    __slots__ = ()
+
+    @property
+    def decoded_body(self) -> object:
+        """The JSON of the body if it was decoded already, else None. Field paths are checked against it."""
+        body = self._connection_state.json
+        return None if body is Empty else body
+
+    async def json(self) -> Any:
+        """Raises `MediaTypeUnsupported` and `BodyMalformed`. A body without a content type is taken for JSON."""
+        media_type = self.content_type[0].lower()
+        if media_type and media_type != "application/json" and not media_type.endswith("+json"):
+            raise MediaTypeUnsupported
+        try:
+            return await super().json()
+        except (SerializationException, UnicodeDecodeError) as error:
+            raise BodyMalformed from error
+        except RecursionError:
+            raise BodyMalformed("The request body is nested too deeply.", hint="Send a flatter document.") from None

@@ -1,0 +1,79 @@
+"""From Litestar's validation errors to field paths that a client can use.
+
+Two things are put right on the way. pydantic's location of a fault names the members of unions that it tried
+(`input.list[...].0.text_part.text`); the path here has only what the client wrote (`input.0.text`). And some texts
+quote the value that was sent, which never leaves in an error.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from litestar.exceptions import ValidationException
+
+from server.web.problem import FieldFault
+
+_FAULT_LIMIT: Final = 50
+_NAME_LIMIT: Final = 64
+_NOT_ALLOWED: Final = "The value is not allowed"
+_REQUIRED: Final = "Field required"
+_MISSING_PARAMETER: Final = re.compile(r"Missing required (\w+) parameter '([^']+)'")
+_QUOTED_VALUE: Final = re.compile(r"^(Invalid enum value|Input tag) .*")
+_PLAIN_TEXT: Final = re.compile(
+    r"^(Expected|Object|Invalid|Input|Field|Extra|Value|String|List|Tuple|Set|Data|URL|UUID)\b"
+)
+"""How the texts of pydantic and msgspec begin. What begins otherwise comes from a decoder and may quote anything."""
+
+
+def read_faults(error: ValidationException, body: object) -> list[FieldFault]:
+    """What is wrong, field by field. `body` is the decoded JSON, against which paths are checked."""
+    missing = _MISSING_PARAMETER.match(error.detail)
+    if missing:
+        return [FieldFault(path=missing[2], source=missing[1], message=_REQUIRED)]
+    located = getattr(error.__cause__, "errors", None)
+    faults = _body_faults(located, body) if isinstance(located, Sequence) else _parameter_faults(error.extra)
+    return list(dict.fromkeys(faults))[:_FAULT_LIMIT]
+
+
+def _body_faults(located: Sequence[Mapping[str, Any]], body: object) -> Iterator[FieldFault]:
+    for fault in located:
+        path = trace_path(fault["loc"], body)
+        yield FieldFault(path=path, source="body", message=_say_without_value(fault["msg"], fault.get("ctx") or {}))
+
+
+def _parameter_faults(extra: object) -> Iterator[FieldFault]:
+    for fault in extra if isinstance(extra, list) else ():
+        key, source = str(fault.get("key", "")), fault.get("source", "body")
+        if source == "body" and key == "data":
+            yield FieldFault(path="", source="body", message="A JSON body is required")
+        else:
+            yield FieldFault(
+                path=key, source=str(getattr(source, "value", source)), message=_say_without_value(fault["message"], {})
+            )
+
+
+def trace_path(location: Sequence[str | int], body: object) -> str:
+    """The part of a pydantic location that the client wrote: steps into the body, and at its end a missing name."""
+    steps: list[str] = []
+    value = body
+    for index, step in enumerate(location):
+        match value:
+            case dict() if step in value:
+                value = value[step]
+            case list() if isinstance(step, int) and step < len(value):
+                value = value[step]
+            case dict() if index == len(location) - 1:
+                pass
+            case _:
+                continue
+        steps.append(str(step)[:_NAME_LIMIT])
+    return ".".join(steps)
+
+
+def _say_without_value(text: str, context: Mapping[str, Any]) -> str:
+    if "expected_tags" in context:
+        return f"The type has to be one of {context['expected_tags']}"
+    quoted = _QUOTED_VALUE.match(text)
+    if quoted:
+        return _NOT_ALLOWED
+    return text.removeprefix("Value error, ") if _PLAIN_TEXT.match(text) else _NOT_ALLOWED

@@ -1,0 +1,26 @@
+"""Turns the whole process' log into text, and puts everything back."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+
+from server.telemetry.logs import LogFormat, configure_logs
+
+_TOUCHED = ("", "strata", "uvicorn", "uvicorn.access", "alembic", "opentelemetry")
+
+
+@contextmanager
+def capture_log(level: str = "debug", log_format: LogFormat = "json") -> Iterator[StringIO]:
+    """What is logged inside the block, as an operator would see it."""
+    loggers = [logging.getLogger(name) for name in _TOUCHED]
+    before = [(logger, logger.handlers, logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    stream = StringIO()
+    configure_logs(level, log_format, stream=stream)
+    try:
+        yield stream
+    finally:
+        logging.captureWarnings(capture=False)
+        for logger, handlers, old_level, propagate, disabled in before:
+            logger.handlers, logger.propagate, logger.disabled = handlers, propagate, disabled
+            logger.setLevel(old_level)

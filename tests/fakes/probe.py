@@ -1,0 +1,23 @@
+"""A probe whose answer is set by the test."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from server.errors import StrataError
+
+
+@dataclass(slots=True)
+class SwitchableProbe:
+    """Raises `error` while there is one; with a `gate` it first waits for it to open."""
+
+    name: str = "database"
+    error: StrataError | None = None
+    gate: asyncio.Event | None = None
+    check_count: int = field(default=0, init=False)
+
+    async def check(self) -> None:
+        self.check_count += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,145 @@
+import asyncio
+import io
+import json
+import logging
+import warnings
+from typing import Any
+
+import pytest
+
+from server.telemetry.logs import begin_log_context, configure_logs, extend_log_context
+from tests.fakes.log_capture import capture_log
+
+log = logging.getLogger("strata.test")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_json_has_one_object_per_line_with_fields() -> None:
+    with capture_log() as stream:
+        log.info("conversation.created", extra={"conversation_id": "conv_1", "turn_count": 2})
+    (line,) = lines(stream.getvalue())
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "conversation.created",
+        "level": "info",
+        "logger": "strata.test",
+        "conversation_id": "conv_1",
+        "turn_count": 2,
+    }
+
+
+def test_pretty_is_for_people() -> None:
+    with capture_log(log_format="pretty") as stream:
+        log.warning("lease.lost", extra={"conversation_id": "conv_1"})
+    text = stream.getvalue()
+    assert "[warning  ] lease.lost" in text
+    assert "conversation_id=conv_1" in text
+    assert "\x1b[" not in text
+
+
+def test_auto_is_pretty_on_a_terminal_and_json_otherwise() -> None:
+    with capture_log():
+        terminal, pipe = Terminal(), io.StringIO()
+        for stream in (terminal, pipe):
+            configure_logs("info", "auto", stream=stream)
+            log.info("server.started")
+    assert "\x1b[" in terminal.getvalue()
+    assert lines(pipe.getvalue())[0]["event"] == "server.started"
+
+
+@pytest.mark.parametrize(("level", "written"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_the_level_is_the_least_severe_that_is_written(level: str, written: int) -> None:
+    with capture_log(level) as stream:
+        for name in ("debug", "info", "warning", "error"):
+            getattr(log, name)("it.happened")
+    assert len(stream.getvalue().splitlines()) == written
+
+
+def test_libraries_go_through_the_same_formatter() -> None:
+    with capture_log() as stream:
+        logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[32mStarted"})
+        logging.getLogger("alembic.runtime.migration").info("Running upgrade %s", "1")
+        logging.getLogger("sqlalchemy.pool").warning("slow")
+        logging.getLogger("uvicorn.access").info("GET /?secret")
+        logging.getLogger("opentelemetry.exporter").error("no collector")
+    assert [line["event"] for line in lines(stream.getvalue())] == ["Started", "Running upgrade 1", "slow"]
+    assert "color_message" not in stream.getvalue()
+
+
+def test_a_warning_of_python_is_a_line_too() -> None:
+    with capture_log() as stream, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        logging.captureWarnings(capture=True)
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert lines(stream.getvalue())[0]["logger"] == "py.warnings"
+
+
+def test_a_second_set_up_replaces_the_first() -> None:
+    with capture_log() as first:
+        second = io.StringIO()
+        configure_logs("info", "json", stream=second)
+        log.info("it.happened")
+        assert first.getvalue() == ""
+        assert len(second.getvalue().splitlines()) == 1
+
+
+async def test_the_context_is_on_every_line_and_goes_with_tasks() -> None:
+    async def later() -> None:
+        log.info("turn.finished")
+
+    async def request(request_id: str) -> None:
+        begin_log_context(request_id=request_id)
+        log.info("request.begun")
+        extend_log_context(tenant_id="tenant_1")
+        await asyncio.create_task(later())
+
+    with capture_log() as stream:
+        await asyncio.gather(request("a"), request("b"))
+        log.info("it.happened")
+    found = lines(stream.getvalue())
+    assert {(line["event"], line.get("request_id"), line.get("tenant_id")) for line in found} == {
+        ("request.begun", "a", None),
+        ("request.begun", "b", None),
+        ("turn.finished", "a", "tenant_1"),
+        ("turn.finished", "b", "tenant_1"),
+        ("it.happened", None, None),
+    }
+
+
+def test_a_new_request_forgets_the_one_before() -> None:
+    with capture_log() as stream:
+        begin_log_context(request_id="a", trace_id="t")
+        begin_log_context(request_id="b")
+        log.info("it.happened")
+        begin_log_context()
+    (line,) = lines(stream.getvalue())
+    assert line["request_id"] == "b"
+    assert "trace_id" not in line
+
+
+@pytest.mark.parametrize("log_format", ["json", "pretty"])
+def test_an_exception_is_logged_with_its_place_and_without_its_text(log_format: Any) -> None:
+    with capture_log(log_format=log_format) as stream:
+        content = "purple-elephant-content"
+        try:
+            int(content)
+        except ValueError:
+            log.exception("it.failed", extra={"conversation_id": "conv_1"})
+    assert "test_an_exception_is_logged" in stream.getvalue()
+    assert "ValueError" in stream.getvalue()
+    assert content not in stream.getvalue()
+
+
+def test_a_line_break_in_a_value_does_not_forge_a_line() -> None:
+    with capture_log() as stream:
+        log.info("it.happened", extra={"title": 'x\n{"event": "forged"}'})
+    assert len(stream.getvalue().splitlines()) == 1

@@ -1,0 +1,98 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from server.api_key import Scope, issue_key_text
+from server.identifiers import API_KEY, new_id
+from server.web.app import ROUTES
+from server.web.auth import KeyGuard
+from tests.fakes.site import Site
+
+LOCKED = ("/v1", "/admin")
+OPEN = {"/healthz", "/readyz", "/metrics", "/schema", "/schema/openapi.json", "/schema/{path:str}"}
+
+
+def test_every_route_under_v1_and_admin_is_guarded(site: Site) -> None:
+    open_paths = set()
+    for route in site.app.litestar.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            if handler.http_methods == {"OPTIONS"} or route.path.startswith("/test/"):
+                continue
+            guards = [guard for guard in handler.resolve_guards() if isinstance(guard, KeyGuard)]
+            if route.path.startswith(LOCKED):
+                assert len(guards) == 1, f"{route.path} has no lock"
+                wanted = {Scope.ADMIN} if route.path.startswith("/admin") else {Scope.CLIENT, None}
+                assert guards[0].scope in wanted, f"{route.path} has the wrong lock"
+            else:
+                assert not guards
+                open_paths.add(route.path)
+    assert open_paths == OPEN
+    assert len(ROUTES) == 7
+
+
+@pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x"])
+async def test_without_a_key_there_is_no_way_in(site: Site, path: str) -> None:
+    answer = await site.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (401, "key_rejected")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Basic {key}", "{key}", "Bearer {key}x", "Bearer x{key}", "Bearer {key} {key}", "Bearer é"],
+)
+async def test_what_is_not_a_bearer_key_is_rejected(site: Site, header: str) -> None:
+    value = header.format(key=site.client_key).encode()
+    answer = await site.client.get("/v1/key", headers=[(b"authorization", value)])
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_scheme_may_be_written_in_any_case(site: Site, scheme: str) -> None:
+    answer = await site.client.get("/v1/key", headers={"authorization": f"{scheme} {site.client_key}"})
+    assert answer.status_code == 200
+
+
+async def test_two_authorization_headers_are_one_too_many(site: Site) -> None:
+    headers = [("authorization", f"Bearer {site.client_key}")] * 2
+    assert (await site.client.get("/v1/key", headers=headers)).status_code == 401
+
+
+async def test_a_key_is_not_taken_from_anywhere_else(site: Site) -> None:
+    assert (await site.get("/v1/key", headers={"x-api-key": site.client_key})).status_code == 401
+    assert (await site.get(f"/v1/key?api_key={site.client_key}")).status_code == 401
+
+
+async def test_an_unknown_and_a_forged_key_are_rejected(site: Site) -> None:
+    known_id = site.client_key.split("_")[1]
+    for text in (issue_key_text(new_id(API_KEY)), issue_key_text(f"{API_KEY}_{known_id}")):
+        assert (await site.get("/v1/key", key=text)).status_code == 401
+
+
+async def test_an_expired_key_is_rejected(site: Site) -> None:
+    _, text = await site.key_ring.create_key(
+        tenant_id=site.tenant.id,
+        name="old",
+        scopes=frozenset({Scope.CLIENT}),
+        expires_at=datetime.now(UTC) - timedelta(seconds=1),
+    )
+    assert (await site.get("/v1/key", key=text)).status_code == 401
+
+
+async def test_a_missing_scope_is_named(site: Site) -> None:
+    answer = await site.get("/admin/api/keys", key=site.client_key)
+    assert (answer.status_code, answer.json()["code"], answer.json()["scope"]) == (403, "scope_missing", "admin")
+
+
+async def test_a_database_that_is_away_is_not_the_callers_fault(site: Site) -> None:
+    site.key_ring.down = True
+    answer = await site.get("/v1/key", key=site.client_key)
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    assert answer.headers["retry-after"] == "2"
+    site.key_ring.down = False
+    assert (await site.get("/v1/key", key=site.client_key)).status_code == 200
+
+
+async def test_the_key_is_asked_for_before_the_body_is_read(site: Site) -> None:
+    answer = await site.client.request("DELETE", "/admin/api/keys/key_x", content=b" " * 10_000)
+    assert answer.status_code == 401

@@ -1,0 +1,97 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.fakes.site import BODY_LIMIT, Site
+
+JSON = {"content-type": "application/json"}
+URL = "/test/turns"
+
+
+def head_of(length: int) -> bytes:
+    """The first lines of a request that announces a body of this length."""
+    lines = (f"POST {URL} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}", "", "")
+    return "\r\n".join(lines).encode()
+
+
+async def test_a_good_body_gets_in(site: Site) -> None:
+    for media_type in ("application/json", "application/json; charset=utf-8", "application/merge-patch+json"):
+        answer = await site.client.post(URL, content=b'{"input": "hi"}', headers={"content-type": media_type})
+        assert (answer.status_code, answer.json()) == (201, {"kind": "str"})
+    assert (await site.client.post(URL, content=b'{"input": "hi"}')).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b'{"input": "hi"', b"\xff\xfe", b'{"input": "\xff"}', b"nope", b'{"input": NaN}'],
+    ids=["cut", "unclosed", "utf-16", "not utf-8", "bare word", "NaN"],
+)
+async def test_a_body_that_is_not_json_is_malformed(site: Site, body: bytes) -> None:
+    answer = await site.client.post(URL, content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400, "body_malformed")
+    assert not site.events("http.request_failed")
+
+
+async def test_a_body_that_is_nested_too_deeply_is_malformed(site: Site) -> None:
+    answer = await site.client.post(URL, content=b"[" * (BODY_LIMIT - 1), headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400, "body_malformed")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"])
+async def test_another_content_type_is_refused(site: Site, media_type: str) -> None:
+    answer = await site.client.post(URL, content=b'{"input": "hi"}', headers={"content-type": media_type})
+    assert (answer.status_code, answer.json()["code"]) == (415, "media_type_unsupported")
+
+
+async def test_an_empty_body_is_missing(site: Site) -> None:
+    answer = await site.client.post(URL, headers=JSON)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"path": "", "source": "body", "message": "A JSON body is required"}]
+
+
+async def test_a_body_at_the_limit_gets_in(site: Site) -> None:
+    empty = len(b'{"input": ""}')
+    body = b'{"input": "' + b"x" * (BODY_LIMIT - empty) + b'"}'
+    assert len(body) == BODY_LIMIT
+    assert (await site.client.post(URL, content=body, headers=JSON)).status_code == 201
+
+
+async def test_a_body_that_announces_too_much_is_refused_before_it_is_read(site: Site) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(head_of(BODY_LIMIT + 1))
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode()
+    writer.close()
+    await writer.wait_closed()
+    assert head.startswith("HTTP/1.1 413")
+    assert "application/problem+json" in head
+    assert "x-content-type-options: nosniff" in head
+
+
+async def test_a_chunked_body_is_refused_when_it_has_become_too_large(site: Site) -> None:
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(BODY_LIMIT // 512 + 4):
+            sent += 512
+            yield b" " * 512
+
+    answer = await site.client.post(URL, content=chunks(), headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+async def test_a_body_that_breaks_off_is_no_fault_of_ours(site: Site) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(head_of(100) + b"{")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await writer.wait_closed()
+    for _ in range(100):
+        if site.events("http.request_finished"):
+            break
+        await asyncio.sleep(0.01)
+    (event,) = site.events("http.request_finished")
+    assert (event["status"], event["disconnected"]) == (499, True)
+    assert not site.events("http.request_failed")

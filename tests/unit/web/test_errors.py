@@ -1,0 +1,86 @@
+from http import HTTPStatus
+
+import pytest
+
+from server.errors import Internal, ScopeMissing, StrataError, every_error
+from server.web.errors import ANSWERS, answer_headers, build_problem
+from tests.fakes.site import Site
+
+
+def test_every_code_has_a_status_and_nothing_else_has_one() -> None:
+    assert set(ANSWERS) == set(every_error())
+
+
+async def test_every_error_is_answered_as_a_problem(site: Site) -> None:
+    for kind in every_error():
+        answer = await site.get(f"/test/errors/{kind.code}")
+        status = ANSWERS[kind].status
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json() == {
+            "type": f"urn:strata:error:{kind.code}",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "code": kind.code,
+            "detail": kind().message,
+            **({"hint": kind.hint} if kind.hint else {}),
+            "request_id": answer.headers["x-request-id"],
+        }
+        assert site.events("http.request_finished")[-1]["code"] == kind.code
+
+
+@pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.code)
+def test_clients_are_told_whether_to_try_again(kind: type[StrataError]) -> None:
+    status, headers = ANSWERS[kind].status, answer_headers(kind())
+    assert ("retry-after" in headers) == (status == 503 or kind.code == "conversation_busy")
+    if status == 409 and "retry-after" not in headers:
+        assert headers["x-should-retry"] == "false"
+    else:
+        assert "x-should-retry" not in headers
+
+
+def test_an_error_that_knows_better_sets_the_delay() -> None:
+    busy = next(kind for kind in every_error() if kind.code == "conversation_busy")
+    assert answer_headers(busy(retry_after_seconds=2.3))["retry-after"] == "3"
+
+
+def test_details_are_members_and_never_hide_those_of_the_format() -> None:
+    problem = build_problem(ScopeMissing(scope="admin", status=200, code="x", request_id="y"), "req_1").model_dump()
+    assert problem["scope"] == "admin"
+    assert (problem["status"], problem["code"], problem["request_id"]) == (403, "scope_missing", "req_1")
+
+
+def test_an_internal_error_gives_nothing_of_itself_away() -> None:
+    problem = build_problem(Internal("connection to 10.0.0.7 lost", host="10.0.0.7"), "req_1")
+    assert "10.0.0.7" not in problem.model_dump_json()
+
+
+async def test_an_unknown_route_is_a_problem(site: Site) -> None:
+    answer = await site.get("/nowhere")
+    assert (answer.status_code, answer.json()["code"]) == (404, "route_not_found")
+    assert (await site.get("/schema/nowhere")).json()["code"] == "route_not_found"
+    assert (await site.get("/schema/nowhere.json")).json()["code"] == "route_not_found"
+
+
+@pytest.mark.parametrize("method", ["PUT", "PROPFIND", "TRACE"])
+async def test_a_wrong_method_is_a_problem_that_lists_the_right_ones(site: Site, method: str) -> None:
+    answer = await site.client.request(method, "/healthz")
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert {name.strip() for name in answer.headers["allow"].split(",")} == {"GET", "HEAD", "OPTIONS"}
+
+
+async def test_an_unforeseen_exception_is_internal_and_in_the_log(site: Site) -> None:
+    answer = await site.get("/test/crash")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert answer.json()["detail"] == Internal().message
+    (event,) = site.events("http.request_failed")
+    assert event["request_id"] == answer.headers["x-request-id"]
+    assert (event["route"], event["status"]) == ("/test/crash", 500)
+    assert event["exception"].endswith("ValueError")
+    assert "in crash" in event["exception"]
+
+
+async def test_a_malformed_host_is_a_problem(site: Site) -> None:
+    answer = await site.get("/healthz", headers={"host": 'a"b'})
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+    assert 'a"b' not in answer.json()["detail"]
