@@ -31,6 +31,7 @@
     │   ├── DatabaseUnavailable     Postgres does not answer
     │   ├── SchemaBehind            the database is older than this release
     │   ├── SchemaAhead             the database is newer than this release
+    │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
     │   ├── SettingsInvalid
@@ -169,24 +170,28 @@ class AssistantNotFound(NotFound):
     """There is no assistant of this id and version."""
 
     code = "assistant_not_found"
+    hint = "List the assistants to see their ids and newest versions."
 
 
 class ConversationNotFound(NotFound):
     """There is no conversation of this id."""
 
     code = "conversation_not_found"
+    hint = "List the conversations to see their ids; it may have been erased."
 
 
 class TurnNotFound(NotFound):
     """The conversation has no turn of this number."""
 
     code = "turn_not_found"
+    hint = "List the conversation's turns to see their numbers."
 
 
 class CallNotFound(NotFound):
     """The turn has no such provider call."""
 
     code = "call_not_found"
+    hint = "List the calls of the turn to see its attempts."
 
 
 class Conflict(StrataError):
@@ -232,6 +237,7 @@ class TenantExists(Conflict):
     """A tenant of this name is there already."""
 
     code = "tenant_exists"
+    hint = "Choose another name, or use the tenant that is there."
 
 
 class Unavailable(StrataError):
@@ -259,6 +265,13 @@ class SchemaAhead(Unavailable):
     hint = "Run the release that migrated it, or a later one."
 
 
+class CheckTimedOut(Unavailable):
+    """A readiness check did not end in time."""
+
+    code = "check_timed_out"
+    hint = "Try again in a moment; `strata doctor` looks closer."
+
+
 class ShuttingDown(Unavailable):
     """This server process is shutting down."""
 
@@ -274,6 +287,7 @@ class SettingsInvalid(Setup):
     """A setting has a value that is not allowed."""
 
     code = "settings_invalid"
+    hint = "docs/settings.md lists the settings and what they take."
 
 
 class DatabaseUnsupported(Setup):

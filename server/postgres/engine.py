@@ -49,8 +49,7 @@ class DatabaseOptions:
     """Where the database is and how much of it one process takes."""
 
     url: str = field(repr=False)
-    pool_size: int = 10
-    pool_overflow: int = 10
+    pool_size: int = 20
     pool_wait_seconds: float = 5.0
     connect_seconds: float = 5.0
     statement_seconds: float = 30.0
@@ -194,7 +193,7 @@ class Database:
         pool: asyncpg.Pool[asyncpg.Record] = await asyncpg.create_pool(
             self.options.url,
             min_size=0,
-            max_size=self.options.pool_size + self.options.pool_overflow,
+            max_size=self.options.pool_size,
             timeout=self.options.connect_seconds,
             server_settings=_server_settings(self.options),
             target_session_attrs=_session_attributes(self.options.url),

@@ -1,0 +1,5 @@
+"""`python -m server` is `strata`."""
+
+from server.cli import main
+
+main()

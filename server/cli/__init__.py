@@ -1,0 +1,27 @@
+"""The `strata` command. Each sub-command lives in a module of its own name."""
+
+import click
+
+from server import __version__
+from server.cli.group import StrataGroup
+
+
+@click.group(
+    cls=StrataGroup,
+    commands_by_name={
+        "serve": "Serve the HTTP API.",
+        "demo": "Serve with an embedded Postgres, a tenant and its keys.",
+        "worker": "Run background jobs until stopped.",
+        "migrate": "Bring the database schema to this release.",
+        "keys": "Create, list and revoke API keys.",
+        "doctor": "Check everything that has to be right.",
+        "reference": "",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="strata")
+def main() -> None:
+    """A stateful conversation server for Gemini and Claude.
+
+    Settings come from the environment, each with the prefix STRATA_; docs/settings.md lists them.
+    """

@@ -1,0 +1,187 @@
+"""`strata doctor`: looks at everything that has to be right, and says how to mend what is not."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from server.api_key import Scope
+from server.asgi import bind
+from server.cli.run import begin_quietly, run
+from server.database_wiring import open_database_options
+from server.errors import AddressInUse, StrataError
+from server.postgres.embedded import describe_embedded
+from server.postgres.engine import Database, DatabaseOptions, connect
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.migrations import read_schema_state
+from server.settings import Settings
+
+_LOW_SPACE_BYTES: Final = 1024**3
+_PROVIDER_KEYS: Final = {"Gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"), "Claude": ("ANTHROPIC_API_KEY",)}
+
+
+class Verdict(StrEnum):
+    """How a check went."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a finding a line.")
+def doctor(*, as_json: bool) -> None:
+    """Check settings, database, schema, keys, providers and disk. Exit with 1 if anything is broken.
+
+    An embedded Postgres that does not run is started for the look and stopped after it.
+    """
+    findings = run(_examine(begin_quietly()))
+    if as_json:
+        for finding in findings:
+            click.echo(json.dumps(asdict(finding)))
+    else:
+        _show(findings)
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
+        sys.exit(1)
+
+
+async def _examine(settings: Settings) -> list[Finding]:
+    findings = [Finding(check="settings", verdict=Verdict.OK, found="all of them can be read")]
+    findings.append(_address(settings))
+    if settings.embedded:
+        findings.append(_disk(settings.data_dir))
+        state = describe_embedded(settings.data_dir)
+        running = "running" if state.running else "not running"
+        findings.append(
+            Finding(check="embedded", verdict=Verdict.OK, found=f"Postgres in {settings.data_dir}, {running}")
+        )
+    findings += [finding async for finding in _database(settings)]
+    findings.append(_providers())
+    return findings
+
+
+async def _database(settings: Settings) -> AsyncIterator[Finding]:
+    """Each look needs the one before it; the first that fails is the last."""
+    try:
+        async with open_database_options(settings) as options:
+            connection = await connect(options)
+            try:
+                version = connection.get_server_version()
+            finally:
+                await connection.close()
+            yield Finding(
+                check="database", verdict=Verdict.OK, found=f"PostgreSQL {version.major}.{version.micro} answers"
+            )
+            schema = await _schema(options, embedded=settings.embedded)
+            yield schema
+            if schema.verdict is Verdict.OK:
+                yield await _keys(options)
+    except StrataError as error:
+        yield Finding(check="database", verdict=Verdict.FAILED, found=error.message, fix=error.advice)
+
+
+async def _schema(options: DatabaseOptions, *, embedded: bool) -> Finding:
+    state = await read_schema_state(options)
+    if not state.known:
+        return Finding(
+            check="schema",
+            verdict=Verdict.FAILED,
+            found=f"revision {state.current} is newer than this release",
+            fix="Run the release that migrated it, or a later one.",
+        )
+    if state.pending:
+        return Finding(
+            check="schema",
+            verdict=Verdict.WARNING if embedded else Verdict.FAILED,
+            found=f"at {state.current or 'no revision'}, {len(state.pending)} pending",
+            fix="It is migrated by the next start." if embedded else "Run `strata migrate up`.",
+        )
+    return Finding(check="schema", verdict=Verdict.OK, found=f"at {state.current}, as this release needs it")
+
+
+async def _keys(options: DatabaseOptions) -> Finding:
+    database = Database(options)
+    try:
+        keys = await PostgresKeyRing(database).list_keys()
+    finally:
+        await database.close()
+    live = [key for key in keys if key.revoked_at is None]
+    missing = [scope.value for scope in Scope if not any(scope in key.scopes for key in live)]
+    if missing:
+        return Finding(
+            check="keys",
+            verdict=Verdict.WARNING,
+            found=f"no key with the scope {' or '.join(missing)}",
+            fix=" ".join(f"`strata keys create --scope {scope}`" for scope in missing),
+        )
+    return Finding(check="keys", verdict=Verdict.OK, found=f"{len(live)} live, {len(keys) - len(live)} revoked")
+
+
+def _address(settings: Settings) -> Finding:
+    try:
+        bind(settings.host, settings.port).close()
+    except AddressInUse as error:
+        return Finding(
+            check="address",
+            verdict=Verdict.WARNING,
+            found=error.message,
+            fix="Fine if that is Strata itself; else choose another port with STRATA_PORT.",
+        )
+    return Finding(check="address", verdict=Verdict.OK, found=f"{settings.host}:{settings.port} is free")
+
+
+def _disk(data_dir: Path) -> Finding:
+    place = next(path for path in (data_dir, *data_dir.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1024**3:.1f} GiB free under {data_dir}"
+    if free < _LOW_SPACE_BYTES:
+        return Finding(
+            check="disk",
+            verdict=Verdict.WARNING,
+            found=found,
+            fix="Free some space, or choose another place with STRATA_DATA_DIR.",
+        )
+    return Finding(check="disk", verdict=Verdict.OK, found=found)
+
+
+def _providers() -> Finding:
+    """Whether a key is there, never which."""
+    present = [provider for provider, names in _PROVIDER_KEYS.items() if any(os.environ.get(name) for name in names)]
+    if not present:
+        wanted = ", ".join(name for names in _PROVIDER_KEYS.values() for name in names)
+        return Finding(
+            check="providers",
+            verdict=Verdict.WARNING,
+            found="no provider key in the environment",
+            fix=f"Set one of {wanted}.",
+        )
+    return Finding(check="providers", verdict=Verdict.OK, found=f"a key for {' and '.join(present)} is set")
+
+
+def _show(findings: list[Finding]) -> None:
+    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    for finding in findings:
+        colour = colours[finding.verdict]
+        console.print(f"[{colour}]{finding.verdict:8}[/] {finding.check:10} {escape(finding.found)}")
+        if finding.fix:
+            console.print(f"{'':20}{escape(finding.fix)}", style="dim")

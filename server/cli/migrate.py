@@ -1,0 +1,104 @@
+"""`strata migrate`: the database schema."""
+
+import sys
+
+import click
+
+from server.cli.run import begin_quietly, run
+from server.database_wiring import open_database_options
+from server.errors import SchemaAhead
+from server.postgres.migrations import (
+    SchemaState,
+    find_drift,
+    migrate_down_one,
+    migrate_up,
+    read_schema_state,
+    write_revision,
+)
+from server.settings import Settings
+
+
+@click.group()
+def migrate() -> None:
+    """Bring the database schema to this release, or look where it is."""
+
+
+@migrate.command()
+def up() -> None:
+    """Apply all pending revisions. Safe to run while servers of the previous release serve."""
+    settings = begin_quietly()
+    before, after = run(_up(settings))
+    if before.current == after.current:
+        click.echo(f"Nothing to do: the database is at {after.current}.")
+        return
+    for revision in before.pending:
+        click.echo(f"applied {revision}")
+    click.echo(f"The database is at {after.current}.")
+
+
+@migrate.command()
+@click.option("--yes", is_flag=True, help="Do not ask: data in dropped tables and columns is lost.")
+def down(*, yes: bool) -> None:
+    """Go back one revision."""
+    settings = begin_quietly()
+    if not yes:
+        click.confirm("Going back drops what the revision added, with its data. Go on?", abort=True)
+    state = run(_down(settings))
+    click.echo(f"The database is at {state.current or 'no revision'}.")
+
+
+@migrate.command()
+def current() -> None:
+    """Show the database's revision and what is pending."""
+    settings = begin_quietly()
+    state = run(_read(settings))
+    click.echo(f"database: {state.current or 'no revision'}")
+    click.echo(f"release:  {state.head}")
+    for revision in state.pending:
+        click.echo(f"pending:  {revision}")
+    if not state.known:
+        click.echo("The database is newer than this release.")
+
+
+@migrate.command()
+def check() -> None:
+    """Exit with 1 unless the database is at this release's revision and looks as the code expects."""
+    settings = begin_quietly()
+    state, drift = run(_check(settings))
+    if not state.known:
+        raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
+    for revision in state.pending:
+        click.echo(f"pending: {revision}")
+    for difference in drift:
+        click.echo(f"differs: {difference}")
+    if state.pending or drift:
+        sys.exit(1)
+    click.echo(f"The database is at {state.current} and as the code expects it.")
+
+
+@migrate.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Begin a revision called NAME, in a checkout. For developers."""
+    click.echo(f"Wrote {write_revision(name)}")
+
+
+async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
+    async with open_database_options(settings) as options:
+        return await read_schema_state(options), await migrate_up(options)
+
+
+async def _down(settings: Settings) -> SchemaState:
+    async with open_database_options(settings) as options:
+        return await migrate_down_one(options)
+
+
+async def _read(settings: Settings) -> SchemaState:
+    async with open_database_options(settings) as options:
+        return await read_schema_state(options)
+
+
+async def _check(settings: Settings) -> tuple[SchemaState, list[str]]:
+    async with open_database_options(settings) as options:
+        state = await read_schema_state(options)
+        return state, [] if state.pending or not state.known else await find_drift(options)

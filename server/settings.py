@@ -1,0 +1,155 @@
+"""Settings: one class, data only. Every field is read from the environment with the prefix `STRATA_`.
+
+Nothing here builds anything; `wiring` passes plain values on to the adapters. The table in docs/settings.md is
+generated from these fields and checked by a test.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from server.errors import SettingsInvalid
+
+MEBIBYTE: Final = 1024 * 1024
+_ORIGIN: Final = re.compile(r"https?://[^/\s]+")
+
+
+def default_data_dir() -> Path:
+    """Where the embedded Postgres lives unless told otherwise: one place for a user, whatever the working directory.
+
+    Root's home is closed to the account that Postgres runs under (it refuses to run as root), hence the system's place.
+    """
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return Path("/var/lib/strata")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "strata"
+
+
+class Settings(BaseSettings):
+    """All that an operator can choose."""
+
+    model_config = SettingsConfigDict(env_prefix="STRATA_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    # --- server
+    host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
+    port: int = Field(default=8400, ge=0, le=65535, description="Port that the server listens on; 0 picks a free one.")
+    shutdown_limit_seconds: float = Field(
+        default=30.0, ge=0, le=3600, description="How long a stopping server lets running turns finish."
+    )
+    body_limit_bytes: int = Field(
+        default=32 * MEBIBYTE, ge=1024, le=1024 * MEBIBYTE, description="Largest request body, in bytes."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Origins that browsers may call from, such as `https://app.example`, with commas between.",
+    )
+
+    # --- database
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="An external Postgres, 15 or newer; unset means the embedded one. Several hosts are separated by "
+        "commas; `target_session_attrs`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey` work as in libpq.",
+    )
+    database_pool_size: int = Field(
+        default=20, ge=1, le=1000, description="Most connections of one process; idle ones are closed after 5 minutes."
+    )
+    database_pool_wait_seconds: float = Field(
+        default=5.0, gt=0, le=300, description="How long a request waits for a free connection before it gets a 503."
+    )
+    database_connect_seconds: float = Field(
+        default=5.0, gt=0, le=300, description="How long one attempt to connect may take."
+    )
+    database_statement_seconds: float = Field(
+        default=30.0, ge=0, le=3600, description="Postgres cancels a statement that takes longer; 0 means no limit."
+    )
+    database_application_name: str = Field(
+        default="strata", max_length=63, description="The name shown in pg_stat_activity."
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="Where the embedded Postgres and its logs lie. Not set, it is `/var/lib/strata` for root, else "
+        "`$XDG_DATA_HOME/strata` or `~/.local/share/strata`.",
+    )
+    embedded_user: str = Field(
+        default="strata-postgres",
+        description="Account that the embedded Postgres runs under when Strata runs as root; made when it is missing.",
+    )
+
+    raw_retention_days: int = Field(
+        default=0,
+        ge=0,
+        le=36500,
+        description="Raw provider bytes older than this are removed by the worker; turns stay. 0 keeps them for ever.",
+    )
+
+    # --- telemetry
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe log events that are written."
+    )
+    log_format: Literal["auto", "pretty", "json"] = Field(
+        default="auto", description="`auto` is pretty on a terminal and JSON otherwise."
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`; unset sends nothing.",
+    )
+    otlp_headers: SecretStr | None = Field(
+        default=None, description="Headers for the collector, `name=value` separated by commas."
+    )
+    service_name: str = Field(default="strata", description="`service.name` of the OpenTelemetry resource.")
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_only(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                message = (
+                    f"{origin!r} is no origin; it is a scheme and a host, and a port where it is not the usual one"
+                )
+                raise ValueError(message)
+        return value
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _known_scheme(self) -> Self:
+        if self.database_url is not None:
+            scheme = self.database_url.get_secret_value().partition("://")[0]
+            if scheme not in {"postgresql", "postgres"}:
+                message = "STRATA_DATABASE_URL has to start with postgresql:// or postgres://"
+                raise ValueError(message)
+        return self
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database is the embedded one."""
+        return self.database_url is None
+
+
+def read_settings(**overrides: object) -> Settings:
+    """The settings of this process; what is wrong with them is said in one sentence per field.
+
+    Values are left out of the message: a database URL holds a password.
+    """
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # reason: overrides are validated by the call itself
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'STRATA_' + str(fault['loc'][0]).upper() + ': ' if fault['loc'] else ''}"
+            f"{fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors(include_input=False, include_url=False)
+        )
+        raise SettingsInvalid(
+            f"The settings are not usable: {faults}.", hint="docs/settings.md lists them all."
+        ) from None

@@ -1,0 +1,137 @@
+"""The program as a value: the one place that knows every part and builds them all.
+
+`strata serve`, `strata demo` and the tests build it here, so what is tested is what runs.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from server import __version__
+from server.database_wiring import open_database_options
+from server.errors import DatabaseUnavailable
+from server.postgres.engine import Database, DatabaseOptions, connect
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.probe import DatabaseProbe
+from server.postgres.store import PostgresStore
+from server.running_turns import RunningTurns
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from server.telemetry.spans import Tracing, open_tracing
+from server.web.app import WebParts, build_app
+from server.web.edge import Edge
+
+_log = logging.getLogger("strata.program")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Everything that serves, ready to use."""
+
+    settings: Settings
+    options: DatabaseOptions
+    database: Database
+    store: PostgresStore
+    key_ring: PostgresKeyRing
+    running_turns: RunningTurns
+    owner: str
+    """What this process is called on the leases that it holds."""
+    app: Edge
+
+
+@asynccontextmanager
+async def open_program(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Program]:
+    """The program from its first connection to its last. Leaving the block lets running turns finish first.
+
+    `migrate`: also an external database is migrated. Raises `SchemaBehind` or `SchemaAhead` where it is not, and must
+    be, at this release's revision. An external database that does not answer is no reason to give up: the program
+    starts, says so in `/readyz`, and checks the schema when it gets through.
+    """
+    async with AsyncExitStack() as stack:
+        options = await stack.enter_async_context(open_database_options(settings))
+        if settings.embedded or migrate:
+            await migrate_up(options)
+        else:
+            await _check_schema(options)
+        database = Database(options, on_first_contact=require_current_schema)
+        stack.push_async_callback(database.close)
+        tracing = open_tracing(
+            settings.otlp_endpoint,
+            settings.otlp_headers.get_secret_value() if settings.otlp_headers else None,
+            settings.service_name,
+            __version__,
+        )
+        stack.callback(tracing.shutdown)
+        program = _assemble(settings, options, database, tracing)
+        stack.push_async_callback(_stop, program)
+        yield program
+
+
+def _assemble(settings: Settings, options: DatabaseOptions, database: Database, tracing: Tracing) -> Program:
+    running_turns = RunningTurns()
+    key_ring = PostgresKeyRing(database)
+    metrics = Metrics(version=__version__)
+    metrics.gauge_callback(
+        "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
+    )
+    metrics.gauge_callback(
+        "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
+    )
+    app = build_app(
+        WebParts(
+            key_ring=key_ring,
+            probes=[DatabaseProbe(database)],
+            running_turns=running_turns,
+            metrics=metrics,
+            tracing=tracing,
+            body_limit_bytes=settings.body_limit_bytes,
+            cors_origins=settings.cors_origins,
+            version=__version__,
+        )
+    )
+    return Program(
+        settings=settings,
+        options=options,
+        database=database,
+        store=PostgresStore(database),
+        key_ring=key_ring,
+        running_turns=running_turns,
+        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+        app=app,
+    )
+
+
+async def _check_schema(options: DatabaseOptions) -> None:
+    try:
+        connection = await connect(options)
+    except DatabaseUnavailable as error:
+        _log.warning("program.started_without_database", extra={"reason": str(error)})
+        return
+    try:
+        await require_current_schema(connection)
+    finally:
+        await connection.close()
+
+
+async def _stop(program: Program) -> None:
+    """Running turns get their time, what is left of them is handed to whoever comes next."""
+    report = await program.running_turns.drain(program.settings.shutdown_limit_seconds)
+    try:
+        surrendered = await program.store.surrender_leases(program.owner)
+    except DatabaseUnavailable as error:
+        # The leases end by themselves when their time is over.
+        _log.warning("program.leases_not_surrendered", extra={"reason": str(error)})
+        surrendered = 0
+    _log.info(
+        "program.stopped",
+        extra={
+            "turns_finished": report.finished_count,
+            "turns_cancelled": report.cancelled_count,
+            "leases_surrendered": surrendered,
+        },
+    )

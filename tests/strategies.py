@@ -1,0 +1,46 @@
+"""Values for property tests."""
+
+import string
+
+from hypothesis import strategies as st
+
+from server.block import (
+    Block,
+    ImageBlock,
+    SignatureMark,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+)
+
+any_text = st.text(st.characters(codec=None), max_size=60) | st.text("\x00\ud800\udfff\U0010ffff0f\\u", max_size=12)
+"""Any code points, lone surrogates among them, and more often than chance has it those that need care."""
+
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | any_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_text, inner, max_size=4),
+    max_leaves=12,
+)
+json_objects = st.dictionaries(any_text, json_values, max_size=4)
+
+marks = st.none() | st.builds(
+    SignatureMark,
+    length=st.integers(0, 10_000),
+    fingerprint=st.text(string.hexdigits.lower(), min_size=16, max_size=16),
+)
+blocks: st.SearchStrategy[Block] = st.one_of(
+    st.builds(TextBlock, text=any_text, signature=marks),
+    st.builds(
+        ImageBlock,
+        media_type=st.sampled_from(["image/png", "image/jpeg"]),
+        sha256=st.text(string.hexdigits.lower(), min_size=64, max_size=64),
+        size_bytes=st.integers(0, 10**9),
+    ),
+    st.builds(ThinkingBlock, text=any_text, redacted=st.booleans(), signature=marks),
+    st.builds(ToolCallBlock, id=any_text, name=any_text, arguments=json_objects, signature=marks),
+    st.builds(ToolResultBlock, tool_call_id=any_text, output=json_values, is_error=st.booleans()),
+    st.builds(UnknownBlock, data=json_objects),
+)

@@ -1,0 +1,21 @@
+"""The tables in the docs are the code's."""
+
+from pathlib import Path
+
+import pytest
+
+from server.cli.reference import PAGES
+from server.settings import Settings
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_in_the_docs_is_the_generated_one(page: str) -> None:
+    assert (DOCS / page).read_text() == PAGES[page](), "run: make reference"
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
