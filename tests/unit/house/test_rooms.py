@@ -1,0 +1,60 @@
+"""House rules about modules that import-linter cannot say. The layers themselves are in .importlinter."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.house.repository import ROOT, pyproject
+
+SERVER = ROOT / "server"
+ASSEMBLY = {"__main__", "asgi", "settings", "wiring"}
+DOMAIN = sorted(path.name for path in SERVER.glob("*.py") if path.stem not in ASSEMBLY)
+MEANINGLESS = {"base", "common", "constants", "core", "helpers", "manager", "misc", "shared", "types", "util", "utils"}
+
+
+def imported_by(module: Path) -> Iterator[str]:
+    """The top-level packages that a module imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("name", DOMAIN)
+def test_the_domain_imports_the_standard_library_and_itself(name: str) -> None:
+    foreign = set(imported_by(SERVER / name)) - sys.stdlib_module_names - {"server"}
+
+    assert foreign == set()
+
+
+def test_every_imported_package_is_a_declared_dependency() -> None:
+    declared = {canonicalize_name(Requirement(text).name) for text in pyproject()["project"]["dependencies"]}
+    distributions = packages_distributions()
+    imported = {name for module in SERVER.rglob("*.py") for name in imported_by(module)}
+
+    undeclared = {
+        name
+        for name in imported - sys.stdlib_module_names - {"server"}
+        if not declared & {canonicalize_name(owner) for owner in distributions.get(name, ())}
+    }
+
+    assert undeclared == set()
+
+
+def test_every_module_has_a_name_that_means_something() -> None:
+    named = {path for path in SERVER.rglob("*") if path.is_dir() or path.suffix == ".py"}
+
+    assert [str(path.relative_to(ROOT)) for path in named if path.stem in MEANINGLESS] == []
+
+
+def test_no_annotation_is_postponed() -> None:
+    postponed = [str(path.relative_to(ROOT)) for path in SERVER.rglob("*.py") if "__future__" in set(imported_by(path))]
+
+    assert postponed == [], "Litestar and pydantic read annotations at run time"

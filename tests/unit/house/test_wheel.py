@@ -1,0 +1,30 @@
+"""What an installation from a wheel has."""
+
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+from tests.unit.house.repository import ROOT
+
+
+def test_the_wheel_carries_migrations_templates_and_the_configuration_of_alembic(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(ZipFile(wheel).namelist())
+
+    here = [
+        path.relative_to(ROOT)
+        for folder in ("migrations", "templates")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    assert "server/_bundled/alembic.ini" in names
+    assert {f"server/_bundled/{path.as_posix()}" for path in here} <= names
+    assert not {name for name in names if name.startswith("tests/")}
