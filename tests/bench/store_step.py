@@ -1,0 +1,150 @@
+"""What the store costs per turn, as a ratio to the least that could be done, in one run on one database.
+
+    python -m tests.bench.store_step
+
+The floor is raw asyncpg on one connection: insert the input, read the static text and the last 20 turns, insert the
+answer. Strata's step is accepting the input, loading the payload's sources, and finishing the answer with its call: as
+many round trips and commits, but with checks, lease, numbering, idempotency, raw bytes and values for the domain.
+Rounds are interleaved, so that whatever else the machine does hits both.
+"""
+
+import asyncio
+import hashlib
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import gettempdir
+from uuid import UUID, uuid4
+
+from server.api_key import Tenant
+from server.block import TextBlock
+from server.conversation import Conversation
+from server.identifiers import CONVERSATION, decode_id
+from server.postgres.embedded import open_embedded
+from server.postgres.engine import Connection, Database, DatabaseOptions, connect
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.migrations import migrate_up
+from server.postgres.store import PostgresStore
+from server.store import NewAnswer
+from server.turn import Native
+from tests.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input
+
+LENGTHS = (10, 100, 1_000, 5_000)
+BUFFERED = 20
+ROUNDS = 200
+WARM_UP = 30
+STATIC_TEXT = "You are a careful assistant. " * 200
+ASKED, REPLIED, SIGNATURE = "x" * 200, "y" * 800, "s" * 1500
+
+FLOOR_TABLES = """
+CREATE TABLE IF NOT EXISTS floor_prefix (conversation_id uuid PRIMARY KEY, text text);
+CREATE TABLE IF NOT EXISTS floor_turns
+    (conversation_id uuid, seq bigint, native bytea, PRIMARY KEY (conversation_id, seq))
+"""
+FLOOR_LOAD = """
+SELECT (SELECT text FROM floor_prefix WHERE conversation_id = $1), array_agg(native ORDER BY seq)
+FROM (SELECT seq, native FROM floor_turns WHERE conversation_id = $1 ORDER BY seq DESC LIMIT 20) AS recent
+"""
+FLOOR_APPEND = "INSERT INTO floor_turns VALUES ($1, $2, $3)"
+
+
+def reply() -> NewAnswer:
+    native = f'{{"role":"model","parts":[{{"text":"{REPLIED}","thoughtSignature":"{SIGNATURE}"}}]}}'.encode()
+    return answer(
+        blocks=(TextBlock(text=REPLIED),),
+        native=Native(dialect="gemini", data=native),
+        start=call_start(),
+        end=call_end(raw_response=b"data: " + native + b"\n\n"),
+    )
+
+
+async def strata_step(store: PostgresStore, tenant: Tenant, conversation: Conversation, held: bytes) -> None:
+    accepted = await accept(store, tenant.id, user_input(conversation.id, ASKED))
+    await store.load_payload_source(tenant.id, conversation.id, held_static_hashes=[held])
+    await store.finish_turn(accepted.lease, reply())
+
+
+async def floor_step(connection: Connection, conversation_id: UUID, seq: int, native: bytes) -> None:
+    await connection.execute(FLOOR_APPEND, conversation_id, seq, ASKED.encode())
+    await connection.fetch(FLOOR_LOAD, conversation_id)
+    await connection.execute(FLOOR_APPEND, conversation_id, seq + 1, native)
+
+
+async def timed(step: Callable[[], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await step()
+    return (time.perf_counter() - began) * 1000
+
+
+async def compare(store: PostgresStore, tenant: Tenant, connection: Connection, turns: int) -> tuple[float, float]:
+    """Medians in ms at a conversation's length: the floor's and ours."""
+    conversation = await create_conversation(store, tenant.id)
+    static_hash = hashlib.sha256(STATIC_TEXT.encode()).digest()
+    await fill(store, conversation, turns)
+    begun = epoch(text=STATIC_TEXT, static_hash=static_hash, buffer_start_seq=max(1, turns - BUFFERED + 1))
+    await store.begin_epoch(tenant.id, conversation.id, begun)
+    floor_id, native = uuid4(), reply().native.data
+    await connection.execute("INSERT INTO floor_prefix VALUES ($1, $2)", floor_id, STATIC_TEXT)
+    await connection.executemany(FLOOR_APPEND, [(floor_id, seq, native) for seq in range(1, turns + 1)])
+    await connection.execute("ANALYZE")
+    floor, ours = [], []
+    for number in range(WARM_UP + ROUNDS):
+        seq = turns + 2 * number + 1
+        floor.append(await timed(lambda seq=seq: floor_step(connection, floor_id, seq, native)))  # type: ignore[misc]
+        ours.append(await timed(lambda: strata_step(store, tenant, conversation, static_hash)))
+        await keep_buffer_small(connection, conversation)
+    return statistics.median(floor[WARM_UP:]), statistics.median(ours[WARM_UP:])
+
+
+async def fill(store: PostgresStore, conversation: Conversation, turns: int) -> None:
+    """So many turns of the usual size, written at once: how they got there does not matter here."""
+    database = store._database  # noqa: SLF001  reason: a benchmark may look inside
+    async with database.connection() as connection:
+        await connection.execute(
+            """
+            INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account,
+                attempt, written_under)
+            SELECT $1, n, CASE n % 2 WHEN 1 THEN 'user_task' ELSE 'model_response' END, 'complete',
+                jsonb_build_array(jsonb_build_object('type', 'text', 'text', repeat('y', 800))), $2,
+                CASE n % 2 WHEN 1 THEN 'strata' ELSE 'gemini' END, 'gemini', 'm', 'a', 1, gen_random_uuid()
+            FROM generate_series(1, $3::bigint) AS n
+            """,
+            decode_id(CONVERSATION, conversation.id),
+            reply().native.data,
+            turns,
+        )
+        await connection.execute(
+            "UPDATE conversations SET next_seq = $2 WHERE id = $1", decode_id(CONVERSATION, conversation.id), turns + 1
+        )
+
+
+async def keep_buffer_small(connection: Connection, conversation: Conversation) -> None:
+    """What the compactor does in the background, without its cost."""
+    await connection.execute(
+        "UPDATE conversations SET buffer_start_seq = greatest(1, next_seq - $2) WHERE id = $1",
+        decode_id(CONVERSATION, conversation.id),
+        BUFFERED,
+    )
+
+
+async def main() -> None:
+    data_dir = Path(gettempdir()) / "strata-bench"
+    with open_embedded(data_dir) as embedded:
+        options = DatabaseOptions(url=embedded.url)
+        await migrate_up(options)
+        database = Database(options)
+        connection = await connect(options)
+        await connection.execute(FLOOR_TABLES)
+        tenant = await PostgresKeyRing(database).create_tenant(str(uuid4()))
+        store = PostgresStore(database)
+        print("turns   floor ms   strata ms   ratio")  # noqa: T201  reason: its output is its purpose
+        for turns in LENGTHS:
+            floor, ours = await compare(store, tenant, connection, turns)
+            print(f"{turns:5d}   {floor:8.2f}   {ours:9.2f}   {ours / floor:5.2f}")  # noqa: T201  reason: as above
+        await connection.close()
+        await database.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
