@@ -76,7 +76,10 @@ async def migrate_up(options: DatabaseOptions) -> SchemaState:
         raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
     if state.pending:
         await _run(options, lambda config: command.upgrade(config, "head"))
-        _log.info("schema.migrated", extra={"from_revision": state.current, "to_revision": state.head})
+        _log.info(
+            "schema.migrated",
+            extra={"from_revision": state.current, "to_revision": state.head, "applied": list(state.pending)},
+        )
     return await read_schema_state(options)
 
 

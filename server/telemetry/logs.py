@@ -21,8 +21,6 @@ from server.telemetry.tracebacks import render_traceback
 LogFormat = Literal["auto", "pretty", "json"]
 
 _OWN_LOGGERS: Final = ("strata",)
-_TALKATIVE_LOGGERS: Final = ("uvicorn", "alembic")
-"""Libraries whose `info` is of use to an operator: the server's start and stop, the migrations' steps."""
 _SILENT_LOGGERS: Final = ("uvicorn.access", "opentelemetry")
 """The access log is `http.request_finished`, without the query string; what the span exporter has to say is said by
 `spans`, once and not with every batch."""
@@ -39,7 +37,6 @@ def configure_logs(level: str, log_format: LogFormat = "auto", *, stream: TextIO
     root.setLevel(logging.WARNING)
     threshold = logging.getLevelNamesMapping()[level.upper()]
     _set_levels(_OWN_LOGGERS, threshold)
-    _set_levels(_TALKATIVE_LOGGERS, max(threshold, logging.INFO))
     _set_levels(_SILENT_LOGGERS, logging.CRITICAL + 1)
     logging.captureWarnings(capture=True)
 

@@ -63,14 +63,15 @@ def test_the_level_is_the_least_severe_that_is_written(level: str, written: int)
     assert len(stream.getvalue().splitlines()) == written
 
 
-def test_libraries_go_through_the_same_formatter() -> None:
+def test_libraries_go_through_the_same_formatter_from_warnings_upwards() -> None:
     with capture_log() as stream:
-        logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[32mStarted"})
+        logging.getLogger("uvicorn.error").info("Started server process")
         logging.getLogger("alembic.runtime.migration").info("Running upgrade %s", "1")
+        logging.getLogger("uvicorn.error").warning("Odd", extra={"color_message": "\x1b[32mOdd"})
         logging.getLogger("sqlalchemy.pool").warning("slow")
         logging.getLogger("uvicorn.access").info("GET /?secret")
         logging.getLogger("opentelemetry.exporter").error("no collector")
-    assert [line["event"] for line in lines(stream.getvalue())] == ["Started", "Running upgrade 1", "slow"]
+    assert [line["event"] for line in lines(stream.getvalue())] == ["Odd", "slow"]
     assert "color_message" not in stream.getvalue()
 
 
