@@ -2,6 +2,7 @@
 
 from alembic import context
 
+from server.postgres.migrations import is_described
 from server.postgres.tables import metadata
 
 connection = context.config.attributes.get("connection")
@@ -12,6 +13,7 @@ if connection is None:
 context.configure(
     connection=connection,
     target_metadata=metadata,
+    include_name=is_described,
     compare_type=True,
     compare_server_default=True,
     # One revision fails or lands by itself, and its locks are held no longer than it runs.

@@ -129,7 +129,7 @@ def upgrade() -> None:
         ),
         sa.Column("raw_length", sa.BigInteger(), nullable=True, comment="Bytes before compression."),
         sa.PrimaryKeyConstraint("conversation_id", "turn_seq", "attempt", name=op.f("pk_calls")),
-        comment="One row per provider call and attempt. Changed once: when the call ends.",
+        comment="One row per provider call and attempt. Changed when it ends, and when retention takes its bytes.",
     )
     op.create_table(
         "epochs",
@@ -580,7 +580,10 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False, comment="queued, running, done, failed: done once, billed once."),
         sa.Column("result", sa.JSON(), nullable=True, comment="Blocks, stop reason, usage, cost, latency, divergence."),
         sa.Column(
-            "raw_response", sa.LargeBinary(), nullable=True, comment="Every byte of the candidate's answer, zstd."
+            "raw_response",
+            sa.LargeBinary(),
+            nullable=True,
+            comment="Every byte of the answer, zstd. Null past retention.",
         ),
         sa.Column("cost_usd", sa.Numeric(precision=20, scale=10), nullable=True),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),

@@ -229,7 +229,7 @@ calls = Table(
     Column("cost_usd", MONEY, comment="Null where the price is not known."),
     Column("raw_response", LargeBinary, comment="Every byte of the body, zstd. Null while it runs, or past retention."),
     Column("raw_length", BigInteger, comment="Bytes before compression."),
-    comment="One row per provider call and attempt. Changed once: when the call ends.",
+    comment="One row per provider call and attempt. Changed when it ends, and when retention takes its bytes.",
 )
 
 call_chunks = Table(
@@ -354,7 +354,7 @@ replay_items = Table(
     Column("repetition", SmallInteger, primary_key=True),
     Column("state", Text, nullable=False, comment="queued, running, done, failed: done once, billed once."),
     Column("result", JSON, comment="Blocks, stop reason, usage, cost, latency, divergence."),
-    Column("raw_response", LargeBinary, comment="Every byte of the candidate's answer, zstd."),
+    Column("raw_response", LargeBinary, comment="Every byte of the answer, zstd. Null past retention."),
     Column("cost_usd", MONEY),
     Column("finished_at", INSTANT),
     comment="Results of batch runs, one row per turn and repetition.",
