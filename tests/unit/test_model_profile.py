@@ -1,0 +1,44 @@
+"""Profiles are data: every model that has a price has one, and one that is not listed is assumed aloud."""
+
+import pytest
+
+from server.model_profile import PROFILES, LayerOrder, ThinkingControl, find_profile
+from server.pricing import PRICES
+
+
+def test_every_model_with_a_price_has_a_profile_and_the_other_way_round() -> None:
+    assert {price.model for price in PRICES} == set(PROFILES)
+
+
+@pytest.mark.parametrize("model", PROFILES)
+def test_a_listed_profile_is_whole(model: str) -> None:
+    profile = find_profile(PROFILES[model].provider, model)
+    assert (profile.model, profile.assumed) == (model, False)
+    assert profile.output_limit_tokens < profile.window_tokens
+    assert (profile.breakpoints == 4) is (profile.provider == "anthropic")
+    # A model whose thinking is bound to its prefix cannot have a changing block before the buffer.
+    assert not (profile.prefix_bound and LayerOrder.LAYERED in profile.orders)
+    assert bool(profile.thinking_levels) is (profile.thinking is not ThinkingControl.BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "like"),
+    [
+        ("gemini", "gemini-4-neon", "gemini-4-argon"),
+        ("gemini", "gemini-3.9-flash", "gemini-3.8-flash"),
+        ("gemini", "gemini-2.5-flash-image", "gemini-2.5-flash"),
+        ("gemini", "learnlm-5", "gemini-3.8-flash"),
+        ("anthropic", "claude-haiku-4-9", "claude-haiku-4-5"),
+        ("anthropic", "claude-opus-6", "claude-opus-5-5"),
+        ("anthropic", "gemini-4-argon", "claude-opus-5-5"),
+    ],
+)
+def test_a_model_that_is_not_listed_is_taken_for_its_family(provider: str, model: str, like: str) -> None:
+    found, relative = find_profile(provider, model), PROFILES[like]
+    assert found.assumed
+    assert (found.model, found.provider) == (model, provider)
+    assert (found.family, found.signs_calls, found.prefix_bound) == (
+        relative.family,
+        relative.signs_calls,
+        relative.prefix_bound,
+    )

@@ -1,0 +1,77 @@
+"""Costs come from a dated table, bucket by bucket, and what is not known is not guessed."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.pricing import PRICES, find_price, price_call
+from server.usage import Usage
+
+NOW = datetime(2026, 11, 16, tzinfo=UTC)
+ALL = Usage(
+    fresh_input_tokens=1_000_000,
+    cache_read_tokens=1_000_000,
+    cache_write_tokens=1_000_000,
+    output_tokens=1_000_000,
+    reasoning_tokens=1_000_000,
+)
+SMALL = Usage(fresh_input_tokens=1000, output_tokens=10)
+
+
+def test_each_bucket_has_its_own_price() -> None:
+    cost = price_call("claude-opus-5-5", NOW, ALL, long_write_tokens=400_000)
+    assert cost is not None
+    assert cost.fresh_input_usd == 4
+    assert cost.cache_read_usd == Decimal("0.20")
+    assert cost.cache_write_usd == Decimal("0.6") * 5 + Decimal("0.4") * 8
+    assert (cost.output_usd, cost.reasoning_usd) == (20, 20)
+    assert cost.total_usd == Decimal("50.4")
+
+
+def test_an_unknown_model_costs_nothing_that_could_be_said() -> None:
+    assert price_call("gpt-9", NOW, SMALL) is None
+
+
+def test_a_bucket_without_a_price_matters_only_if_it_has_tokens() -> None:
+    cost = price_call("gemini-3.1-flash-lite", NOW, SMALL)
+    assert cost is not None
+    assert cost.total_usd == Decimal("0.000265")
+    read = price_call("gemini-3.1-flash-lite", NOW, Usage(cache_read_tokens=5))
+    assert read is not None
+    assert (read.cache_read_usd, read.total_usd) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("moment", "dollars"),
+    [
+        (datetime(2026, 11, 30, 23, 59, tzinfo=UTC), 2),
+        (datetime(2026, 12, 1, tzinfo=UTC), 4),
+        # The first of December in the east is still November where prices are made.
+        (datetime(2026, 12, 1, 1, tzinfo=timezone(timedelta(hours=9))), 2),
+    ],
+)
+def test_a_price_changes_on_its_day(moment: datetime, dollars: int) -> None:
+    price = find_price("gemini-4-argon", moment, 10)
+    assert price is not None
+    assert price.fresh_input == dollars
+
+
+def test_a_large_prompt_is_priced_as_a_whole() -> None:
+    for tokens, dollars in ((200_000, 2), (200_001, 4)):
+        price = find_price("gemini-3.1-pro-preview", NOW, tokens)
+        assert price is not None
+        assert price.fresh_input == dollars
+
+
+@given(st.sampled_from([price.model for price in PRICES if price.cache_read is not None]), st.integers(0, 10**6))
+def test_reading_from_the_cache_is_never_dearer_than_reading_anew(model: str, tokens: int) -> None:
+    fresh = price_call(model, NOW, Usage(fresh_input_tokens=tokens))
+    read = price_call(model, NOW, Usage(cache_read_tokens=tokens))
+    assert fresh is not None
+    assert read is not None
+    assert fresh.total_usd is not None
+    assert read.total_usd is not None
+    assert 0 <= read.total_usd <= fresh.total_usd
