@@ -74,4 +74,13 @@ class UnknownBlock:
     data: Mapping[str, JsonValue]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Bytes that a block refers to by hash."""
+
+    sha256: bytes
+    media_type: str
+    data: bytes
+
+
 Block: TypeAlias = TextBlock | ImageBlock | ThinkingBlock | ToolCallBlock | ToolResultBlock | UnknownBlock

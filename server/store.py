@@ -24,22 +24,13 @@ from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from server.assistant import Assistant, AssistantDefinition
-from server.block import Block, JsonValue
+from server.block import Blob, Block, JsonValue
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
 from server.page import Page
 from server.turn import Native, StopReason, Turn, TurnKind, TurnState
 from server.usage import Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
-    """Bytes that a block refers to by hash."""
-
-    sha256: bytes
-    media_type: str
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Integer, bindparam, select
 
+from server.block import Blob
 from server.call import Call, Chunk
 from server.errors import ConversationNotFound, TurnNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
@@ -14,7 +15,6 @@ from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, page_of
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
-from server.store import Blob
 from server.turn import Native, Turn
 
 _ABOVE_ALL_SEQS: Final = 2**63 - 1

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from server.assistant import Assistant, AssistantDefinition
+from server.block import Blob
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
@@ -26,7 +27,6 @@ from server.postgres import accepting, assistants, conversations, erasing, finis
 from server.postgres.engine import Database
 from server.store import (
     AcceptOutcome,
-    Blob,
     ConversationChange,
     ConversationFilter,
     ErasureReport,

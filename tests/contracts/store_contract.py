@@ -8,7 +8,7 @@ import pytest
 
 from server.api_key import Tenant
 from server.assistant import Instructions
-from server.block import ImageBlock, TextBlock, ToolResultBlock, UnknownBlock
+from server.block import Blob, ImageBlock, TextBlock, ToolResultBlock, UnknownBlock
 from server.block_json import decode_blocks
 from server.call import Chunk
 from server.conversation import ConversationDraft, ConversationState, Lease
@@ -28,7 +28,6 @@ from server.errors import (
 from server.identifiers import ASSISTANT, CONVERSATION, new_id
 from server.key_ring import KeyRing
 from server.store import (
-    Blob,
     ConversationChange,
     ConversationFilter,
     Duplicate,

@@ -11,12 +11,12 @@ from sqlalchemy import ARRAY, JSON, BigInteger, Column, Integer, LargeBinary, Nu
 from sqlalchemy.types import DateTime, Uuid
 
 from server.api_key import Tenant
+from server.block import Blob
 from server.conversation import ConversationDraft
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.postgres.tables import metadata
-from server.store import Blob
 from tests.builders import accept, answer, create_assistant, epoch, user_input
 
 MARKER = "erase-me-completely"

@@ -27,7 +27,7 @@ def test_each_bucket_has_its_own_price() -> None:
     assert cost.fresh_input_usd == 4
     assert cost.cache_read_usd == Decimal("0.20")
     assert cost.cache_write_usd == Decimal("0.6") * 5 + Decimal("0.4") * 8
-    assert (cost.output_usd, cost.reasoning_usd) == (20, 20)
+    assert cost.output_usd == cost.reasoning_usd == 20
     assert cost.total_usd == Decimal("50.4")
 
 
