@@ -42,6 +42,22 @@
     │   ├── EmbeddedStartFailed     the embedded Postgres did not come up
     │   ├── MigrationFailed
     │   └── AddressInUse
+    ├── ProviderFailed              the model's provider, or the way to it
+    │   ├── ProviderRateLimited     too many requests; says for how long, where the provider does
+    │   ├── ProviderQuotaExceeded   the account has no budget left; waiting does not help
+    │   ├── ProviderOverloaded      the provider has no capacity
+    │   ├── ProviderUnavailable     a fault of the provider, or no connection to it
+    │   ├── ProviderTimedOut        nothing came for too long
+    │   ├── ProviderCut             the connection ended in the middle
+    │   ├── ProviderEndedEarly      the stream ended properly but before the model had finished
+    │   ├── ProviderEmpty           the model finished without saying anything
+    │   ├── ProviderMalformed       what came is not what the provider documents
+    │   ├── ProviderRejected        the provider refused the request as wrong
+    │   ├── ProviderAuthentication  the provider refused the credentials
+    │   ├── ContextTooLong          the request is larger than the model's window
+    │   ├── SignatureRejected       the provider refused a signature in the history
+    │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
+    │   └── CacheGone               an explicit cache is expired or deleted
     └── Internal                    a bug of ours; its text never reaches a client
 
 Each leaf has a `code`, which is public API: it is never renamed. The docstring of a class is its message when none is
@@ -337,6 +353,115 @@ class AddressInUse(Setup):
 
     code = "address_in_use"
     hint = "Choose another port with --port, STRATA_PORT, or PORT= for make."
+
+
+class ProviderFailed(StrataError):
+    """The provider failed."""
+
+
+class ProviderRateLimited(ProviderFailed):
+    """The provider takes no more requests for now."""
+
+    code = "provider_rate_limited"
+    hint = "Try again after `retry_after_seconds`, where it is given."
+
+
+class ProviderQuotaExceeded(ProviderFailed):
+    """The account at the provider has no budget left."""
+
+    code = "provider_quota_exceeded"
+    hint = "Raise the limit of the account; waiting does not help."
+
+
+class ProviderOverloaded(ProviderFailed):
+    """The provider is overloaded."""
+
+    code = "provider_overloaded"
+    hint = "Try again in a moment."
+
+
+class ProviderUnavailable(ProviderFailed):
+    """The provider cannot be reached, or failed on its side."""
+
+    code = "provider_unavailable"
+    hint = "Try again in a moment."
+
+
+class ProviderTimedOut(ProviderFailed):
+    """The provider did not answer in time."""
+
+    code = "provider_timed_out"
+    hint = "Try again; operators can raise the limits of time."
+
+
+class ProviderCut(ProviderFailed):
+    """The connection to the provider broke in the middle of the answer."""
+
+    code = "provider_cut"
+    hint = "What had arrived is kept with the turn. Try again."
+
+
+class ProviderEndedEarly(ProviderFailed):
+    """The provider's stream ended before the model had finished."""
+
+    code = "provider_ended_early"
+    hint = "What had arrived is kept with the turn. Try again."
+
+
+class ProviderEmpty(ProviderFailed):
+    """The model finished without saying anything."""
+
+    code = "provider_empty"
+    hint = "Try again, or say it differently."
+
+
+class ProviderMalformed(ProviderFailed):
+    """The provider's answer cannot be read."""
+
+    code = "provider_malformed"
+    hint = "Its bytes are kept with the call; try again."
+
+
+class ProviderRejected(ProviderFailed):
+    """The provider refused the request."""
+
+    code = "provider_rejected"
+    hint = "The provider's own words are in `provider_message`."
+
+
+class ProviderAuthentication(ProviderFailed):
+    """The provider refused the credentials."""
+
+    code = "provider_authentication"
+    hint = "Check the provider's key on the server."
+
+
+class ContextTooLong(ProviderFailed):
+    """The request is larger than the model's window."""
+
+    code = "context_too_long"
+    hint = "Compact the conversation, or send less."
+
+
+class SignatureRejected(ProviderFailed):
+    """The provider refused a signature in the history."""
+
+    code = "signature_rejected"
+    hint = "The call shows which; switching model, account or family makes signatures foreign."
+
+
+class PrefixMismatch(ProviderFailed):
+    """The provider found thinking behind another history than it was made behind."""
+
+    code = "prefix_mismatch"
+    hint = "The call shows the first block that differs from the one before."
+
+
+class CacheGone(ProviderFailed):
+    """The provider no longer has the cache that the request named."""
+
+    code = "cache_gone"
+    hint = "The request is sent again without it."
 
 
 class Internal(StrataError):

@@ -16,6 +16,7 @@ from server.errors import (
     Invalid,
     MigrationFailed,
     NotFound,
+    ProviderFailed,
     Refused,
     SchemaAhead,
     SchemaBehind,
@@ -38,6 +39,7 @@ EXIT_CODES: Final[dict[type[StrataError], int]] = {
     EmbeddedStartFailed: 71,
     AddressInUse: 71,
     MigrationFailed: 70,
+    ProviderFailed: 69,
     Internal: 70,
 }
 """By the nearest class of the tree. 0 is success, 1 a check that found something, 2 a wrong command line."""

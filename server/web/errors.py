@@ -37,6 +37,7 @@ class Row:
 _HOPELESS_CONFLICT: Final = Row(status=409, should_retry=False)
 _NOT_FOUND: Final = Row(status=404)
 _UNAVAILABLE: Final = Row(status=503, retry_after_seconds=5)
+_BAD_GATEWAY: Final = Row(status=502)
 
 ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ValidationFailed: Row(status=422),
@@ -75,6 +76,21 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.EmbeddedStartFailed: _UNAVAILABLE,
     errors.MigrationFailed: _UNAVAILABLE,
     errors.AddressInUse: _UNAVAILABLE,
+    errors.ProviderRateLimited: Row(status=429),
+    errors.ProviderQuotaExceeded: _BAD_GATEWAY,
+    errors.ProviderOverloaded: Row(status=503, retry_after_seconds=5),
+    errors.ProviderUnavailable: Row(status=503, retry_after_seconds=5),
+    errors.ProviderTimedOut: Row(status=504),
+    errors.ProviderCut: _BAD_GATEWAY,
+    errors.ProviderEndedEarly: _BAD_GATEWAY,
+    errors.ProviderEmpty: _BAD_GATEWAY,
+    errors.ProviderMalformed: _BAD_GATEWAY,
+    errors.ProviderRejected: _BAD_GATEWAY,
+    errors.ProviderAuthentication: _BAD_GATEWAY,
+    errors.ContextTooLong: Row(status=422),
+    errors.SignatureRejected: _BAD_GATEWAY,
+    errors.PrefixMismatch: _BAD_GATEWAY,
+    errors.CacheGone: _BAD_GATEWAY,
     errors.Internal: Row(status=500),
 }
 

@@ -1,0 +1,147 @@
+"""The provider port: a vendor that answers payloads.
+
+`open_stream` gives a stream that has not begun. What can be had from it in each state:
+
+| state       | meaning                              | `events()`      | `answer`           | `record`         |
+|-------------|--------------------------------------|-----------------|--------------------|------------------|
+| `new`       | nothing was sent                     | begins the call | empty              | no bytes         |
+| `waiting`   | the request has left                 | waits           | empty              | no bytes         |
+| `streaming` | the answer is coming                 | gives events    | what has arrived   | the bytes so far |
+| `complete`  | the model finished                   | has ended       | the whole answer   | all bytes        |
+| `failed`    | see the error that `events()` raised | has raised      | what had arrived   | what had arrived |
+| `cancelled` | somebody called `cancel`             | has ended       | what had arrived   | what had arrived |
+
+Promises of every implementation, checked by `tests/contracts/provider_contract.py`:
+
+- A stream is one request to the provider. Nothing is retried, continued or repeated inside it.
+- `answer` and the events are folds of the recorded bytes: feeding `record.body` through `fold_body` gives the same
+  answer, whatever pieces it came in.
+- A partial answer never has a signature that did not arrive, and its `native` holds only what the provider would take
+  back; thinking whose signature is missing is in the blocks, for people, and not in `native`.
+- `cancel` closes the connection before it returns, may be called in any state and more than once, and never raises.
+- Every failure is a `ProviderFailed`. An error in the middle leaves what had arrived.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from server.block import Blob, Block, JsonValue
+from server.event import ProviderEvent
+from server.payload import Payload
+from server.turn import Native, StopReason
+from server.usage import Usage
+
+
+class StreamState(StrEnum):
+    """Where a stream is."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    STREAMING = "streaming"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderAnswer:
+    """What the model said, as far as it has arrived."""
+
+    blocks: tuple[Block, ...] = ()
+    native: Native | None = None
+    """None where there is nothing that could be sent back."""
+    stop_reason: StopReason | None = None
+    """None until the model has finished."""
+    usage: Usage = field(default_factory=Usage)
+    usage_reported: Mapping[str, JsonValue] | None = None
+    long_write_tokens: int = 0
+    """How many of the written cache tokens have the long lifetime."""
+    response_id: str | None = None
+    stop_details: Mapping[str, JsonValue] | None = None
+    """What the provider says about the stop beyond its reason."""
+    cache_miss_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """The call on the wire."""
+
+    started_at: datetime
+    request_body: bytes
+    status: int | None
+    headers: Mapping[str, str]
+    first_byte_at: datetime | None
+    ended_at: datetime | None
+    body: bytes
+
+
+class ProviderStream(Protocol):
+    """One call. See the module."""
+
+    @property
+    def state(self) -> StreamState:
+        """Where it is."""
+        ...
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        """What has arrived."""
+        ...
+
+    @property
+    def record(self) -> CallRecord:
+        """The bytes and times so far."""
+        ...
+
+    def events(self) -> AsyncIterator[ProviderEvent]:
+        """Makes the call and gives what it means as it comes. May be used once. Raises `ProviderFailed`."""
+        ...
+
+    async def cancel(self) -> None:
+        """Ends the call now."""
+        ...
+
+
+class Provider(Protocol):
+    """A vendor. One per process and account."""
+
+    @property
+    def name(self) -> str:
+        """`gemini` or `anthropic`; the dialect of its natives."""
+        ...
+
+    @property
+    def account(self) -> str:
+        """Fingerprint of the credentials."""
+        ...
+
+    def open_stream(self, payload: Payload) -> ProviderStream:
+        """A call that has not begun."""
+        ...
+
+    def fold_body(self, body: bytes) -> ProviderAnswer:
+        """The answer that stored bytes hold. Never raises: what cannot be read ends it."""
+        ...
+
+    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
+        """A user task in the vendor's words. `blobs` by the hex of their hash."""
+        ...
+
+    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+        """Tool results in the vendor's words, in the order of the calls they answer."""
+        ...
+
+    def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
+        """Another vendor's answer as this one would take it: text and calls, no thinking, no signatures."""
+        ...
+
+    async def count_tokens(self, payload: Payload) -> int:
+        """The provider's own count of a request's input. Raises `ProviderFailed`."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of all connections."""
+        ...

@@ -1,0 +1,65 @@
+"""Retries are rare, bounded, and never repeat what was heard."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import ProviderFailed, ProviderOverloaded, ProviderRateLimited, every_error
+from server.retry_policy import RetryPolicy, plan_retry
+
+POLICY = RetryPolicy()
+FAILURES = list(every_error(ProviderFailed))
+HOPELESS = {
+    "provider_quota_exceeded",
+    "provider_malformed",
+    "provider_rejected",
+    "provider_authentication",
+    "context_too_long",
+    "signature_rejected",
+    "prefix_mismatch",
+    "cache_gone",
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES, ids=lambda kind: kind.code)
+def test_only_what_may_pass_is_tried_again(kind: type[ProviderFailed]) -> None:
+    delay = plan_retry(POLICY, kind(), attempt=1, elapsed_seconds=0, events_given=False, chance=0)
+    assert (delay is None) is (kind.code in HOPELESS)
+
+
+@pytest.mark.parametrize("kind", FAILURES, ids=lambda kind: kind.code)
+def test_nothing_is_tried_again_once_something_was_given_out(kind: type[ProviderFailed]) -> None:
+    assert plan_retry(POLICY, kind(), attempt=1, elapsed_seconds=0, events_given=True, chance=0) is None
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    patient = RetryPolicy(attempts=100, budget_seconds=10**6)
+    delays = [
+        plan_retry(patient, ProviderOverloaded(), attempt=n, elapsed_seconds=0, events_given=False, chance=0)
+        for n in range(1, 8)
+    ]
+    assert delays == [0.5, 1, 2, 4, 8, 8, 8]
+
+
+def test_the_providers_delay_is_honoured_up_to_the_cap() -> None:
+    for asked, delay in ((3.0, 3.0), (30.0, 30.0), (30.5, None), (3600.0, None)):
+        error = ProviderRateLimited(retry_after_seconds=asked)
+        assert plan_retry(POLICY, error, attempt=1, elapsed_seconds=0, events_given=False, chance=0) == delay
+
+
+@given(
+    attempt=st.integers(1, 10),
+    elapsed=st.floats(0, 200),
+    chance=st.floats(0, 1),
+    asked=st.none() | st.floats(0, 100),
+)
+def test_the_budget_and_the_number_of_attempts_hold(
+    attempt: int, elapsed: float, chance: float, asked: float | None
+) -> None:
+    error = ProviderRateLimited() if asked is None else ProviderRateLimited(retry_after_seconds=asked)
+    delay = plan_retry(POLICY, error, attempt=attempt, elapsed_seconds=elapsed, events_given=False, chance=chance)
+    if delay is not None:
+        assert attempt < POLICY.attempts
+        assert delay >= 0
+        assert elapsed + delay <= POLICY.budget_seconds
+        assert asked is None or asked <= delay
