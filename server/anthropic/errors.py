@@ -1,0 +1,95 @@
+"""What Claude's errors mean."""
+
+import re
+from typing import Any, Final
+
+import anthropic as sdk
+
+from server.errors import (
+    ContextTooLong,
+    PrefixMismatch,
+    ProviderAuthentication,
+    ProviderFailed,
+    ProviderOverloaded,
+    ProviderQuotaExceeded,
+    ProviderRateLimited,
+    ProviderRejected,
+    ProviderTimedOut,
+    ProviderUnavailable,
+    SignatureRejected,
+)
+from server.wire.exchange import Recording
+
+_PREFIX: Final = re.compile(r"bound to a different conversation", re.IGNORECASE)
+_SIGNATURE: Final = re.compile(r"`signature`|cannot be modified|Expected 'thinking'", re.IGNORECASE)
+_TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
+
+
+def translate_error(error: Exception, recording: Recording) -> ProviderFailed | None:
+    """Our word for an error of the SDK."""
+    match error:
+        case sdk.APIStatusError():
+            body = error.body if isinstance(error.body, dict) else {}
+            return error_from_body(body, recording)
+        case sdk.APITimeoutError():
+            return ProviderTimedOut()
+        case sdk.APIConnectionError():
+            return ProviderUnavailable("The provider cannot be reached.")
+        case _:
+            return None
+
+
+def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
+    """An error object, from an answer or from the middle of a stream."""
+    error = body.get("error") if isinstance(body, dict) else None
+    error = error if isinstance(error, dict) else {}
+    kind = str(error.get("type") or "")
+    message = str(error.get("message") or "")
+    facts: dict[str, Any] = {"provider_status": kind or None, "provider_message": message}
+    match kind:
+        case "rate_limit_error":
+            return _rate_limited(recording, facts)
+        case "overloaded_error":
+            return ProviderOverloaded(**facts)
+        case "authentication_error" | "permission_error":
+            return ProviderAuthentication(**facts)
+        case "billing_error":
+            return ProviderQuotaExceeded(**facts)
+        case "timeout_error":
+            return ProviderTimedOut(**facts)
+        case "request_too_large":
+            return ContextTooLong(**facts)
+        case "invalid_request_error" | "not_found_error" | "conflict_error":
+            return _rejected(message, facts)
+        case _:
+            return _unnamed(recording, message, facts)
+
+
+def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -> ProviderFailed:
+    """An error of a kind that is not documented: its status has to do."""
+    if recording is not None and recording.status is not None and 400 <= recording.status < 500:  # noqa: PLR2004  reason: HTTP
+        return _rejected(message, facts)
+    return ProviderUnavailable(**facts)
+
+
+def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
+    if _PREFIX.search(message):
+        return PrefixMismatch(**facts)
+    if _SIGNATURE.search(message):
+        return SignatureRejected(**facts)
+    if _TOO_LONG.search(message):
+        return ContextTooLong(**facts)
+    return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)
+
+
+def _rate_limited(recording: Recording | None, facts: dict[str, Any]) -> ProviderFailed:
+    """Without a delay it is the account's monthly limit, and waiting is pointless."""
+    headers = {} if recording is None else recording.headers
+    try:
+        if "retry-after-ms" in headers:
+            return ProviderRateLimited(**facts, retry_after_seconds=float(headers["retry-after-ms"]) / 1000)
+        return ProviderRateLimited(**facts, retry_after_seconds=float(headers["retry-after"]))
+    except KeyError:
+        return ProviderQuotaExceeded(**facts)
+    except ValueError:
+        return ProviderRateLimited(**facts)

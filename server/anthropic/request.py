@@ -1,0 +1,140 @@
+"""Our words to Claude's."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
+from server.errors import ValidationFailed
+from server.exact_json import dumps_exact, loads_exact
+from server.model_profile import ModelProfile, ThinkingControl
+from server.payload import CallSettings, Payload
+
+HOLE: Final = "@strata:messages"
+_OFF: Final = "off"
+_DEFAULT_OUTPUT_TOKENS: Final = 16_384
+_LONG_CACHE_SECONDS: Final = 3600
+
+
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
+    """A user task as one message. Claude takes no empty text."""
+    content: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                if block.text:
+                    content.append({"type": "text", "text": block.text})
+            case ImageBlock():
+                data = base64.b64encode(blobs[block.sha256].data).decode()
+                source = {"type": "base64", "media_type": block.media_type, "data": data}
+                content.append({"type": "image", "source": source})
+            case _:
+                raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
+    return dumps_exact({"role": "user", "content": content})
+
+
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+    """All results of a step as one message, in the order of the calls."""
+    results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
+    content = []
+    for call in calls:
+        if isinstance(call, ToolCallBlock) and call.id in results:
+            result = results[call.id]
+            output = result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False)
+            entry: dict[str, Any] = {"type": "tool_result", "tool_use_id": call.id, "content": output}
+            content.append(entry | ({"is_error": True} if result.is_error else {}))
+    return dumps_exact({"role": "user", "content": content})
+
+
+def foreign_message(blocks: Sequence[Block]) -> bytes | None:
+    """Another vendor's answer: text and calls."""
+    content: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock() if block.text:
+                content.append({"type": "text", "text": block.text})
+            case ToolCallBlock():
+                content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": dict(block.arguments)})
+            case _:
+                continue
+    return dumps_exact({"role": "assistant", "content": content}) if content else None
+
+
+def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
+    """Everything of the request but the messages, which fill the hole."""
+    settings = payload.settings
+    parameters: dict[str, Any] = {
+        "model": payload.model,
+        "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
+        **build_thinking(settings, profile),
+    }
+    marker = build_marker(payload)
+    if payload.static_text:
+        parameters["system"] = [{"type": "text", "text": payload.static_text, **_marked(marker, profile)}]
+    if payload.tools:
+        tools = [
+            {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+            for tool in payload.tools
+        ]
+        parameters["tools"] = tools
+    if settings.stop_sequences:
+        parameters["stop_sequences"] = list(settings.stop_sequences)
+    return parameters
+
+
+def build_marker(payload: Payload) -> dict[str, Any]:
+    """The cache marker with the lifetime that the payload asks for."""
+    if payload.cache_seconds >= _LONG_CACHE_SECONDS:
+        return {"type": "ephemeral", "ttl": "1h"}
+    return {"type": "ephemeral"}
+
+
+def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, Any]:
+    """Adaptive thinking with an effort, or a budget, as the model has it."""
+    asked = settings.thinking
+    display = {"display": "summarized" if settings.show_thinking else "omitted"}
+    if profile.thinking is ThinkingControl.BUDGET:
+        if asked is None or asked == _OFF:
+            return {}
+        return {"thinking": {"type": "enabled", "budget_tokens": _budget(asked)}}
+    if asked == _OFF:
+        if not profile.thinking_optional:
+            raise ValidationFailed(f"{profile.model} always thinks.")
+        return {"thinking": {"type": "disabled"}}
+    if asked is not None and asked not in profile.thinking_levels:
+        raise ValidationFailed(f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}.")
+    adaptive: dict[str, Any] = {"thinking": {"type": "adaptive", **display}}
+    return adaptive | ({} if asked is None else {"output_config": {"effort": asked}})
+
+
+def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
+    """What fills the hole: the messages with commas between, markers added where the payload asks for them."""
+    marked = set(payload.breakpoints[-max(0, profile.breakpoints - 1) :]) if profile.breakpoints else set()
+    marker = build_marker(payload)
+    return b",".join(
+        _mark_last_block(message.data, marker) if index in marked else message.data
+        for index, message in enumerate(payload.messages)
+    )
+
+
+def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
+    """The marker goes on the last block that may carry one: not on thinking, not on empty text."""
+    message = loads_exact(data)
+    content = message.get("content")
+    for block in reversed(content if isinstance(content, list) else []):
+        if block.get("type") not in {"thinking", "redacted_thinking"} and block.get("text") != "":
+            block["cache_control"] = marker
+            return dumps_exact(message)
+    return data
+
+
+def _marked(marker: dict[str, Any], profile: ModelProfile) -> dict[str, Any]:
+    return {"cache_control": marker} if profile.breakpoints else {}
+
+
+def _budget(asked: str) -> int:
+    try:
+        return int(asked)
+    except ValueError:
+        raise ValidationFailed("This model takes thinking as a number of tokens, or off.") from None

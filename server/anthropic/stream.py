@@ -1,0 +1,287 @@
+"""Claude's stream folded.
+
+Blocks begin, grow by deltas and end. What goes back to Claude is each block as it began, grown by what came, in order.
+A block that has not ended is kept for reading; back goes only what Claude takes: text as far as it came, but no
+thinking without its signature and no call whose arguments are not whole.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from server.anthropic.errors import error_from_body
+from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed
+from server.event import (
+    ProviderEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    UsageReported,
+)
+from server.exact_json import dumps_exact, loads_exact, to_plain
+from server.provider import ProviderAnswer
+from server.turn import Native, StopReason
+from server.usage import Usage
+from server.wire.frames import FrameReader
+
+DIALECT: Final = "anthropic"
+
+STOP_REASONS: Final = {
+    "end_turn": StopReason.END_TURN,
+    "stop_sequence": StopReason.END_TURN,
+    "max_tokens": StopReason.LENGTH,
+    "model_context_window_exceeded": StopReason.LENGTH,
+    "tool_use": StopReason.TOOL_USE,
+    "pause_turn": StopReason.PAUSED,
+    "compaction": StopReason.PAUSED,
+    "refusal": StopReason.REFUSAL,
+}
+_PARTIAL_JSON: Final = "_partial_json"
+
+
+class AnthropicFold:
+    """Implements `server.wire.stream.Fold`."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, list[str]] = {}
+        self._ended: set[int] = set()
+        self._usage: dict[str, Any] = {}
+        self._answer = ProviderAnswer()
+        self._stopped = False
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        ordered = sorted(self._blocks)
+        blocks = tuple(_block_from(self._readable(index)) for index in ordered)
+        kept = [self._blocks[index] for index in ordered if self._may_go_back(index)]
+        native = Native(dialect=DIALECT, data=dumps_exact({"role": "assistant", "content": kept})) if kept else None
+        return replace(self._answer, blocks=blocks, native=native)
+
+    def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
+        for frame in self._frames.feed(piece):
+            try:
+                event = loads_exact(frame.data)
+            except ValueError as error:
+                raise ProviderMalformed from error
+            if not isinstance(event, dict):
+                raise ProviderMalformed
+            yield from self._take(event)
+
+    def finish(self) -> None:
+        if not self._stopped:
+            raise (
+                ProviderEndedEarly if self._blocks or self._usage else ProviderEmpty("The provider's stream was empty.")
+            )
+        visible = any(
+            block.get("type") not in {"thinking", "redacted_thinking"} and block.get("text") != ""
+            for block in self._blocks.values()
+        )
+        if self._answer.stop_reason is StopReason.END_TURN and not visible:
+            raise ProviderEmpty
+
+    def _take(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
+        match event.get("type"):
+            case "message_start":
+                yield from self._begin_message(_object(event, "message"))
+            case "content_block_start":
+                yield from self._begin_block(_index(event), _object(event, "content_block"))
+            case "content_block_delta":
+                yield from self._grow_block(_index(event), _object(event, "delta"))
+            case "content_block_stop":
+                yield from self._end_block(_index(event))
+            case "message_delta":
+                yield from self._end_message(event)
+            case "message_stop":
+                self._stopped = True
+            case "error":
+                raise error_from_body(to_plain(event), None)
+            case _:
+                return
+
+    def _begin_message(self, message: dict[str, Any]) -> Iterator[ProviderEvent]:
+        response_id = message.get("id")
+        self._answer = replace(self._answer, response_id=response_id if isinstance(response_id, str) else None)
+        self._note_diagnostics(message)
+        yield from self._take_usage(message.get("usage"))
+
+    def _begin_block(self, index: int, block: dict[str, Any]) -> Iterator[ProviderEvent]:
+        self._blocks[index] = dict(block)
+        if block.get("type") == "tool_use":
+            yield ToolCallBegin(call_id=str(block.get("id")), name=str(block.get("name")))
+        elif block.get("type") == "text" and block.get("text"):
+            yield TextDelta(text=block["text"])
+
+    def _grow_block(self, index: int, delta: dict[str, Any]) -> Iterator[ProviderEvent]:
+        block = self._blocks.get(index)
+        if block is None:
+            raise ProviderMalformed("A piece came for a block that had not begun.")
+        match delta.get("type"):
+            case "text_delta":
+                block["text"] = block.get("text", "") + delta["text"]
+                yield TextDelta(text=delta["text"])
+            case "thinking_delta":
+                block["thinking"] = block.get("thinking", "") + delta["thinking"]
+                yield ThinkingDelta(text=delta["thinking"])
+            case "signature_delta":
+                block["signature"] = block.get("signature", "") + delta["signature"]
+            case "input_json_delta":
+                self._arguments.setdefault(index, []).append(delta["partial_json"])
+                if block.get("type") == "tool_use" and delta["partial_json"]:
+                    yield ToolCallDelta(call_id=str(block.get("id")), arguments_json=delta["partial_json"])
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
+            case _:
+                _grow_unknown(block, delta)
+
+    def _end_block(self, index: int) -> Iterator[ProviderEvent]:
+        block = self._blocks.get(index)
+        if block is None:
+            raise ProviderMalformed("A block ended that had not begun.")
+        text = "".join(self._arguments.get(index, []))
+        if text:
+            try:
+                block["input"] = loads_exact(text)
+            except ValueError:
+                # Cut off by the limit of tokens: it never ends, so it is kept for reading and not sent back.
+                return
+        self._ended.add(index)
+        if block.get("type") == "tool_use":
+            yield ToolCallEnd(
+                call_id=str(block.get("id")),
+                name=str(block.get("name")),
+                arguments=to_plain(block.get("input") or {}),
+            )
+
+    def _end_message(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
+        delta = _object(event, "delta")
+        reason = delta.get("stop_reason")
+        if isinstance(reason, str):
+            calls = any(self._blocks[index].get("type") == "tool_use" for index in self._ended)
+            stop_reason = STOP_REASONS.get(reason, StopReason.ERROR)
+            details = {"reason": reason, **(to_plain(delta.get("stop_details")) or {})}
+            self._answer = replace(
+                self._answer,
+                stop_reason=StopReason.TOOL_USE if calls and stop_reason is StopReason.END_TURN else stop_reason,
+                stop_details=details,
+            )
+        self._note_diagnostics(event)
+        yield from self._take_usage(event.get("usage"))
+
+    def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
+        """Later counts replace earlier ones; what is absent stays as it was."""
+        if not isinstance(reported, dict):
+            return
+        self._usage |= {name: value for name, value in to_plain(reported).items() if value is not None}
+        usage, long_write_tokens = usage_from(self._usage)
+        self._answer = replace(
+            self._answer, usage=usage, usage_reported=dict(self._usage), long_write_tokens=long_write_tokens
+        )
+        yield UsageReported(usage=usage)
+
+    def _note_diagnostics(self, holder: dict[str, Any]) -> None:
+        diagnostics = holder.get("diagnostics")
+        reason = diagnostics.get("cache_miss_reason") if isinstance(diagnostics, dict) else None
+        if isinstance(reason, dict):
+            self._answer = replace(self._answer, cache_miss_reason=str(reason.get("type")))
+
+    def _readable(self, index: int) -> dict[str, Any]:
+        """The block; one whose arguments are not whole has them as text, so that nobody takes it for a call."""
+        block = self._blocks[index]
+        if index in self._ended or block.get("type") != "tool_use":
+            return block
+        return block | {_PARTIAL_JSON: "".join(self._arguments.get(index, []))}
+
+    def _may_go_back(self, index: int) -> bool:
+        block = self._blocks[index]
+        match block.get("type"):
+            case "text":
+                return block.get("text") != ""
+            case "thinking":
+                return index in self._ended and bool(block.get("signature"))
+            case _:
+                return index in self._ended
+
+
+def fold_body(body: bytes) -> ProviderAnswer:
+    """The answer that stored bytes hold, as far as they can be read."""
+    fold = AnthropicFold()
+    try:
+        for _ in fold.feed(body):
+            pass
+    except ProviderFailed:
+        return fold.answer
+    return fold.answer
+
+
+def usage_from(reported: dict[str, Any]) -> tuple[Usage, int]:
+    """Claude's counts in buckets, and how many written tokens live long. Its output contains its thinking."""
+    details = reported.get("output_tokens_details")
+    thinking = _count(details, "thinking_tokens") if isinstance(details, dict) else 0
+    creation = reported.get("cache_creation")
+    long_writes = _count(creation, "ephemeral_1h_input_tokens") if isinstance(creation, dict) else 0
+    usage = Usage(
+        fresh_input_tokens=_count(reported, "input_tokens"),
+        cache_read_tokens=_count(reported, "cache_read_input_tokens"),
+        cache_write_tokens=_count(reported, "cache_creation_input_tokens"),
+        output_tokens=max(0, _count(reported, "output_tokens") - thinking),
+        reasoning_tokens=thinking,
+    )
+    return usage, long_writes
+
+
+def _count(reported: dict[str, Any], name: str) -> int:
+    value = reported.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _grow_unknown(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    """A kind of delta that this release does not know: texts grow, everything else is replaced."""
+    for name, value in delta.items():
+        if name == "type":
+            continue
+        known = block.get(name)
+        block[name] = known + value if isinstance(known, str) and isinstance(value, str) else value
+
+
+def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
+    found = event.get(name)
+    if not isinstance(found, dict):
+        raise ProviderMalformed
+    return found
+
+
+def _index(event: dict[str, Any]) -> int:
+    try:
+        return int(event["index"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProviderMalformed from error
+
+
+def _block_from(block: dict[str, Any]) -> Block:
+    match block.get("type"):
+        case "text":
+            return TextBlock(text=str(block.get("text", "")))
+        case "thinking":
+            mark = mark_signature(block.get("signature"))
+            return ThinkingBlock(text=str(block.get("thinking", "")), signature=mark)
+        case "redacted_thinking":
+            return ThinkingBlock(text="", redacted=True, signature=mark_signature(block.get("data")))
+        case "tool_use" if _PARTIAL_JSON not in block:
+            return ToolCallBlock(
+                id=str(block.get("id")), name=str(block.get("name")), arguments=to_plain(block.get("input") or {})
+            )
+        case _:
+            return UnknownBlock(data=to_plain(block))
+
+
+def mark_signature(text: Any) -> SignatureMark | None:
+    """That there is a signature, without it."""
+    if not isinstance(text, str) or not text:
+        return None
+    return SignatureMark(length=len(text), fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16])

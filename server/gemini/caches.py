@@ -1,0 +1,68 @@
+"""Explicit caches: `cachedContents`, through the SDK.
+
+A cache holds the static text and the tools of a payload. A request that names it must carry neither. It is bound to the
+model and the account, lives for its time to live, and is paid for by the hour.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from google import genai
+from google.genai import types
+
+from server.errors import ProviderMalformed
+from server.gemini import request
+from server.gemini.errors import translate_error
+from server.payload import Payload
+from server.wire.unary import call_through
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitCache:
+    """A cache at the provider."""
+
+    name: str
+    expires_at: datetime
+    token_count: int
+
+
+class GeminiCaches:
+    """Makes, prolongs and removes caches. Every method raises `ProviderFailed`, `CacheGone` for one that is gone."""
+
+    def __init__(self, client: genai.Client) -> None:
+        self._client = client
+
+    async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
+        """A cache of the payload's static text and tools."""
+        tools = request.build_tools(payload)
+        config = types.CreateCachedContentConfig(
+            system_instruction=payload.static_text,
+            tools=list(tools) if tools else None,
+            ttl=f"{lifetime_seconds}s",
+            display_name=label,
+        )
+        made = await call_through(
+            lambda: self._client.aio.caches.create(model=payload.model, config=config),
+            holes={},
+            translate=translate_error,
+        )
+        return _read(made)
+
+    async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
+        """The cache lives so long from now."""
+        config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")
+        changed = await call_through(
+            lambda: self._client.aio.caches.update(name=name, config=config), holes={}, translate=translate_error
+        )
+        return _read(changed)
+
+    async def delete(self, name: str) -> None:
+        """Removes it at the provider."""
+        await call_through(lambda: self._client.aio.caches.delete(name=name), holes={}, translate=translate_error)
+
+
+def _read(cache: types.CachedContent) -> ExplicitCache:
+    if cache.name is None or cache.expire_time is None:
+        raise ProviderMalformed("The provider made a cache without a name or an end.")
+    tokens = cache.usage_metadata.total_token_count if cache.usage_metadata is not None else None
+    return ExplicitCache(name=cache.name, expires_at=cache.expire_time, token_count=tokens or 0)

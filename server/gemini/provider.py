@@ -1,0 +1,92 @@
+"""The provider port on Gemini."""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import httpx2
+from google import genai
+from google.genai import types
+
+from server.block import Blob, Block
+from server.errors import ProviderUnavailable
+from server.gemini import request
+from server.gemini.caches import GeminiCaches
+from server.gemini.errors import translate_error
+from server.gemini.stream import DIALECT, GeminiFold, fold_body
+from server.model_profile import find_profile
+from server.payload import Payload
+from server.provider import ProviderAnswer
+from server.wire.stream import VendorCall, WireStream
+from server.wire.transport import WireLimits, WireTransport
+from server.wire.unary import call_through
+
+_API_VERSION: Final = "v1beta"
+"""Not the SDK's `v1`: aliases and continuation exist only here."""
+_DUMMY: Final = "x"
+
+
+class GeminiProvider:
+    """Implements `server.provider.Provider`."""
+
+    name = DIALECT
+
+    def __init__(self, api_key: str, *, base_url: str | None = None, limits: WireLimits | None = None) -> None:
+        self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
+        self._limits = limits or WireLimits()
+        self._http = httpx2.AsyncClient(transport=WireTransport(self._limits))
+        self._client = genai.Client(
+            api_key=api_key,
+            http_options=types.HttpOptions(
+                base_url=base_url,
+                api_version=_API_VERSION,
+                timeout=round(self._limits.silence_seconds * 1000),
+                httpx_async_client=self._http,
+            ),
+        )
+        self.caches = GeminiCaches(self._client)
+
+    def open_stream(self, payload: Payload) -> WireStream:
+        profile = find_profile(self.name, payload.model)
+        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
+        config = request.build_config(payload, profile, hole)
+
+        async def send() -> None:
+            chunks = await self._client.aio.models.generate_content_stream(
+                model=payload.model, contents=_DUMMY, config=config
+            )
+            async for _ in chunks:
+                raise ProviderUnavailable("The answer went to the SDK.")
+
+        call = VendorCall(holes={hole: request.join_contents(payload)}, send=send, translate=translate_error)
+        return WireStream(call, GeminiFold())
+
+    def fold_body(self, body: bytes) -> ProviderAnswer:
+        return fold_body(body)
+
+    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
+        return request.user_message(blocks, blobs)
+
+    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+        return request.tool_message(blocks, calls)
+
+    def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
+        return request.foreign_message(blocks)
+
+    async def count_tokens(self, payload: Payload) -> int:
+        """Of the contents alone: this API counts neither the system instruction nor the tools."""
+        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
+        options = types.HttpOptions(extra_body={"contents": [hole]})
+        count = await call_through(
+            lambda: self._client.aio.models.count_tokens(
+                model=payload.model, contents=_DUMMY, config=types.CountTokensConfig(http_options=options)
+            ),
+            holes={hole: request.join_contents(payload)},
+            translate=translate_error,
+        )
+        return count.total_tokens or 0
+
+    async def close(self) -> None:
+        await self._client.aio.aclose()
+        await self._http.aclose()

@@ -1,0 +1,127 @@
+"""Our words to Gemini's."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from google.genai import types
+
+from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
+from server.errors import ValidationFailed
+from server.exact_json import dumps_exact
+from server.model_profile import ModelProfile, ThinkingControl
+from server.payload import CallSettings, Payload
+
+HOLE: Final = "@strata:contents"
+_OFF: Final = "off"
+
+
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
+    """A user task as one content."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                parts.append({"text": block.text})
+            case ImageBlock():
+                data = base64.b64encode(blobs[block.sha256].data).decode()
+                parts.append({"inlineData": {"mimeType": block.media_type, "data": data}})
+            case _:
+                raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
+    return dumps_exact({"role": "user", "parts": parts})
+
+
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+    """All results of a step as one content, in the order of the calls; the name comes from the answered call."""
+    results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
+    parts = []
+    for call in calls:
+        if isinstance(call, ToolCallBlock) and call.id in results:
+            result = results[call.id]
+            response = {"error" if result.is_error else "output": result.output}
+            parts.append({"functionResponse": {"id": call.id, "name": call.name, "response": response}})
+    return dumps_exact({"role": "user", "parts": parts})
+
+
+def foreign_message(blocks: Sequence[Block]) -> bytes | None:
+    """Another vendor's answer: text and calls. Its calls get the documented mark for calls that Gemini did not make."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock() if block.text:
+                parts.append({"text": block.text})
+            case ToolCallBlock():
+                call = {"id": block.id, "name": block.name, "args": dict(block.arguments)}
+                first = not any("functionCall" in part for part in parts)
+                mark = {"thoughtSignature": UNSIGNED_CALL} if first else {}
+                parts.append({"functionCall": call} | mark)
+            case _:
+                continue
+    return dumps_exact({"role": "model", "parts": parts}) if parts else None
+
+
+UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
+"""Google's own word for a call from elsewhere, as the bytes that its clients send."""
+
+
+def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.GenerateContentConfig:
+    """Everything of the request but the contents, which fill the hole. What the SDK does by itself is switched off."""
+    settings = payload.settings
+    config: dict[str, Any] = {
+        "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
+        "automatic_continuation": False,
+        "max_output_tokens": settings.max_output_tokens,
+        "stop_sequences": list(settings.stop_sequences) or None,
+        "thinking_config": build_thinking(settings, profile),
+        "http_options": types.HttpOptions(extra_body={**settings.extra, "contents": [hole]}),
+    }
+    if profile.accepts_sampling and settings.temperature is not None:
+        config["temperature"] = settings.temperature
+    if payload.cached_content is not None:
+        # The cache holds them; a request that names both is refused.
+        config["cached_content"] = payload.cached_content
+    else:
+        config["system_instruction"] = payload.static_text or None
+        config["tools"] = build_tools(payload)
+    return types.GenerateContentConfig(**config)
+
+
+def build_tools(payload: Payload) -> list[types.Tool] | None:
+    """One `Tool` with all functions, in their order."""
+    if not payload.tools:
+        return None
+    declarations = [
+        types.FunctionDeclaration(
+            name=tool.name, description=tool.description, parameters_json_schema=json.loads(json.dumps(tool.parameters))
+        )
+        for tool in payload.tools
+    ]
+    return [types.Tool(function_declarations=declarations)]
+
+
+def build_thinking(settings: CallSettings, profile: ModelProfile) -> types.ThinkingConfig:
+    """The level or the budget, as the model has it. Raises `ValidationFailed` for what it does not take."""
+    asked = settings.thinking
+    if asked is None:
+        return types.ThinkingConfig(include_thoughts=settings.show_thinking)
+    if profile.thinking is ThinkingControl.BUDGET:
+        budget = 0 if asked == _OFF else _budget(asked)
+        return types.ThinkingConfig(include_thoughts=settings.show_thinking and budget != 0, thinking_budget=budget)
+    if asked not in profile.thinking_levels:
+        raise ValidationFailed(f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}.")
+    return types.ThinkingConfig(
+        include_thoughts=settings.show_thinking, thinking_level=types.ThinkingLevel(asked.upper())
+    )
+
+
+def _budget(asked: str) -> int:
+    try:
+        return int(asked)
+    except ValueError:
+        raise ValidationFailed("This model takes thinking as a number of tokens, or off.") from None
+
+
+def join_contents(payload: Payload) -> bytes:
+    """What fills the hole: the contents with commas between."""
+    return b",".join(message.data for message in payload.messages)

@@ -1,0 +1,222 @@
+"""Gemini's stream folded.
+
+A chunk is a whole response object with some more parts. What goes back to Gemini is all parts in their order, as they
+came: neighbouring plain texts without a signature are joined, nothing else is, and no signature moves.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed
+from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.exact_json import dumps_exact, loads_exact, to_plain
+from server.gemini.errors import error_from_body
+from server.provider import ProviderAnswer
+from server.turn import Native, StopReason
+from server.usage import Usage
+from server.wire.frames import FrameReader
+
+DIALECT: Final = "gemini"
+
+STOP_REASONS: Final = {
+    "STOP": StopReason.END_TURN,
+    "MAX_TOKENS": StopReason.LENGTH,
+    "CONTINUATION": StopReason.PAUSED,
+    "SAFETY": StopReason.REFUSAL,
+    "RECITATION": StopReason.REFUSAL,
+    "LANGUAGE": StopReason.REFUSAL,
+    "BLOCKLIST": StopReason.REFUSAL,
+    "PROHIBITED_CONTENT": StopReason.REFUSAL,
+    "SPII": StopReason.REFUSAL,
+    "IMAGE_SAFETY": StopReason.REFUSAL,
+    "IMAGE_PROHIBITED_CONTENT": StopReason.REFUSAL,
+    "IMAGE_RECITATION": StopReason.REFUSAL,
+    "FINISH_REASON_UNSPECIFIED": StopReason.ERROR,
+    "OTHER": StopReason.ERROR,
+    "MALFORMED_FUNCTION_CALL": StopReason.ERROR,
+    "UNEXPECTED_TOOL_CALL": StopReason.ERROR,
+    "TOO_MANY_TOOL_CALLS": StopReason.ERROR,
+    "NO_IMAGE": StopReason.ERROR,
+    "IMAGE_OTHER": StopReason.ERROR,
+    "MALFORMED_RESPONSE": StopReason.ERROR,
+}
+"""Every finish reason that is documented. One that is not is an error stop, with its name in the details."""
+
+_PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
+
+
+class GeminiFold:
+    """Implements `server.wire.stream.Fold`."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._parts: list[dict[str, Any]] = []
+        self._answer = ProviderAnswer()
+        self._finish_reason: str | None = None
+        self._read = hashlib.sha256()
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        blocks = tuple(_block_from(part) for part in self._parts)
+        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": self._parts})) if blocks else None
+        return replace(self._answer, blocks=blocks, native=native)
+
+    def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
+        for frame in self._frames.feed(piece):
+            self._read.update(frame.data)
+            try:
+                chunk = loads_exact(frame.data)
+            except ValueError as error:
+                raise ProviderMalformed from error
+            if not isinstance(chunk, dict):
+                raise ProviderMalformed
+            yield from self._take(chunk)
+
+    def finish(self) -> None:
+        if self._frames.rest:
+            raise ProviderEndedEarly
+        if self._finish_reason is None:
+            raise ProviderEndedEarly if self._parts else ProviderEmpty("The provider's stream was empty.")
+        visible = any("text" not in part or (part["text"] and not part.get("thought")) for part in self._parts)
+        if self._answer.stop_reason is StopReason.END_TURN and not visible:
+            raise ProviderEmpty
+
+    def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
+        if "error" in chunk:
+            raise error_from_body(to_plain(chunk), None)
+        if isinstance(chunk.get("responseId"), str):
+            self._answer = replace(self._answer, response_id=chunk["responseId"])
+        yield from self._take_usage(chunk.get("usageMetadata"))
+        feedback = chunk.get("promptFeedback")
+        if isinstance(feedback, dict) and feedback.get("blockReason"):
+            self._stop(str(feedback["blockReason"]), StopReason.REFUSAL, feedback)
+        candidates = chunk.get("candidates")
+        for candidate in candidates[:1] if isinstance(candidates, list) else []:
+            yield from self._take_candidate(candidate)
+
+    def _take_candidate(self, candidate: dict[str, Any]) -> Iterator[ProviderEvent]:
+        content = candidate.get("content")
+        parts = content.get("parts") if isinstance(content, dict) else None
+        for part in parts if isinstance(parts, list) else []:
+            if not isinstance(part, dict):
+                raise ProviderMalformed
+            yield from self._take_part(part)
+        reason = candidate.get("finishReason")
+        if isinstance(reason, str):
+            details: dict[str, Any] = {
+                name: candidate[name] for name in ("finishMessage", "safetyRatings") if name in candidate
+            }
+            self._stop(reason, STOP_REASONS.get(reason, StopReason.ERROR), details)
+
+    def _take_part(self, part: dict[str, Any]) -> Iterator[ProviderEvent]:
+        call = part.get("functionCall")
+        if isinstance(call, dict):
+            if not call.get("id"):
+                call = {"id": self._make_id(), **call}
+                part = part | {"functionCall": call}
+            self._parts.append(part)
+            name = str(call.get("name", ""))
+            yield ToolCallBegin(call_id=call["id"], name=name)
+            yield ToolCallEnd(call_id=call["id"], name=name, arguments=to_plain(call.get("args") or {}))
+            return
+        self._append(part)
+        text = part.get("text")
+        if isinstance(text, str) and text:
+            yield ThinkingDelta(text=text) if part.get("thought") else TextDelta(text=text)
+
+    def _make_id(self) -> str:
+        """For a call without one. Made of what has been read, so that the same bytes give the same id again."""
+        place = self._read.copy()
+        place.update(str(len(self._parts)).encode())
+        return f"call_{place.hexdigest()[:32]}"
+
+    def _append(self, part: dict[str, Any]) -> None:
+        last = self._parts[-1] if self._parts else {}
+        joinable = set(part) in _PLAIN_KEYS and set(last) == set(part) and last.get("thought") == part.get("thought")
+        if joinable and isinstance(part["text"], str):
+            self._parts[-1] = last | {"text": last["text"] + part["text"]}
+        else:
+            self._parts.append(part)
+
+    def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
+        if not isinstance(reported, dict):
+            return
+        plain = to_plain(reported)
+        usage = usage_from(plain)
+        self._answer = replace(self._answer, usage=usage, usage_reported=plain)
+        yield UsageReported(usage=usage)
+
+    def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
+        self._finish_reason = reason
+        has_call = any("functionCall" in part for part in self._parts)
+        self._answer = replace(
+            self._answer,
+            stop_reason=StopReason.TOOL_USE if has_call else stop_reason,
+            stop_details={"reason": reason, **to_plain(details)},
+        )
+
+
+def fold_body(body: bytes) -> ProviderAnswer:
+    """The answer that stored bytes hold, as far as they can be read."""
+    fold = GeminiFold()
+    try:
+        for _ in fold.feed(body):
+            pass
+    except ProviderFailed:
+        return fold.answer
+    return fold.answer
+
+
+def usage_from(reported: dict[str, Any]) -> Usage:
+    """Gemini's counts in buckets: cached tokens are part of its prompt, thoughts are not part of its candidates."""
+
+    def count(name: str) -> int:
+        value = reported.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    cached = count("cachedContentTokenCount")
+    return Usage(
+        fresh_input_tokens=max(0, count("promptTokenCount") - cached) + count("toolUsePromptTokenCount"),
+        cache_read_tokens=cached,
+        output_tokens=count("candidatesTokenCount"),
+        reasoning_tokens=count("thoughtsTokenCount"),
+    )
+
+
+def _block_from(part: dict[str, Any]) -> Block:
+    signature = mark_signature(part.get("thoughtSignature"))
+    call = part.get("functionCall")
+    if isinstance(call, dict):
+        return ToolCallBlock(
+            id=call["id"],
+            name=str(call.get("name", "")),
+            arguments=to_plain(call.get("args") or {}),
+            signature=signature,
+        )
+    if isinstance(part.get("text"), str):
+        if part.get("thought"):
+            return ThinkingBlock(text=part["text"], signature=signature)
+        return TextBlock(text=part["text"], signature=signature)
+    return UnknownBlock(data=to_plain(part))
+
+
+def mark_signature(text: Any) -> SignatureMark | None:
+    """That there is a signature. Its bytes count: either alphabet of base64, padded or not, gives the same mark."""
+    if not isinstance(text, str) or not text:
+        return None
+    data = decode_signature(text)
+    return SignatureMark(length=len(data), fingerprint=hashlib.sha256(data).hexdigest()[:16])
+
+
+def decode_signature(text: str) -> bytes:
+    """The bytes of a signature; what is not base64 stands for itself."""
+    try:
+        return base64.b64decode(
+            text.replace("-", "+").replace("_", "/").rstrip("=") + "=" * (-len(text.rstrip("=")) % 4)
+        )
+    except ValueError:
+        return text.encode()

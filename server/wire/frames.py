@@ -1,0 +1,68 @@
+"""Server-sent events: bytes to frames, incrementally.
+
+Pure. However the bytes are cut into pieces, the frames are the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_LINE_ENDS: Final = (b"\r\n", b"\n", b"\r")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One record off the wire."""
+
+    event: str
+    """Empty where the record names none."""
+    data: bytes
+    """The data lines, joined by newlines. Decoding them is the vendor's business: they may be broken."""
+
+
+class FrameReader:
+    """Collects bytes and gives frames. One that no blank line ended is none: `rest` tells that there was more."""
+
+    __slots__ = ("_buffer", "_data", "_event", "_seen")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._event = ""
+        self._data: list[bytes] = []
+        self._seen = False
+
+    def feed(self, piece: bytes) -> Iterator[Frame]:
+        """The frames that the piece completes."""
+        self._buffer += piece
+        start = 0
+        while (end := self._buffer.find(b"\n", start)) >= 0:
+            line = bytes(self._buffer[start:end])
+            start = end + 1
+            frame = self._take_line(line[:-1] if line.endswith(b"\r") else line)
+            if frame is not None:
+                yield frame
+        del self._buffer[:start]
+
+    @property
+    def rest(self) -> bool:
+        """Whether bytes have come that belong to no frame yet."""
+        return bool(self._buffer) or self._seen
+
+    def _take_line(self, line: bytes) -> Frame | None:
+        if not line:
+            return self._finish()
+        if line.startswith(b":"):
+            return None
+        name, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        self._seen = True
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._event = value.decode("utf-8", "replace")
+        return None
+
+    def _finish(self) -> Frame | None:
+        event, data, seen = self._event, self._data, self._seen
+        self._event, self._data, self._seen = "", [], False
+        return Frame(event=event, data=b"\n".join(data)) if seen and data else None

@@ -1,0 +1,166 @@
+"""One call to a provider: the part that both vendors share.
+
+A vendor supplies three things: how its SDK makes the request, a fold of the bytes, and what its SDK's errors mean.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable
+from server.event import ProviderEvent
+from server.provider import CallRecord, ProviderAnswer, StreamState
+from server.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
+from server.wire.transport import Tap
+
+
+class Fold(Protocol):
+    """The meaning of a body so far. Pure: the same bytes in any pieces give the same events and the same answer."""
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        """What has arrived."""
+        ...
+
+    def feed(self, piece: bytes) -> Iterable[ProviderEvent]:
+        """The events that a piece completes. Raises `ProviderFailed` for an error within the stream."""
+        ...
+
+    def finish(self) -> None:
+        """The body has ended properly. Raises `ProviderFailed` unless the model had finished."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VendorCall:
+    """What a vendor supplies for one call."""
+
+    holes: dict[str, bytes] = field(default_factory=dict)
+    send: Callable[[], Awaitable[object]]
+    """Makes the SDK send the request; the tap gets the answer."""
+    translate: Callable[[Exception, Recording], ProviderFailed | None]
+    """What an error of the SDK means, or None for one that is a bug."""
+
+
+class WireStream:
+    """Implements `server.provider.ProviderStream`."""
+
+    def __init__(self, call: VendorCall, fold: Fold) -> None:
+        self._call = call
+        self._fold = fold
+        self._tap = Tap(call.holes)
+        self._sending: asyncio.Task[object] | None = None
+        self.state = StreamState.NEW
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        return self._fold.answer
+
+    @property
+    def record(self) -> CallRecord:
+        recording = self._tap.recording
+        return CallRecord(
+            started_at=recording.started_at,
+            request_body=recording.request_body,
+            status=recording.status,
+            headers=recording.headers,
+            first_byte_at=recording.first_byte_at,
+            ended_at=recording.ended_at,
+            body=recording.body,
+        )
+
+    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
+        if self.state is not StreamState.NEW:
+            return
+        self.state = StreamState.WAITING
+        try:
+            await self._open()
+            if self._tap.answer is not None:
+                async with aclosing(self._read(self._tap.answer.pieces())) as events:
+                    async for event in events:
+                        yield event
+        except Exception:
+            self._move_to(StreamState.FAILED)
+            raise
+        finally:
+            self._move_to(StreamState.CANCELLED)
+            await self._close()
+
+    async def cancel(self) -> None:
+        self._move_to(StreamState.CANCELLED)
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        await self._close()
+
+    async def _open(self) -> None:
+        with self._tap:
+            self._sending = asyncio.ensure_future(self._call.send())
+        listener = asyncio.current_task()
+        cancels = listener.cancelling() if listener is not None else 0
+        try:
+            await self._sending
+        except asyncio.CancelledError:
+            # Either somebody cancelled the stream, which ends it, or whoever listens, which is theirs to see.
+            if self.state is not StreamState.CANCELLED or (listener is not None and listener.cancelling() > cancels):
+                raise
+        except Exception as error:
+            failure = translate_wire(error) or self._call.translate(error, self._tap.recording)
+            if failure is None:
+                raise
+            raise failure from error
+
+    async def _read(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[ProviderEvent, None]:
+        self._move_to(StreamState.STREAMING)
+        try:
+            async for piece in pieces:
+                events, failure = self._fold_whole(piece)
+                for event in events:
+                    if self.state is not StreamState.STREAMING:
+                        return
+                    yield event
+                if failure is not None:
+                    raise failure
+                if self.state is not StreamState.STREAMING:
+                    return
+        except (WireCut, WireTimedOut) as error:
+            if self.state is not StreamState.STREAMING:
+                return
+            raise translate_wire(error) or error from error
+        if self.state is StreamState.STREAMING:
+            self._fold.finish()
+            self._move_to(StreamState.COMPLETE)
+
+    def _fold_whole(self, piece: bytes) -> tuple[list[ProviderEvent], ProviderFailed | None]:
+        """Before anything of a piece is given out: whoever leaves between two events finds the answer as recorded."""
+        events: list[ProviderEvent] = []
+        try:
+            events.extend(self._fold.feed(piece))
+        except ProviderFailed as failure:
+            return events, failure
+        return events, None
+
+    def _move_to(self, state: StreamState) -> None:
+        """What has ended stays as it ended."""
+        if self.state in {StreamState.NEW, StreamState.WAITING, StreamState.STREAMING}:
+            self.state = state
+
+    async def _close(self) -> None:
+        if self._tap.answer is not None:
+            await self._tap.answer.close()
+        self._tap.recording.end()
+
+
+def translate_wire(error: BaseException | None) -> ProviderFailed | None:
+    """What the network did, however deep an SDK has wrapped it."""
+    while error is not None:
+        if isinstance(error, WireTimedOut):
+            return ProviderTimedOut()
+        if isinstance(error, WireUnreachable):
+            return ProviderUnavailable("The provider cannot be reached.")
+        if isinstance(error, WireCut):
+            return ProviderCut()
+        error = error.__cause__ or error.__context__
+    return None

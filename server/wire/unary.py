@@ -1,0 +1,28 @@
+"""A call to a provider that is answered at once: counting, caches."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from server.errors import ProviderFailed
+from server.wire.exchange import Recording
+from server.wire.stream import translate_wire
+from server.wire.transport import Tap
+
+Answer = TypeVar("Answer")
+
+
+async def call_through(
+    send: Callable[[], Awaitable[Answer]],
+    *,
+    holes: dict[str, bytes],
+    translate: Callable[[Exception, Recording], ProviderFailed | None],
+) -> Answer:
+    """What the SDK makes of the answer. Raises `ProviderFailed`."""
+    with Tap(holes, streamed=False) as tap:
+        try:
+            return await send()
+        except Exception as error:
+            failure = translate_wire(error) or translate(error, tap.recording)
+            if failure is None:
+                raise
+            raise failure from error
