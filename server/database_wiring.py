@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from server.postgres.connecting import DatabaseOptions
 from server.postgres.embedded import open_embedded
-from server.postgres.engine import Database, DatabaseOptions
+from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.settings import Settings
 

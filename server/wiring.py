@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from server import __version__
 from server.database_wiring import open_database_options
-from server.errors import DatabaseUnavailable
-from server.postgres.engine import Database, DatabaseOptions, connect
+from server.errors import DatabaseUnavailable, StrataError
+from server.postgres.connecting import DatabaseOptions, connect, translated_errors
+from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
@@ -109,13 +110,13 @@ def _assemble(settings: Settings, options: DatabaseOptions, database: Database, 
 async def _check_schema(options: DatabaseOptions) -> None:
     try:
         connection = await connect(options)
+        try:
+            with translated_errors():
+                await require_current_schema(connection)
+        finally:
+            await connection.close()
     except DatabaseUnavailable as error:
         _log.warning("program.started_without_database", extra={"reason": str(error)})
-        return
-    try:
-        await require_current_schema(connection)
-    finally:
-        await connection.close()
 
 
 async def _stop(program: Program) -> None:
@@ -123,7 +124,7 @@ async def _stop(program: Program) -> None:
     report = await program.running_turns.drain(program.settings.shutdown_limit_seconds)
     try:
         surrendered = await program.store.surrender_leases(program.owner)
-    except DatabaseUnavailable as error:
+    except StrataError as error:
         # The leases end by themselves when their time is over.
         _log.warning("program.leases_not_surrendered", extra={"reason": str(error)})
         surrendered = 0

@@ -7,7 +7,8 @@ from functools import partial
 from server.database_wiring import open_database_options
 from server.jobs.retention import retention_job
 from server.jobs.worker import WorkerParts
-from server.postgres.engine import Database, connect, translate
+from server.postgres.connecting import connect, translate
+from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.retention import sweep_raw_bytes
 from server.settings import Settings

@@ -18,8 +18,9 @@ from pydantic import SecretStr
 
 from server.api_key import Scope, Tenant
 from server.asgi import bind, serving
+from server.postgres.connecting import DatabaseOptions
 from server.postgres.embedded import open_embedded
-from server.postgres.engine import Database, DatabaseOptions
+from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore

@@ -19,8 +19,9 @@ from server.asgi import bind
 from server.cli.run import begin_quietly, run
 from server.database_wiring import open_database_options
 from server.errors import AddressInUse, StrataError
+from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.embedded import describe_embedded
-from server.postgres.engine import Database, DatabaseOptions, connect
+from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import read_schema_state
 from server.settings import Settings

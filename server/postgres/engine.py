@@ -2,30 +2,34 @@
 
 Statements are made once and run by asyncpg directly: between the two stands nothing that costs a round trip. A
 statement is its own transaction. Most can safely be repeated, and one of these that loses its connection is run once
-more on a new one: a restart or a failover between two statements is seen by nobody.
+more on a new one: a restart or a failover between two statements is seen by nobody. Where the database falls silent
+instead, every wait has an end: to connect, for a free connection, for an answer.
 """
 
 import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 import asyncpg
 from asyncpg import exceptions as pg
-from asyncpg.connect_utils import SessionAttribute
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.sql import Executable
 
-from server.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid, StrataError
+from server.errors import DatabaseUnavailable
 from server.postgres.codec import encode_text
+from server.postgres.connecting import (
+    Connection,
+    DatabaseOptions,
+    connect_to_one,
+    read_hosts,
+    require_supported,
+    translate,
+    translated_errors,
+)
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
-
-OLDEST_VERSION: Final = 15
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]  # reason: SQLAlchemy's signature
 _PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z][a-z_]*)")
 _log = logging.getLogger("strata.postgres")
@@ -34,6 +38,8 @@ LOST: Final = (
     ConnectionError,
     pg.PostgresConnectionError,
     pg.InterfaceError,
+    # The server has said goodbye on an idle connection, and its end has not arrived yet.
+    pg.InternalClientError,
     pg.CannotConnectNowError,
     pg.AdminShutdownError,
     pg.CrashShutdownError,
@@ -42,18 +48,6 @@ LOST: Final = (
     pg.ReadOnlySQLTransactionError,
 )
 """What asyncpg raises when the connection, and not the statement, is at fault. Worth one more try at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseOptions:
-    """Where the database is and how much of it one process takes."""
-
-    url: str = field(repr=False)
-    pool_size: int = 20
-    pool_wait_seconds: float = 5.0
-    connect_seconds: float = 5.0
-    statement_seconds: float = 30.0
-    application_name: str = "strata"
 
 
 class Statement:
@@ -87,19 +81,6 @@ class Statement:
         return [encode_text(value) if isinstance(value := known[name], str) else value for name in self._order]
 
 
-async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
-    """One connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
-    with translated_errors():
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-            options.url,
-            timeout=options.connect_seconds,
-            server_settings=_server_settings(options),
-            target_session_attrs=_session_attributes(options.url),
-        )
-    require_supported(connection)
-    return connection
-
-
 class Database:
     """The pool of one process. Making it connects to nothing: an unreachable database is found out by using it."""
 
@@ -122,10 +103,7 @@ class Database:
             async with self.connection() as connection:
                 return await connection.fetch(statement.sql, *arguments)
         except DatabaseUnavailable as error:
-            if not isinstance(error.__cause__, LOST):
-                raise
-            await self._forget_connections()
-            if not repeatable:
+            if not (repeatable and isinstance(error.__cause__, LOST)):
                 raise
         async with self.connection() as connection:
             return await connection.fetch(statement.sql, *arguments)
@@ -138,13 +116,16 @@ class Database:
             acquired = await self._acquire(pool)
             try:
                 yield acquired
-            except pg.InterfaceError as error:
+            except (*LOST, TimeoutError) as error:
                 # asyncpg has one class for a connection that is gone and for a wrong argument, which is a bug of ours.
-                if acquired.is_closed():
-                    raise DatabaseUnavailable("The database connection was lost.") from error
-                raise
+                if isinstance(error, pg.InterfaceError) and not _is_gone(acquired):
+                    raise
+                await self._forget_connections(acquired)
+                raise translate(error) or DatabaseUnavailable("The database connection was lost.") from error
             finally:
-                await pool.release(acquired)
+                # What goes wrong here is not the caller's: asyncpg has ended the connection, and what is done is done.
+                with suppress(OSError, pg.PostgresError, pg.InterfaceError):
+                    await pool.release(acquired, timeout=self.options.connect_seconds)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -158,7 +139,7 @@ class Database:
             return
         try:
             await asyncio.wait_for(self._pool.close(), timeout=self.options.connect_seconds)
-        except TimeoutError:
+        except (OSError, pg.PostgresError, pg.InterfaceError):
             self._pool.terminate()
 
     def pool_counts(self) -> tuple[int, int]:
@@ -171,6 +152,8 @@ class Database:
     async def _acquire(
         self, pool: "asyncpg.Pool[asyncpg.Record]"
     ) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
+        if pool.is_closing():
+            raise DatabaseUnavailable("The connections to the database are closed.")
         try:
             return await pool.acquire(timeout=self.options.pool_wait_seconds)
         except TimeoutError as error:
@@ -190,13 +173,18 @@ class Database:
         return self._pool
 
     async def _open(self) -> "asyncpg.Pool[asyncpg.Record]":
+        hosts = read_hosts(self.options.url)
+        limit = self.options.statement_seconds
+
+        async def connect_host(*_: object, **arguments: Any) -> "asyncpg.Connection[asyncpg.Record]":
+            return await connect_to_one(hosts, self.options, **arguments)
+
         pool: asyncpg.Pool[asyncpg.Record] = await asyncpg.create_pool(
-            self.options.url,
             min_size=0,
             max_size=self.options.pool_size,
-            timeout=self.options.connect_seconds,
-            server_settings=_server_settings(self.options),
-            target_session_attrs=_session_attributes(self.options.url),
+            # For a server that does not answer at all: one that does has cancelled the statement before.
+            command_timeout=limit + self.options.connect_seconds if limit else None,
+            connect=connect_host,
             init=self._greet,
             reset=_keep,
         )
@@ -208,85 +196,23 @@ class Database:
             await self._on_first_contact(connection)
             self._on_first_contact = None
 
-    async def _forget_connections(self) -> None:
+    async def _forget_connections(self, lost: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]") -> None:
         """After one connection was lost the others of the pool are suspect: each is replaced when it is next used."""
         _log.warning("postgres.connection_lost")
+        if not _is_gone(lost):
+            # At once: a silent server would not answer a request to cancel either.
+            lost.terminate()
         if self._pool is not None:
             await self._pool.expire_connections()
-
-
-def _server_settings(options: DatabaseOptions) -> dict[str, str]:
-    return {
-        "application_name": options.application_name,
-        "statement_timeout": str(round(options.statement_seconds * 1000)),
-        "timezone": "UTC",
-        # Plans of short statements cost less than their compilation.
-        "jit": "off",
-    }
-
-
-def _session_attributes(url: str) -> SessionAttribute | None:
-    """With several hosts and no word on it, the one that takes writes is meant; libpq would take any."""
-    parts = urlsplit(url)
-    several = "," in parts.netloc or "," in "".join(parse_qs(parts.query).get("host", []))
-    return SessionAttribute.read_write if several and "target_session_attrs" not in parse_qs(parts.query) else None
 
 
 async def _keep(connection: Connection) -> None:
     """Instead of asyncpg's reset, which is a round trip per use: no statement here changes a session."""
 
 
-def require_supported(connection: Connection) -> None:
-    """Raises `DatabaseUnsupported` for a Postgres that is too old or a database that is not UTF-8."""
-    version = connection.get_server_version()
-    if version.major < OLDEST_VERSION:
-        raise DatabaseUnsupported(f"The database runs PostgreSQL {version.major}; {OLDEST_VERSION} is the oldest.")
-    encoding = connection.get_settings().server_encoding
-    if encoding.upper() not in {"UTF8", "UTF-8"}:
-        raise DatabaseUnsupported(f"The database has the encoding {encoding}.")
-
-
-class translated_errors:  # noqa: N801  reason: reads as a statement where it is used
-    """Turns what asyncpg raises into our errors, without secrets: its messages name hosts and users, not passwords."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None or isinstance(error, StrataError):
-            return
-        translated = translate(error)
-        if translated is not None:
-            raise translated from error
-
-
-def translate(error: BaseException) -> StrataError | None:
-    """Our word for an error of asyncpg, or None for one that is a bug of ours."""
-    match error:
-        case pg.InvalidPasswordError() | pg.InvalidAuthorizationSpecificationError() | pg.InvalidCatalogNameError():
-            return DatabaseUnavailable(
-                f"The database refuses the connection: {error}.", hint="Check STRATA_DATABASE_URL."
-            )
-        case pg.ClientConfigurationError():
-            return SettingsInvalid(f"STRATA_DATABASE_URL is not usable: {error}.")
-        case pg.QueryCanceledError():
-            return DatabaseUnavailable("The database did not finish a statement within the time limit.")
-        case pg.DiskFullError():
-            return DatabaseUnavailable("The database's disk is full.", hint="Free some space on it.")
-        case pg.TooManyConnectionsError():
-            return DatabaseUnavailable("The database has no connection left.", hint="Lower STRATA_DATABASE_POOL_SIZE.")
-        case pg.TargetServerAttributeNotMatched():
-            return DatabaseUnavailable("None of the database hosts takes writes.")
-        case TimeoutError():
-            return DatabaseUnavailable("The database does not answer in time.")
-        case pg.ReadOnlySQLTransactionError():
-            return DatabaseUnavailable("The database has become read-only.")
-        case OSError() | pg.PostgresConnectionError() | pg.OperatorInterventionError():
-            return DatabaseUnavailable(f"The database cannot be reached: {_reason(error)}.")
-        case _:
-            return None
-
-
-def _reason(error: BaseException) -> str:
-    text = (str(error) or type(error).__name__).strip().rstrip(".")
-    return text.splitlines()[0]
+def _is_gone(acquired: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]") -> bool:
+    """Whether a connection of the pool was lost while it was in use; asyncpg has taken it back then."""
+    try:
+        return acquired.is_closed()
+    except pg.InterfaceError:
+        return True

@@ -10,7 +10,8 @@ from sqlalchemy import and_, bindparam, delete, func, not_, select
 
 from server.errors import ConversationBusy, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.postgres.engine import Connection, Database, Statement
+from server.postgres.connecting import Connection
+from server.postgres.engine import Database, Statement
 from server.postgres.tables import (
     blob_references,
     blobs,

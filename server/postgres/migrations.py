@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
-from server.postgres.engine import Connection, DatabaseOptions, connect, translate
+from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
 from server.postgres.tables import metadata
 
 Result = TypeVar("Result")
@@ -52,7 +52,8 @@ async def read_schema_state(options: DatabaseOptions) -> SchemaState:
     """Looks and changes nothing. Raises `DatabaseUnavailable`."""
     connection = await connect(options)
     try:
-        return _state(await _current_revision(connection))
+        with translated_errors():
+            return _state(await _current_revision(connection))
     finally:
         await connection.close()
 

@@ -1,10 +1,12 @@
 """Whether the database can be used now."""
 
+import asyncio
 from typing import Final
 
+from server.errors import DatabaseUnavailable
 from server.postgres.engine import Database, Statement
 
-_ASK: Final = Statement("SELECT 1")
+_ASK: Final = Statement("SELECT current_setting('transaction_read_only') = 'on' AS read_only")
 
 
 class DatabaseProbe:
@@ -16,4 +18,11 @@ class DatabaseProbe:
         self._database = database
 
     async def check(self) -> None:
-        await self._database.run(_ASK)
+        limit = self._database.options.connect_seconds
+        try:
+            async with asyncio.timeout(limit):
+                rows = await self._database.run(_ASK)
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"The database did not answer within {limit:g} s.") from error
+        if rows[0]["read_only"]:
+            raise DatabaseUnavailable("The database takes no writes.")

@@ -21,8 +21,9 @@ from server.api_key import Tenant
 from server.block import TextBlock
 from server.conversation import Conversation
 from server.identifiers import CONVERSATION, decode_id
+from server.postgres.connecting import Connection, DatabaseOptions, connect
 from server.postgres.embedded import open_embedded
-from server.postgres.engine import Connection, Database, DatabaseOptions, connect
+from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore

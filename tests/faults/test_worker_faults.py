@@ -19,8 +19,9 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 
 import server
 from server.jobs.queue import build_queries
+from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.embedded import describe_embedded
-from server.postgres.engine import Database, DatabaseOptions, connect
+from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from tests.fakes.embedded_user import EmbeddedUser, open_base_dir
 
@@ -39,7 +40,8 @@ from functools import partial
 from pathlib import Path
 from server.jobs.job import Job
 from server.jobs.worker import WorkerOptions, WorkerParts, run_worker
-from server.postgres.engine import Database, DatabaseOptions, connect, translate
+from server.postgres.connecting import DatabaseOptions, connect, translate
+from server.postgres.engine import Database
 from server.postgres.migrations import require_current_schema
 
 url, application, release, options = sys.argv[1:]

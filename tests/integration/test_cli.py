@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from server.api_key import parse_key_text
-from server.postgres.engine import Database, DatabaseOptions
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from tests.strata_process import strata
 

@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
-from server.postgres.engine import Database, DatabaseOptions, connect
+from server.postgres.connecting import DatabaseOptions, connect
+from server.postgres.engine import Database
 from server.postgres.migrations import (
     find_drift,
     migrate_down_one,

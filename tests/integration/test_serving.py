@@ -15,7 +15,8 @@ import pytest
 from server.api_key import Tenant
 from server.asgi import bind, serving
 from server.errors import AddressInUse
-from server.postgres.engine import Database, DatabaseOptions
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.settings import Settings
 from server.wiring import open_program

@@ -18,7 +18,8 @@ from server.jobs.job import Job
 from server.jobs.queue import JobQueue, build_queries
 from server.jobs.retention import retention_job
 from server.jobs.worker import QueueConnection, StopRequest, Worker, WorkerOptions, WorkerParts
-from server.postgres.engine import Database, DatabaseOptions, connect, translate
+from server.postgres.connecting import DatabaseOptions, connect, translate
+from server.postgres.engine import Database
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, require_current_schema
 from server.postgres.retention import sweep_raw_bytes
 from server.postgres.store import PostgresStore

@@ -1,0 +1,200 @@
+"""Connecting to Postgres: which host, with what settings, and what it means when it fails."""
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+from asyncpg import exceptions as pg
+
+from server.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid, StrataError
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+OLDEST_VERSION: Final = 15
+_NUMBERS: Final = re.compile(r"\[[^\]]*\] | \(_ssl\.c:\d+\)")
+_CHECK_URL: Final = "Check STRATA_DATABASE_URL."
+_MALFORMED: Final = "it is malformed"
+"""And no more of it: parts of a password may stand where a host or a port should."""
+_SESSION_ATTRIBUTES: Final = ("read-write", "primary", "any")
+"""Those that can lead to a host that takes writes; Strata has no use for another."""
+
+_WRONG_OPTION: Final = (
+    pg.ClientConfigurationError,
+    # Options that asyncpg does not know go to the server as settings of the session.
+    pg.UndefinedObjectError,
+    pg.InvalidParameterValueError,
+    pg.CantChangeRuntimeParamError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseOptions:
+    """Where the database is and how much of it one process takes."""
+
+    url: str = field(repr=False)
+    pool_size: int = 20
+    pool_wait_seconds: float = 5.0
+    connect_seconds: float = 5.0
+    statement_seconds: float = 30.0
+    application_name: str = "strata"
+
+
+async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
+    """One connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
+    with translated_errors():
+        connection = await connect_to_one(read_hosts(options.url), options)
+    try:
+        require_supported(connection)
+    except DatabaseUnsupported:
+        await connection.close()
+        raise
+    return connection
+
+
+def _server_settings(options: DatabaseOptions) -> dict[str, str]:
+    return {
+        "application_name": options.application_name,
+        "statement_timeout": str(round(options.statement_seconds * 1000)),
+        "timezone": "UTC",
+        # The statements are short and look rows up by key: planning them anew each time, or compiling the plan, costs
+        # more than running them.
+        "jit": "off",
+        "plan_cache_mode": "force_generic_plan",
+    }
+
+
+def read_hosts(url: str) -> list[str]:
+    """The URL of each host, in the order of the URL that names them all. Raises `SettingsInvalid`.
+
+    With several hosts and no word on it, the one that takes writes is meant; libpq would take any.
+    """
+    try:
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise _unusable(_MALFORMED) from None
+    account, at, netloc = parts.netloc.rpartition("@")
+    hosts, ports = (text.split(",") for text in (netloc or query.get("host", ""), query.get("port", "")))
+    several = len(hosts) > 1
+    countable = len(ports) in {1, len(hosts)} and (all(hosts) or not several)
+    if parts.scheme not in {"postgresql", "postgres"} or not countable:
+        raise _unusable(_MALFORMED)
+    if query.setdefault("target_session_attrs", "read-write" if several else "any") not in _SESSION_ATTRIBUTES:
+        raise _unusable(f"target_session_attrs has to be one of {', '.join(_SESSION_ATTRIBUTES)}")
+    _require_readable(query)
+    if not several:
+        return [url]
+    if netloc:
+        parts = parts._replace(query=urlencode(query))
+        return [urlunsplit(parts._replace(netloc=f"{account}{at}{host}")) for host in hosts]
+    places = [{"host": host, "port": port} for host, port in zip(hosts, cycle(ports), strict=False)]
+    return [urlunsplit(parts._replace(query=urlencode(query | place))) for place in places]
+
+
+def _require_readable(query: Mapping[str, str]) -> None:
+    """Raises `SettingsInvalid` for a file of TLS that is not there or, as far as can be told, not what it should be."""
+    for name in sorted(query.keys() & {"sslrootcert", "sslcrl", "sslcert", "sslkey"}):
+        try:
+            Path(query[name]).open("rb").close()
+            if name == "sslrootcert":
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(query[name])
+        except OSError as error:
+            raise _unusable(f"its {name} cannot be read: {_reason(error)}") from error
+
+
+def _unusable(reason: str) -> SettingsInvalid:
+    hint = "It looks like postgresql://user:password@host:5432/database; special characters are percent-encoded."
+    return SettingsInvalid(f"STRATA_DATABASE_URL is not usable: {reason}.", hint=hint)
+
+
+async def connect_to_one(
+    hosts: list[str], options: DatabaseOptions, **arguments: Any
+) -> "asyncpg.Connection[asyncpg.Record]":
+    """The first host that can be used. It moves to the front, so that the next connection tries it first.
+
+    Each host gets its share of the time, where asyncpg has one limit for all of them together: a dead machine at the
+    front does not answer at all, and nobody would ever ask the one that took its place.
+    """
+    arguments |= {"timeout": options.connect_seconds / len(hosts), "server_settings": _server_settings(options)}
+    failures: list[Exception] = []
+    for url in list(hosts):
+        try:
+            connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(url, **arguments)
+        except _WRONG_OPTION as error:
+            raise _unusable(_reason(error)) from error
+        except pg.TargetServerAttributeNotMatched:
+            failures.append(DatabaseUnavailable("None of the database hosts takes writes."))
+        except (OSError, pg.PostgresError) as error:
+            failures.append(error)
+        except (ValueError, OverflowError):
+            raise _unusable(_MALFORMED) from None
+        else:
+            hosts.remove(url)
+            hosts.insert(0, url)
+            return connection
+    # What a server said tells more than that another one did not answer.
+    raise max(failures, key=lambda error: not isinstance(error, OSError))
+
+
+def require_supported(connection: Connection) -> None:
+    """Raises `DatabaseUnsupported` for a Postgres that is too old or a database that is not UTF-8."""
+    version = connection.get_server_version()
+    if version.major < OLDEST_VERSION:
+        raise DatabaseUnsupported(f"The database runs PostgreSQL {version.major}; {OLDEST_VERSION} is the oldest.")
+    encoding = connection.get_settings().server_encoding
+    if encoding.upper() not in {"UTF8", "UTF-8"}:
+        raise DatabaseUnsupported(f"The database has the encoding {encoding}.")
+
+
+class translated_errors:  # noqa: N801  reason: reads as a statement where it is used
+    """Turns what asyncpg raises into our errors, without secrets: its messages name hosts and users, not passwords."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or isinstance(error, StrataError):
+            return
+        translated = translate(error)
+        if translated is not None:
+            raise translated from error
+
+
+_UNAVAILABLE: Final[Mapping[type[BaseException], tuple[str, str]]] = {
+    pg.InvalidAuthorizationSpecificationError: ("The database refuses the connection: {}.", _CHECK_URL),
+    pg.InvalidCatalogNameError: ("The database refuses the connection: {}.", _CHECK_URL),
+    pg.InsufficientPrivilegeError: (
+        "The database refuses access: {}.",
+        "Grant the user of STRATA_DATABASE_URL access.",
+    ),
+    pg.QueryCanceledError: ("The database did not finish a statement within the time limit.", ""),
+    pg.DiskFullError: ("The database's disk is full.", "Free some space on it."),
+    pg.TooManyConnectionsError: ("The database has no connection left.", "Lower STRATA_DATABASE_POOL_SIZE."),
+    pg.ReadOnlySQLTransactionError: ("The database has become read-only.", ""),
+    TimeoutError: ("The database does not answer in time.", ""),
+    ssl.SSLCertVerificationError: ("The database's certificate is not trusted: {}.", _CHECK_URL),
+    OSError: ("The database cannot be reached: {}.", ""),
+    pg.PostgresConnectionError: ("The database cannot be reached: {}.", ""),
+    pg.OperatorInterventionError: ("The database cannot be reached: {}.", ""),
+}
+"""Sentence and hint for what asyncpg raises. The first that fits counts."""
+
+
+def translate(error: BaseException) -> StrataError | None:
+    """Our word for an error of asyncpg, or None for one that is a bug of ours."""
+    for kind, (sentence, hint) in _UNAVAILABLE.items():
+        if isinstance(error, kind):
+            return DatabaseUnavailable(sentence.format(_reason(error)), hint=hint)
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, as a part of a sentence: without the numbers of its library, and without advice."""
+    text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error) or type(error).__name__
+    return _NUMBERS.sub("", text).strip().splitlines()[0].rstrip(".")

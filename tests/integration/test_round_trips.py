@@ -1,0 +1,171 @@
+"""The request path costs one round trip per step, and no more in a long conversation than in a short one.
+
+The client's connection goes through a proxy that reads the messages.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pytest
+
+from server.api_key import PresentedKey, Scope, Tenant, parse_key_text
+from server.call import Chunk
+from server.conversation import Lease
+from server.epoch import EpochReason, Segment
+from server.postgres.engine import Database
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.store import PostgresStore
+from tests.builders import (
+    LEASE_SECONDS,
+    accept,
+    answer,
+    call_start,
+    create_conversation,
+    epoch,
+    take_exchange,
+    user_input,
+)
+from tests.wire_proxy import WireProxy, open_proxy
+
+Result = TypeVar("Result")
+
+SLACK_BYTES = 64
+"""What two answers of the same size may differ by: some fields are as long as what they say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A store and a key ring on a single connection, and the proxy that it goes through."""
+
+    proxy: WireProxy
+    store: PostgresStore
+    key_ring: PostgresKeyRing
+
+    async def cost(self, step: Callable[[], Awaitable[object]]) -> int:
+        """Round trips of a step."""
+        before = self.proxy.round_trips
+        await step()
+        return self.proxy.round_trips - before
+
+    async def weight(self, step: Callable[[], Awaitable[Result]]) -> tuple[int, Result]:
+        """Bytes that a step receives."""
+        before = self.proxy.bytes_received
+        result = await step()
+        return self.proxy.bytes_received - before, result
+
+
+@pytest.fixture
+async def wire(database: Database) -> AsyncIterator[Wire]:
+    async with open_proxy(database.options.url) as proxy:
+        narrow = Database(replace(database.options, url=proxy.url(), pool_size=1))
+        yield Wire(proxy=proxy, store=PostgresStore(narrow), key_ring=PostgresKeyRing(narrow))
+        await narrow.close()
+
+
+@pytest.fixture
+async def presented(key_ring: PostgresKeyRing, tenant: Tenant) -> PresentedKey:
+    _, text = await key_ring.create_key(
+        tenant_id=tenant.id, name="k", scopes=frozenset({Scope.CLIENT}), expires_at=None
+    )
+    presented = parse_key_text(text)
+    assert presented is not None
+    return presented
+
+
+async def _walk(wire: Wire, tenant: Tenant, conversation_id: str, presented: PresentedKey) -> dict[str, int]:
+    """The steps of a turn in their order, and what each costs."""
+    turn = user_input(conversation_id)
+    lease = Lease(
+        conversation_id=conversation_id,
+        token=turn.lease_token,
+        owner=turn.lease_owner,
+        turn_seq=(await wire.store.load_conversation(tenant.id, conversation_id)).next_seq + 1,
+    )
+    steps: dict[str, Callable[[], Awaitable[object]]] = {
+        "find_live_key": lambda: wire.key_ring.find_live_key(presented),
+        "accept_turn": lambda: wire.store.accept_turn(tenant.id, turn),
+        "load_payload_source": lambda: wire.store.load_payload_source(tenant.id, conversation_id),
+        "begin_call": lambda: wire.store.begin_call(lease, call_start()),
+        "append_chunks": lambda: wire.store.append_chunks(
+            lease, [Chunk(attempt=1, offset=0, data=b"abc")], lease_seconds=LEASE_SECONDS
+        ),
+        "finish_turn": lambda: wire.store.finish_turn(lease, answer()),
+    }
+    return {name: await wire.cost(step) for name, step in steps.items()}
+
+
+@pytest.mark.parametrize("turn_count", [2, 200])
+async def test_each_step_of_a_turn_is_one_round_trip(
+    wire: Wire, store: PostgresStore, tenant: Tenant, presented: PresentedKey, turn_count: int
+) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    for _ in range(turn_count // 2):
+        await take_exchange(store, tenant.id, conversation.id)
+    await _walk(wire, tenant, conversation.id, presented)  # a statement that is new to a connection is prepared first
+    costs = await _walk(wire, tenant, conversation.id, presented)
+    assert costs == dict.fromkeys(costs, 1)
+    assert wire.proxy.connections_made == 1
+
+
+async def _converse(store: PostgresStore, tenant: Tenant, *, compacted: int, buffered: int, static: str) -> str:
+    """A conversation with that many turns before the buffer's start and after it."""
+    conversation = await create_conversation(store, tenant.id)
+    await store.begin_epoch(tenant.id, conversation.id, epoch(1, static))
+    for _ in range(compacted // 2):
+        await take_exchange(store, tenant.id, conversation.id)
+    segment = Segment(
+        generation=0, position=0, first_seq=1, last_seq=compacted, text="What was said before.", token_count=5
+    )
+    compaction = epoch(2, static, reason=EpochReason.COMPACTED, segment_count=1, buffer_start_seq=segment.last_seq + 1)
+    await store.begin_epoch(tenant.id, conversation.id, compaction, segment=segment)
+    for _ in range(buffered // 2):
+        await take_exchange(store, tenant.id, conversation.id)
+    return conversation.id
+
+
+async def test_loading_a_payload_costs_what_the_buffer_holds_and_not_what_came_before(
+    wire: Wire, store: PostgresStore, tenant: Tenant
+) -> None:
+    weights = []
+    for compacted in (2, 400):
+        conversation_id = await _converse(store, tenant, compacted=compacted, buffered=20, static="You help.")
+        await wire.store.load_payload_source(tenant.id, conversation_id)  # prepares the statement
+        weight, source = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))  # noqa: B023  reason: awaited at once
+        assert len(source.buffered) == 20
+        assert source.buffered[0].seq == compacted + 1
+        weights.append(weight)
+    assert abs(weights[0] - weights[1]) <= SLACK_BYTES
+
+
+async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
+    static = "You help. " * 20_000
+    conversation_id = await _converse(store, tenant, compacted=2, buffered=2, static=static)
+    _, source = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))
+    assert source.epoch is not None
+    held = [source.epoch.static_hash]
+    whole, full = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))
+    rest, without = await wire.weight(
+        lambda: wire.store.load_payload_source(tenant.id, conversation_id, held_static_hashes=held)
+    )
+    assert full.static_text == static + "What was said before."
+    assert without.static_text is None
+    assert whole - rest >= len(static)
+    assert rest < 4096
+    assert without.buffered == full.buffered
+
+
+async def test_accepting_in_a_long_conversation_receives_as_little_as_in_a_short_one(
+    wire: Wire, store: PostgresStore, tenant: Tenant
+) -> None:
+    weights = []
+    for exchanges in (1, 100):
+        conversation = await create_conversation(store, tenant.id)
+        for _ in range(exchanges):
+            await take_exchange(store, tenant.id, conversation.id)
+        warm = await accept(wire.store, tenant.id, user_input(conversation.id))
+        await wire.store.finish_turn(warm.lease, answer())
+        weight, accepted = await wire.weight(lambda: accept(wire.store, tenant.id, user_input(conversation.id)))  # noqa: B023  reason: awaited at once
+        finish, _ = await wire.weight(lambda: wire.store.finish_turn(accepted.lease, answer()))  # noqa: B023  reason: awaited at once
+        weights.append((weight, finish))
+    assert weights[0] == weights[1]
