@@ -14,6 +14,7 @@ from server.cli.group import StrataGroup
         "worker": "Run background jobs until stopped.",
         "migrate": "Bring the database schema to this release.",
         "keys": "Create, list and revoke API keys.",
+        "emulate": "Emulate a provider's API on this machine.",
         "doctor": "Check everything that has to be right.",
         "reference": "",
     },

@@ -1,0 +1,94 @@
+"""`strata emulate`: the providers as local servers, for trying things out without a key or a bill."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from server.cli.run import run
+from server.emulator.exchange import ASGIApp
+from server.emulator.pace import FULL_SPEED, LIKE_A_MODEL
+from server.emulator.script import Script, ScriptInvalid, load_script
+from server.emulator.server import serve_emulator
+from server.emulator.state import EmulatorState, build_state
+
+
+@click.group()
+def emulate() -> None:
+    """Emulate a provider's API on this machine.
+
+    The emulators are strict: they enforce the documented rules with the documented errors. Any API key is accepted but
+    the literal `invalid`. Without a script the model improvises. docs/emulators.md has the rest.
+    """
+
+
+def _read_script(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Script | None:
+    try:
+        return load_script(path) if path else None
+    except ScriptInvalid as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _options(port: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in (
+            click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same answers."),
+            click.option("--full-speed", is_flag=True, help="Answer at once, not at the pace of a model."),
+            click.option(
+                "--script",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                callback=_read_script,
+                help="YAML with what the model says and what goes wrong.",
+            ),
+            click.option(
+                "--port", type=click.IntRange(0, 65535), default=port, show_default=True, help="0 picks a free one."
+            ),
+            click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@emulate.command()
+@_options(8401)
+@click.option("--no-implicit-cache", is_flag=True, help="Never report a hit of the implicit cache.")
+def gemini(*, no_implicit_cache: bool, **options: Any) -> None:
+    """Emulate the Gemini Developer API."""
+    from server.emulator.gemini.app import build_gemini_app  # noqa: PLC0415  reason: only the one that is asked for
+
+    def build(state: EmulatorState) -> ASGIApp:
+        return build_gemini_app(state, implicit_cache=not no_implicit_cache)
+
+    _serve(build, "Gemini", "GOOGLE_GEMINI_BASE_URL", **options)
+
+
+@emulate.command()
+@_options(8402)
+def anthropic(**options: Any) -> None:
+    """Emulate the Claude API."""
+    from server.emulator.anthropic.app import build_anthropic_app  # noqa: PLC0415  reason: as above
+
+    _serve(build_anthropic_app, "Claude", "ANTHROPIC_BASE_URL", **options)
+
+
+def _serve(
+    build: Callable[[EmulatorState], ASGIApp],
+    name: str,
+    variable: str,
+    *,
+    host: str,
+    port: int,
+    script: Script | None,
+    full_speed: bool,
+    seed: int,
+) -> None:
+    state = build_state(script=script, pace=FULL_SPEED if full_speed else LIKE_A_MODEL, seed=seed)
+
+    def announce(url: str) -> None:
+        click.echo(f"{name} is emulated on {url}. Point an SDK at it, with any key:", err=True)
+        click.echo(f"export {variable}={url}")
+
+    run(serve_emulator(build(state), host, port, announce))

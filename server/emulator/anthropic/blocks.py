@@ -1,0 +1,91 @@
+"""The blocks of an answer, each in both of its forms: whole, and as the events of a stream."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from server.emulator.pace import pieces
+from server.emulator.tokens import count_tokens
+
+_JSON_PIECE: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    whole: dict[str, Any]
+    """As it stands in a message."""
+    start: dict[str, Any]
+    """As it begins in a stream."""
+    deltas: tuple[dict[str, Any], ...] = ()
+    output_tokens: int = 0
+    thinking_id: str = ""
+    """Of thinking: what its seal calls it."""
+
+    @property
+    def is_thinking(self) -> bool:
+        return self.whole["type"] in {"thinking", "redacted_thinking"}
+
+
+def build_thinking(*, text: str, signature: str, thinking_id: str, is_shown: bool, output_tokens: int) -> Block:
+    """Where it is not shown the text stays empty and only the signature comes: exactly one, at the end."""
+    shown = text if is_shown else ""
+    return Block(
+        whole={"type": "thinking", "thinking": shown, "signature": signature},
+        start={"type": "thinking", "thinking": "", "signature": ""},
+        deltas=(
+            *({"type": "thinking_delta", "thinking": piece} for piece in pieces(shown)),
+            {"type": "signature_delta", "signature": signature},
+        ),
+        output_tokens=output_tokens,
+        thinking_id=thinking_id,
+    )
+
+
+def build_redacted(*, data: str, thinking_id: str, output_tokens: int) -> Block:
+    whole = {"type": "redacted_thinking", "data": data}
+    return Block(whole=whole, start=whole, output_tokens=output_tokens, thinking_id=thinking_id)
+
+
+def build_text(text: str) -> Block:
+    return Block(
+        whole={"type": "text", "text": text},
+        start={"type": "text", "text": ""},
+        deltas=tuple({"type": "text_delta", "text": piece} for piece in pieces(text)),
+        output_tokens=count_tokens(text),
+    )
+
+
+def build_tool_use(*, id_: str, name: str, arguments: Mapping[str, Any], cut_at: int | None = None) -> Block:
+    """`cut_at` breaks the JSON of the arguments off after so many letters, as the token limit does."""
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    sent = written if cut_at is None else written[:cut_at]
+    shell = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+    parts = [sent[at : at + _JSON_PIECE] for at in range(0, len(sent), _JSON_PIECE)]
+    return Block(
+        whole=shell if cut_at is not None else {**shell, "input": dict(arguments)},
+        start=shell,
+        deltas=tuple({"type": "input_json_delta", "partial_json": part} for part in ("", *parts)),
+        output_tokens=count_tokens(name + sent),
+    )
+
+
+def build_compaction(whole: dict[str, Any]) -> Block:
+    """The signature comes with the start: a delta brings the text only."""
+    return Block(
+        whole=whole,
+        start={**whole, "content": None},
+        deltas=({"type": "compaction_delta", "content": whole["content"], "encrypted_content": None},),
+        output_tokens=count_tokens(whole["content"]),
+    )
+
+
+def build_unknown() -> Block:
+    """A block of a type that no document names, and a delta likewise. It is taken back as it is."""
+    shell = {"type": "emulated_novelty", "novelty": {"kept": True, "text": ""}}
+    return Block(
+        whole={**shell, "novelty": {"kept": True, "text": "new"}},
+        start=shell,
+        deltas=({"type": "novelty_delta", "novelty": "new"},),
+        output_tokens=1,
+    )

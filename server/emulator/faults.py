@@ -1,0 +1,86 @@
+"""Faults on demand: for one request by a header, or for the next ones by a call to the emulator."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from server.emulator.reply import Fault, FaultKind
+
+FAULT_HEADER: Final = "x-emulator-fault"
+_OPTIONS: Final = frozenset({"kind", "times", "after_chunks", "retry_after_seconds", "message"})
+
+
+class FaultInvalid(ValueError):
+    """The fault that was asked for does not exist, or its options make no sense."""
+
+
+class ArmedFaults:
+    """Faults that wait for the next requests, first come, first served."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Fault] = deque()
+
+    def arm(self, fault: Fault, times: int = 1) -> None:
+        """The fault befalls that many requests."""
+        self._waiting.extend([fault] * times)
+
+    def take(self) -> Fault | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def parse_fault_header(value: str) -> Fault:
+    """`<kind>[;after_chunks=2][;retry_after=3]`. Raises `FaultInvalid`."""
+    kind, *options = (part.strip() for part in value.split(";"))
+    given: dict[str, str] = {}
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not separator or name not in {"after_chunks", "retry_after"}:
+            raise FaultInvalid(f"{FAULT_HEADER}: unknown option {option!r}; there are after_chunks and retry_after.")
+        given[name] = text
+    return build_fault(
+        kind=kind, after_chunks=given.get("after_chunks", 0), retry_after_seconds=given.get("retry_after")
+    )
+
+
+def parse_fault_order(body: Any) -> tuple[Fault, int]:
+    """The fault and how often, from the body of `POST /__faults`. Raises `FaultInvalid`."""
+    if not isinstance(body, Mapping) or not set(body) <= _OPTIONS:
+        raise FaultInvalid(f"The body is an object with these keys: {', '.join(sorted(_OPTIONS))}.")
+    options = dict(body)
+    times = _number(options.pop("times", 1), "times", int)
+    return build_fault(**options), times
+
+
+def build_fault(
+    *,
+    kind: object = None,
+    after_chunks: object = 0,
+    retry_after_seconds: object = None,
+    message: object = "",
+) -> Fault:
+    """A fault from loose values. Raises `FaultInvalid`."""
+    if kind not in list(FaultKind):
+        raise FaultInvalid(f"There is no fault {kind!r}; there are {', '.join(FaultKind)}.")
+    delay = None if retry_after_seconds is None else _number(retry_after_seconds, "retry_after", float)
+    return Fault(
+        kind=FaultKind(str(kind)),
+        after_chunks=_number(after_chunks, "after_chunks", int),
+        retry_after_seconds=delay,
+        message=str(message),
+    )
+
+
+def _number(value: object, name: str, kind: type[int] | type[float]) -> Any:
+    try:
+        number = kind(str(value))
+    except ValueError:
+        raise FaultInvalid(f"{name} is {value!r}, which is no number.") from None
+    if number < 0:
+        raise FaultInvalid(f"{name} is {value!r}, which is less than nothing.")
+    return number

@@ -1,0 +1,89 @@
+"""The application around a provider's handler: it logs each request and answers those about the emulator itself.
+
+GET    /__healthz                 it runs
+GET    /__requests[?after=N]      what was asked, oldest first
+DELETE /__requests                forget it
+POST   /__faults                  {"kind", "times", "after_chunks", "retry_after_seconds", "message"}
+DELETE /__faults                  disarm them
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from server.emulator.exchange import ClientGone, Exchange, Receive, Scope, Send, read_request
+from server.emulator.faults import FAULT_HEADER, FaultInvalid, parse_fault_header, parse_fault_order
+from server.emulator.state import EmulatorState
+
+Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+"""Answers one request to the provider's API."""
+
+
+class EmulatorFront:
+    """An ASGI application. What does not begin with `/__` goes to the provider's handler."""
+
+    def __init__(self, state: EmulatorState, handler: Handler) -> None:
+        self.state = state
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        try:
+            request = await read_request(scope, receive)
+        except ClientGone:
+            return
+        exchange = Exchange(request, scope, receive, send)
+        if request.path.startswith("/__"):
+            await self._answer_about_itself(exchange)
+        else:
+            await self._answer_as_provider(exchange)
+
+    async def _answer_as_provider(self, exchange: Exchange) -> None:
+        logged = self.state.request_log.begin(exchange.request, self.state.clock())
+        try:
+            if header := exchange.request.headers.get(FAULT_HEADER):
+                parse_fault_header(header)  # a typo in a test is said at once, not after half an answer
+            await self._handler(exchange)
+        except FaultInvalid as error:
+            await exchange.answer_json(400, {"error": {"message": str(error)}})
+        finally:
+            logged.status = exchange.status
+            logged.fault = exchange.fault
+
+    async def _answer_about_itself(self, exchange: Exchange) -> None:
+        request = exchange.request
+        match request.method, request.path:
+            case "GET", "/__healthz":
+                await exchange.answer_json(200, {"status": "ok"})
+            case "GET", "/__requests":
+                after = request.query.get("after", "0")
+                number = int(after) if after.isdecimal() else 0
+                await exchange.answer_json(200, {"requests": self.state.request_log.list(number)})
+            case "DELETE", "/__requests":
+                self.state.request_log.clear()
+                await exchange.answer_json(200, {})
+            case "POST", "/__faults":
+                await self._arm(exchange)
+            case "DELETE", "/__faults":
+                self.state.faults.clear()
+                await exchange.answer_json(200, {})
+            case _:
+                await exchange.answer_json(404, {"error": {"message": f"No {request.method} {request.path} here."}})
+
+    async def _arm(self, exchange: Exchange) -> None:
+        try:
+            fault, times = parse_fault_order(exchange.request.read_json())
+        except ValueError as error:
+            await exchange.answer_json(400, {"error": {"message": str(error)}})
+            return
+        self.state.faults.arm(fault, times)
+        await exchange.answer_json(200, {"armed": len(self.state.faults)})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,132 @@
+"""A reply as parts, parts as chunks, and the tokens they cost.
+
+Order: thoughts (only where they are asked for), text, function calls, each call in a chunk of its own. The signature
+stands on the first function call; without one on the last part: in a stream that is a part with an empty text, beside
+the finish reason. The 2.5 models sign the first part, and only where they call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from server.emulator.gemini.generation_config import GenerationConfig
+from server.emulator.gemini.models import Model
+from server.emulator.pace import pieces
+from server.emulator.reply import Reply
+from server.emulator.tokens import count_json, count_tokens
+
+Sign: TypeAlias = Callable[[Mapping[str, Any]], str]
+"""The signature for a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of the answer, with the tokens of the whole answer up to here."""
+
+    parts: Sequence[Mapping[str, Any]] = ()
+    """Empty for thoughts that are not shown."""
+    thoughts_tokens: int = 0
+    candidates_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model says, not signed yet."""
+
+    chunks: Sequence[Chunk]
+    finish_reason: str = "STOP"
+    candidate_fields: Mapping[str, Any] | None = None
+    """What else the candidate says at its end."""
+
+    @property
+    def end(self) -> Chunk:
+        """The tokens of the whole."""
+        return replace(self.chunks[-1], parts=()) if self.chunks else Chunk()
+
+
+def plan_answer(reply: Reply, model: Model, config: GenerationConfig, make_id: Callable[[], str]) -> Answer:
+    """The reply in pieces; MAX_TOKENS where the limit cuts it off, thoughts counted."""
+    thinking = reply.thinking if config.thinks else ""
+    chunks = list(_thought_chunks(thinking, shown=config.shows_thoughts))
+    chunks += _text_chunks(_until_stop(reply.text, config.stop_sequences), count_tokens(thinking))
+    chunks += _call_chunks(reply, model, chunks[-1] if chunks else Chunk(), make_id)
+    limit = config.max_output_tokens
+    kept = [chunk for chunk in chunks if chunk.thoughts_tokens + chunk.candidates_tokens <= limit]
+    if len(kept) == len(chunks):
+        return Answer(chunks=chunks)
+    # Thoughts that are not shown end at the limit too.
+    return Answer(chunks=kept or [Chunk(thoughts_tokens=limit)], finish_reason="MAX_TOKENS")
+
+
+def render_stream(answer: Answer, model: Model, sign: Sign) -> list[Chunk]:
+    """The chunks as they are sent. The last one carries the finish reason."""
+    spoken = [chunk for chunk in answer.chunks if chunk.parts]
+    calls = any("functionCall" in part for chunk in spoken for part in chunk.parts)
+    if answer.finish_reason != "STOP":
+        spoken.append(answer.end)
+    elif not calls:
+        spoken.append(replace(answer.end, parts=({"text": ""},)))
+    place = _signed_place([part for chunk in spoken for part in chunk.parts], answer, model)
+    return spoken if place is None else [_sign_in(chunk, place, index, sign) for index, chunk in enumerate(spoken)]
+
+
+def render_unary(answer: Answer, model: Model, sign: Sign) -> Chunk:
+    """The same in one: a part for the thoughts, one for the text, one for each call."""
+    merged: list[dict[str, Any]] = []
+    for part in (part for chunk in answer.chunks for part in chunk.parts):
+        last = merged[-1] if merged else {}
+        if "text" in part and "text" in last and part.get("thought") == last.get("thought"):
+            last["text"] += part["text"]
+        else:
+            merged.append(dict(part))
+    if answer.finish_reason == "STOP" and all(part.get("thought") for part in merged):
+        merged.append({"text": ""})
+    place = _signed_place(merged, answer, model)
+    if place is not None:
+        merged[place]["thoughtSignature"] = sign(merged[place])
+    return replace(answer.end, parts=merged)
+
+
+def _signed_place(parts: Sequence[Mapping[str, Any]], answer: Answer, model: Model) -> int | None:
+    """Which part is signed. An answer that was cut off is no turn to go on from, unless a call came through."""
+    calls = [index for index, part in enumerate(parts) if "functionCall" in part]
+    if calls:
+        return calls[0] if model.validates_signatures else 0
+    return len(parts) - 1 if model.validates_signatures and answer.finish_reason == "STOP" else None
+
+
+def _sign_in(chunk: Chunk, place: int, index: int, sign: Sign) -> Chunk:
+    # Chunks that are sent have one part each, so the place among the parts is the place among the chunks.
+    if index != place:
+        return chunk
+    (part,) = chunk.parts
+    return replace(chunk, parts=({**part, "thoughtSignature": sign(part)},))
+
+
+def _thought_chunks(thinking: str, *, shown: bool) -> Iterator[Chunk]:
+    said = ""
+    for piece in pieces(thinking) if shown else ([thinking] if thinking else []):
+        said += piece
+        part = {"text": piece, "thought": True}
+        yield Chunk(parts=(part,) if shown else (), thoughts_tokens=count_tokens(said))
+
+
+def _text_chunks(text: str, thoughts_tokens: int) -> Iterator[Chunk]:
+    said = ""
+    for piece in pieces(text):
+        said += piece
+        yield Chunk(parts=({"text": piece},), thoughts_tokens=thoughts_tokens, candidates_tokens=count_tokens(said))
+
+
+def _call_chunks(reply: Reply, model: Model, before: Chunk, make_id: Callable[[], str]) -> Iterator[Chunk]:
+    tokens = before.candidates_tokens
+    for call in reply.tool_calls:
+        shown = {"name": call.name, "args": dict(call.arguments)}
+        tokens += count_json(shown)
+        numbered = {"id": make_id(), **shown} if model.numbers_calls else shown
+        yield replace(before, parts=({"functionCall": numbered},), candidates_tokens=tokens)
+
+
+def _until_stop(text: str, stop_sequences: Sequence[str]) -> str:
+    ends = [text.find(stop) for stop in stop_sequences if stop and stop in text]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,41 @@
+"""How fast the emulated model speaks."""
+
+import asyncio
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+_WORD: Final = re.compile(r"\S+\s*|\s+")
+_SLOW_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    first_chunk_seconds: float
+    seconds_per_chunk: float
+
+    async def wait_first(self) -> None:
+        """The time until the first chunk."""
+        await _sleep(self.first_chunk_seconds)
+
+    async def wait_next(self) -> None:
+        """The time between two chunks."""
+        await _sleep(self.seconds_per_chunk)
+
+    def slowed(self) -> "Pace":
+        """The same on a bad day: two seconds before each chunk."""
+        return replace(self, first_chunk_seconds=_SLOW_SECONDS, seconds_per_chunk=_SLOW_SECONDS)
+
+
+FULL_SPEED: Final = Pace(first_chunk_seconds=0, seconds_per_chunk=0)
+LIKE_A_MODEL: Final = Pace(first_chunk_seconds=0.4, seconds_per_chunk=0.03)
+
+
+def pieces(text: str) -> list[str]:
+    """The text in pieces of a word each; joined they are the text again."""
+    return _WORD.findall(text)
+
+
+async def _sleep(seconds: float) -> None:
+    # Also without a wait the others get their turn: a fast stream must not starve a second one.
+    await asyncio.sleep(seconds)

@@ -1,0 +1,65 @@
+"""What the handlers of one emulator share."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
+
+from server.emulator.exchange import Exchange
+from server.emulator.faults import FAULT_HEADER, ArmedFaults, parse_fault_header
+from server.emulator.pace import FULL_SPEED, Pace
+from server.emulator.reply import Fault, Turn
+from server.emulator.request_log import RequestLog
+from server.emulator.script import Script
+from server.emulator.signing import Signer
+
+Clock: TypeAlias = Callable[[], float]
+"""Seconds since the epoch. Tests give one that they can move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatorState:
+    signer: Signer
+    script: Script
+    pace: Pace
+    clock: Clock
+    request_log: RequestLog
+    faults: ArmedFaults
+    seed: int
+    model_requests: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers the requests that reach the model."""
+
+    def take_fault(self, exchange: Exchange) -> Fault | None:
+        """The fault that this request asks for by its header, else the next armed one. Noted for the log."""
+        header = exchange.request.headers.get(FAULT_HEADER)
+        fault = parse_fault_header(header) if header else self.faults.take()
+        if fault is not None:
+            exchange.fault = fault.kind
+        return fault
+
+    def next_turn(self, exchange: Exchange, *, prompt: str, after_tools: bool) -> Turn | None:
+        """What the script says to this request, a fault noted for the log; None leaves it to improvisation.
+
+        To be asked once per request that reaches the model.
+        """
+        turn = self.script.take(next(self.model_requests), prompt, after_tools=after_tools)
+        if isinstance(turn, Fault):
+            exchange.fault = turn.kind
+        return turn
+
+
+def build_state(
+    *, script: Script | None = None, pace: Pace = FULL_SPEED, clock: Clock = time.time, seed: int = 0
+) -> EmulatorState:
+    """A fresh state. Signatures made under a seed are valid in every emulator with that seed, also after a restart."""
+    return EmulatorState(
+        signer=Signer(hashlib.sha256(f"emulator:{seed}".encode()).digest()),
+        script=script or Script(()),
+        pace=pace,
+        clock=clock,
+        request_log=RequestLog(),
+        faults=ArmedFaults(),
+        seed=seed,
+    )

@@ -1,0 +1,45 @@
+"""Faults on demand, as they are written in a header or a body."""
+
+from typing import Any
+
+import pytest
+
+from server.emulator.faults import ArmedFaults, FaultInvalid, parse_fault_header, parse_fault_order
+from server.emulator.reply import Fault, FaultKind
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ("cut", Fault(kind=FaultKind.CUT)),
+        ("cut;after_chunks=2", Fault(kind=FaultKind.CUT, after_chunks=2)),
+        ("rate_limited ; retry_after=1.5", Fault(kind=FaultKind.RATE_LIMITED, retry_after_seconds=1.5)),
+    ],
+)
+def test_a_header_names_a_fault(header: str, fault: Fault) -> None:
+    assert parse_fault_header(header) == fault
+
+
+@pytest.mark.parametrize(
+    "header", ["", "cutt", "cut;x=1", "cut;after_chunks", "cut;after_chunks=x", "cut;after_chunks=-1"]
+)
+def test_a_header_that_names_none_is_refused(header: str) -> None:
+    with pytest.raises(FaultInvalid):
+        parse_fault_header(header)
+
+
+def test_a_body_arms_a_fault_so_many_times() -> None:
+    fault, times = parse_fault_order({"kind": "cut", "times": 2, "after_chunks": 1, "message": "gone"})
+    faults = ArmedFaults()
+    faults.arm(fault, times)
+
+    assert [faults.take() for _ in range(3)] == [fault, fault, None]
+    assert fault == Fault(kind=FaultKind.CUT, after_chunks=1, message="gone")
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {}, {"kind": "cut", "often": 2}, {"kind": ["cut"]}, {"kind": "cut", "times": -1}]
+)
+def test_a_body_that_makes_no_sense_is_refused(body: Any) -> None:
+    with pytest.raises(FaultInvalid):
+        parse_fault_order(body)
