@@ -85,6 +85,20 @@ class Settings(BaseSettings):
         description="Raw provider bytes older than this are removed by the worker; turns stay. 0 keeps them for ever.",
     )
 
+    # --- providers; their keys are GEMINI_API_KEY or GOOGLE_API_KEY, and ANTHROPIC_API_KEY
+    gemini_base_url: str | None = Field(
+        default=None, description="Another address for the Gemini API, such as that of `strata emulate gemini`."
+    )
+    anthropic_base_url: str | None = Field(
+        default=None, description="Another address for the Claude API, such as that of `strata emulate anthropic`."
+    )
+    provider_connect_seconds: float = Field(
+        default=10.0, gt=0, le=300, description="How long a connection to a provider may take to be made."
+    )
+    provider_silence_seconds: float = Field(
+        default=120.0, gt=0, le=3600, description="How long a provider may send nothing before its call is given up."
+    )
+
     # --- telemetry
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe log events that are written."

@@ -20,6 +20,7 @@ from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
 from server.postgres.store import PostgresStore
+from server.provider_wiring import Providers
 from server.running_turns import RunningTurns
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -40,13 +41,16 @@ class Program:
     store: PostgresStore
     key_ring: PostgresKeyRing
     running_turns: RunningTurns
+    providers: Providers
     owner: str
     """What this process is called on the leases that it holds."""
     app: Edge
 
 
 @asynccontextmanager
-async def open_program(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Program]:
+async def open_program(
+    settings: Settings, *, providers: Providers | None = None, migrate: bool = False
+) -> AsyncIterator[Program]:
     """The program from its first connection to its last. Leaving the block lets running turns finish first.
 
     `migrate`: also an external database is migrated. Raises `SchemaBehind` or `SchemaAhead` where it is not, and must
@@ -68,12 +72,14 @@ async def open_program(settings: Settings, *, migrate: bool = False) -> AsyncIte
             __version__,
         )
         stack.callback(tracing.shutdown)
-        program = _assemble(settings, options, database, tracing)
+        program = _assemble(settings, options, database, tracing, providers or Providers())
         stack.push_async_callback(_stop, program)
         yield program
 
 
-def _assemble(settings: Settings, options: DatabaseOptions, database: Database, tracing: Tracing) -> Program:
+def _assemble(
+    settings: Settings, options: DatabaseOptions, database: Database, tracing: Tracing, providers: Providers
+) -> Program:
     running_turns = RunningTurns()
     key_ring = PostgresKeyRing(database)
     metrics = Metrics(version=__version__)
@@ -102,6 +108,7 @@ def _assemble(settings: Settings, options: DatabaseOptions, database: Database, 
         store=PostgresStore(database),
         key_ring=key_ring,
         running_turns=running_turns,
+        providers=providers,
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         app=app,
     )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from server.provider_choice import KEY_VARIABLES
+
 PROJECT = Path(__file__).parents[1]
 
 
@@ -29,8 +31,9 @@ def strata(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subproce
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without any setting of ours, and with these."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("STRATA_")} | dict(extra)
+    """This process's environment without any setting of ours or key of a provider, and with these."""
+    ours = ("STRATA_", *(name for names in KEY_VARIABLES.values() for name in names))
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | dict(extra)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,13 +12,21 @@ from server.api_key import Scope, parse_key_text
 from server.asgi import bind, url_of
 from server.asgi import serve as serve_http
 from server.cli.run import begin, run
+from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.gemini.app import build_gemini_app
+from server.emulator.pace import LIKE_A_MODEL
+from server.emulator.server import emulating
+from server.emulator.state import build_state
 from server.errors import DataDirectoryForbidden, TenantNotFound
 from server.postgres.key_ring import PostgresKeyRing
+from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.provider_wiring import open_providers
 from server.settings import Settings
 from server.wiring import Program, open_program
 
 _TENANT: Final = "demo"
 _KEY_FILE: Final = "demo-keys.json"
+_DEMO_KEY: Final = "demo"
 
 
 @click.command()
@@ -26,7 +34,8 @@ _KEY_FILE: Final = "demo-keys.json"
 def demo(port: int | None) -> None:
     """Serve with an embedded Postgres, a tenant and its keys, and print how to use them.
 
-    A second start finds the data and the keys of the first. Ctrl-C ends all of it.
+    The providers are emulators in this very process: no key, no bill. A second start finds the data and the keys of the
+    first. Ctrl-C ends all of it.
     """
     settings = begin(port=port).model_copy(update={"database_url": None})
     run(_demo(settings))
@@ -35,11 +44,25 @@ def demo(port: int | None) -> None:
 async def _demo(settings: Settings) -> None:
     listener = bind(settings.host, settings.port)
     click.echo("Starting Postgres ...", err=True)
-    async with open_program(settings) as program:
+    async with AsyncExitStack() as stack:
+        emulators = await _start_emulators(stack)
+        pointed = settings.model_copy(update={f"{name}_base_url": url for name, url in emulators.items()})
+        choice = ProviderChoice(provider=GEMINI, api_key=_DEMO_KEY)
+        environment = {names[0]: _DEMO_KEY for names in KEY_VARIABLES.values()}
+        providers = await stack.enter_async_context(open_providers(pointed, choice, environment))
+        program = await stack.enter_async_context(open_program(pointed, providers=providers))
         keys = await _find_or_make_keys(program)
-        click.echo(_welcome(url_of(listener), keys, settings.data_dir))
+        click.echo(_welcome(url_of(listener), keys, settings.data_dir, emulators))
         await serve_http(program, listener)
     click.echo("Stopped. The data stays.", err=True)
+
+
+async def _start_emulators(stack: AsyncExitStack) -> dict[str, str]:
+    """Both providers as local servers, at the pace of a model; gives their URLs."""
+    return {
+        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(pace=LIKE_A_MODEL)))),
+        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(pace=LIKE_A_MODEL)))),
+    }
 
 
 async def _find_or_make_keys(program: Program) -> dict[str, str]:
@@ -90,7 +113,7 @@ def _write(path: Path, keys: dict[str, str]) -> None:
         raise DataDirectoryForbidden(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def _welcome(url: str, keys: dict[str, str], data_dir: Path) -> str:
+def _welcome(url: str, keys: dict[str, str], data_dir: Path, emulators: dict[str, str]) -> str:
     return f"""
 Strata is running.
 
@@ -98,6 +121,8 @@ Strata is running.
   client key  {keys[Scope.CLIENT.value]}
   admin key   {keys[Scope.ADMIN.value]}
   data        {data_dir}
+  emulators   Gemini {emulators[GEMINI]}
+              Claude {emulators[ANTHROPIC]}
 
 Try it:
 

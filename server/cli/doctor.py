@@ -24,10 +24,10 @@ from server.postgres.embedded import describe_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import read_schema_state
+from server.provider_choice import KEY_VARIABLES, find_key
 from server.settings import Settings
 
 _LOW_SPACE_BYTES: Final = 1024**3
-_PROVIDER_KEYS: Final = {"Gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"), "Claude": ("ANTHROPIC_API_KEY",)}
 
 
 class Verdict(StrEnum):
@@ -166,16 +166,23 @@ def _disk(data_dir: Path) -> Finding:
 
 def _providers() -> Finding:
     """Whether a key is there, never which."""
-    present = [provider for provider, names in _PROVIDER_KEYS.items() if any(os.environ.get(name) for name in names)]
+    present = [provider for provider in KEY_VARIABLES if find_key(provider, os.environ)]
     if not present:
-        wanted = ", ".join(name for names in _PROVIDER_KEYS.values() for name in names)
+        wanted = ", ".join(name for names in KEY_VARIABLES.values() for name in names)
         return Finding(
             check="providers",
             verdict=Verdict.WARNING,
             found="no provider key in the environment",
             fix=f"Set one of {wanted}.",
         )
-    return Finding(check="providers", verdict=Verdict.OK, found=f"a key for {' and '.join(present)} is set")
+    if len(present) > 1:
+        return Finding(
+            check="providers",
+            verdict=Verdict.WARNING,
+            found=f"keys for {' and '.join(present)} are set",
+            fix="Name the default with `strata serve --provider`.",
+        )
+    return Finding(check="providers", verdict=Verdict.OK, found=f"a key for {present[0]} is set")
 
 
 def _show(findings: list[Finding]) -> None:

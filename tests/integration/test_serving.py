@@ -26,7 +26,12 @@ from tests.strata_process import StrataProcess, strata, wait_until
 
 @pytest.fixture
 def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -> dict[str, str]:  # noqa: ARG001  reason: emptied first
-    return {"STRATA_DATABASE_URL": database_options.url, "STRATA_DATA_DIR": str(tmp_path), "STRATA_PORT": "0"}
+    return {
+        "STRATA_DATABASE_URL": database_options.url,
+        "STRATA_DATA_DIR": str(tmp_path),
+        "STRATA_PORT": "0",
+        "GEMINI_API_KEY": "never-used",
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
@@ -41,6 +46,23 @@ def test_a_server_says_where_it_is_and_ends_cleanly(env: dict[str, str], number:
         assert server.wait() == 0
         assert "program.stopped" in server.output
         assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys", "sentence"),
+    [
+        ([], {"GEMINI_API_KEY": ""}, "No provider is chosen"),
+        ([], {"ANTHROPIC_API_KEY": "sk-hidden"}, "several providers"),
+        (["--provider", "anthropic"], {}, "no key for anthropic"),
+    ],
+)
+def test_a_server_needs_one_provider(
+    env: dict[str, str], arguments: list[str], keys: dict[str, str], sentence: str
+) -> None:
+    result = strata("serve", *arguments, env=env | keys)
+    assert result.returncode == 78
+    assert sentence in result.stderr
+    assert "sk-hidden" not in result.stderr
 
 
 def test_a_taken_port_is_said_at_once(env: dict[str, str]) -> None:
@@ -114,6 +136,9 @@ def _try_demo(env: dict[str, str]) -> str:
         admin_key = demo.find(r"admin key +(strata_\S+)")
         curl = demo.find(r'curl -H "(Authorization: Bearer \S+)" http://127\.0\.0\.1:\d+/v1/key')
         assert env["STRATA_DATA_DIR"] in demo.output
+        for name in ("Gemini", "Claude"):
+            emulator = demo.find(rf"{name} (http://127\.0\.0\.1:\d+)")
+            assert httpx2.get(f"{emulator}/__healthz").status_code == 200
         name, _, value = curl.partition(": ")
         who = httpx2.get(f"{url}/v1/key", headers={name: value}).json()
         assert (who["tenant"]["name"], who["scopes"]) == ("demo", ["client"])

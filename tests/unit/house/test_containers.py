@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from server.cli import main
+from server.provider_choice import KEY_VARIABLES
 from server.settings import Settings
 from tests.unit.house.repository import ROOT, Call, fault_of, pyproject, read
 
@@ -77,6 +78,7 @@ def test_every_service_runs_a_command_that_exists(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_every_service_is_given_settings_that_exist(name: str) -> None:
     fields = {f"STRATA_{field.upper()}" for field in Settings.model_fields}
+    fields |= {variable for variables in KEY_VARIABLES.values() for variable in variables}
 
     assert set(SERVICES[name]["environment"]) <= fields
 
@@ -107,7 +109,8 @@ def test_no_secret_is_written_down() -> None:
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN|KEY", name):
-                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), name
+                # From the environment: required, or not there.
+                assert re.fullmatch(r"\$\{\w+:(\?[^}]+|-)\}", value), name
             if password := re.search(r"://[^:/@]+:(.+)@", str(value)):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", password[1]), name
 

@@ -1,0 +1,50 @@
+"""The providers as values: those whose keys are there, each with its own connections."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from server.anthropic.provider import AnthropicProvider
+from server.errors import SettingsInvalid
+from server.gemini.provider import GeminiProvider
+from server.provider import Provider
+from server.provider_choice import KEY_VARIABLES, ProviderChoice, find_key
+from server.settings import Settings
+from server.wire.transport import WireLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Providers:
+    """Who can be asked."""
+
+    default: str | None = None
+    """Whom an assistant gets that names nobody."""
+    by_name: Mapping[str, Provider] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def open_providers(
+    settings: Settings, choice: ProviderChoice, environment: Mapping[str, str]
+) -> AsyncIterator[Providers]:
+    """The chosen provider, and every other one whose key is in the environment, until the block ends."""
+    keys = {name: key for name in KEY_VARIABLES if (key := find_key(name, environment))}
+    keys[choice.provider] = choice.api_key
+    async with AsyncExitStack() as stack:
+        opened = {}
+        for name, key in keys.items():
+            opened[name] = _build(settings, name, key)
+            stack.push_async_callback(opened[name].close)
+        yield Providers(default=choice.provider, by_name=opened)
+
+
+def _build(settings: Settings, name: str, key: str) -> Provider:
+    limits = WireLimits(
+        connect_seconds=settings.provider_connect_seconds, silence_seconds=settings.provider_silence_seconds
+    )
+    match name:
+        case "gemini":
+            return GeminiProvider(key, base_url=settings.gemini_base_url, limits=limits)
+        case "anthropic":
+            return AnthropicProvider(key, base_url=settings.anthropic_base_url, limits=limits)
+        case _:
+            raise SettingsInvalid(f"There is no provider called {name}.")
