@@ -29,6 +29,8 @@ class CallStart:
     cache_expected_tokens: int | None = None
     repairs: Sequence[Mapping[str, JsonValue]] = ()
     template_failures: Sequence[Mapping[str, JsonValue]] = ()
+    warnings: Sequence[Mapping[str, JsonValue]] = ()
+    """What was assumed or done without, such as the profile of a model that is not listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

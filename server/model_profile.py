@@ -181,6 +181,13 @@ _LISTED: Final = (
 PROFILES: Final = {profile.model: profile for profile in _LISTED}
 
 
+def profile_warnings(profile: ModelProfile) -> tuple[dict[str, str], ...]:
+    """What a call with this profile has to record."""
+    if not profile.assumed:
+        return ()
+    return ({"kind": "profile_assumed", "model": profile.model, "family": profile.family},)
+
+
 def find_profile(provider: str, model: str) -> ModelProfile:
     """The profile of a model; that of its family, marked as assumed, where the model is not listed."""
     listed = PROFILES.get(model)

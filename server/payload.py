@@ -40,6 +40,8 @@ class CallSettings:
     show_thinking: bool = True
     temperature: float | None = None
     stop_sequences: tuple[str, ...] = ()
+    safety: Mapping[str, str] = field(default_factory=dict)
+    """Category to threshold, where the vendor has such; Gemini does."""
     extra: Mapping[str, JsonValue] = field(default_factory=dict)
     """Members for the vendor's request as they are; what Strata sets itself wins."""
 

@@ -96,6 +96,11 @@ class ProviderStream(Protocol):
         """The bytes and times so far."""
         ...
 
+    @property
+    def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
+        """What was assumed for the call, to be stored with it: each has a `kind`."""
+        ...
+
     def events(self) -> AsyncIterator[ProviderEvent]:
         """Makes the call and gives what it means as it comes. May be used once. Raises `ProviderFailed`."""
         ...

@@ -92,6 +92,12 @@ def upgrade() -> None:
             comment="Templates that fell back to their source.",
         ),
         sa.Column(
+            "warnings",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=False,
+            comment="What was assumed or done without.",
+        ),
+        sa.Column(
             "started_at",
             sa.DateTime(timezone=True),
             nullable=False,

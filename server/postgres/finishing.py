@@ -23,10 +23,10 @@ WITH held AS (
 ),"""
 
 _START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, manifest,
-        dynamic, request_hash, cache_expected_tokens, repairs, template_failures"""
+        dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings"""
 _START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
         :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
-        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb"""
+        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb"""
 _END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
         cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
         raw_response, raw_length"""
@@ -180,6 +180,7 @@ def _start_values(start: CallStart) -> dict[str, Any]:
         "cache_expected_tokens": start.cache_expected_tokens,
         "repairs": encode_json(start.repairs),
         "template_failures": encode_json(start.template_failures),
+        "warnings": encode_json(start.warnings),
     }
 
 

@@ -140,6 +140,7 @@ def call_from(row: Row) -> Call:
             cache_expected_tokens=row["cache_expected_tokens"],
             repairs=tuple(decode_json(row["repairs"])),
             template_failures=tuple(decode_json(row["template_failures"])),
+            warnings=tuple(decode_json(row["warnings"])),
         ),
         end=None if row["ended_at"] is None else _call_end_from(row),
     )

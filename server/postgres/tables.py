@@ -214,6 +214,7 @@ calls = Table(
     Column("cache_miss_reason", Text, comment="Why less came, as far as it can be known."),
     Column("repairs", JSONB, nullable=False, comment="What was mended in a broken history for this payload."),
     Column("template_failures", JSONB, nullable=False, comment="Templates that fell back to their source."),
+    Column("warnings", JSONB, nullable=False, comment="What was assumed or done without."),
     Column("started_at", INSTANT, nullable=False, comment="When the request left; the caller's clock, for durations."),
     Column("first_byte_at", INSTANT),
     Column("ended_at", INSTANT, comment="Null while it runs."),

@@ -606,7 +606,9 @@ class RunningTurnContract:
     async def test_a_call_is_there_from_its_start(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        start = call_start(repairs=({"kind": NASTY},), template_failures=({"template": "x"},))
+        start = call_start(
+            repairs=({"kind": NASTY},), template_failures=({"template": "x"},), warnings=({"kind": NASTY},)
+        )
         for _ in range(2):
             await store.begin_call(accepted.lease, start)
         [call] = await store.list_calls(tenant.id, conversation.id, 2)

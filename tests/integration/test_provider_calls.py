@@ -1,0 +1,102 @@
+"""Patience with a provider that fails: what may be tried again is, what was heard never is."""
+
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+
+from server.anthropic.provider import AnthropicProvider
+from server.block import TextBlock
+from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.server import emulating
+from server.emulator.state import build_state
+from server.errors import ProviderCut, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
+from server.event import TextDelta
+from server.payload import Layer, Payload, PayloadMessage
+from server.provider import StreamState
+from server.provider_calls import PatientCall
+from server.retry_policy import RetryPolicy
+from server.turn import StopReason
+
+QUICK = RetryPolicy(first_delay_seconds=0.001, longest_delay_seconds=0.002)
+
+
+@pytest.fixture
+async def emulator() -> AsyncIterator[str]:
+    async with emulating(build_anthropic_app(build_state())) as url:
+        yield url
+
+
+@pytest.fixture
+async def provider(emulator: str) -> AsyncIterator[AnthropicProvider]:
+    provider = AnthropicProvider("k", base_url=emulator)
+    yield provider
+    await provider.close()
+
+
+def payload(provider: AnthropicProvider) -> Payload:
+    message = PayloadMessage(layer=Layer.TRIGGER, data=provider.user_message([TextBlock(text="Tell me a story")], {}))
+    return Payload(model="claude-opus-5-5", static_text="You help.", tools=(), messages=(message,))
+
+
+async def arm(url: str, **fault: object) -> None:
+    async with httpx2.AsyncClient() as client:
+        assert (await client.post(f"{url}/__faults", json=fault)).status_code < 300
+
+
+async def test_a_passing_failure_is_not_noticed_but_kept(emulator: str, provider: AnthropicProvider) -> None:
+    await arm(emulator, kind="overloaded", times=2)
+    call = PatientCall(provider, payload(provider), QUICK)
+    events = [event async for event in call.events()]
+    assert any(isinstance(event, TextDelta) for event in events)
+    assert [stream.state for stream in call.attempts] == [
+        StreamState.FAILED,
+        StreamState.FAILED,
+        StreamState.COMPLETE,
+    ]
+    assert [stream.record.status for stream in call.attempts] == [529, 529, 200]
+    assert b"overloaded_error" in call.attempts[0].record.body
+    assert call.stream.answer.stop_reason is StopReason.END_TURN
+
+
+async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None:
+    await arm(emulator, kind="overloaded", times=10)
+    call = PatientCall(provider, payload(provider), QUICK)
+    with pytest.raises(ProviderOverloaded):
+        _ = [event async for event in call.events()]
+    assert len(call.attempts) == QUICK.attempts
+
+
+async def test_what_was_heard_is_not_said_again(emulator: str, provider: AnthropicProvider) -> None:
+    await arm(emulator, kind="cut", times=1, after_chunks=4)
+    call = PatientCall(provider, payload(provider), QUICK)
+    with pytest.raises(ProviderCut):
+        _ = [event async for event in call.events()]
+    assert call.stream.answer.blocks
+    assert len(call.attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ({"kind": "rate_limited", "retry_after_seconds": 3600}, ProviderRateLimited),
+        ({"kind": "rate_limited_no_delay"}, ProviderQuotaExceeded),
+    ],
+    ids=["in an hour", "never"],
+)
+async def test_what_waiting_does_not_help_is_told_at_once(
+    emulator: str, provider: AnthropicProvider, fault: dict[str, object], error: type[Exception]
+) -> None:
+    await arm(emulator, times=1, **fault)
+    call = PatientCall(provider, payload(provider), QUICK)
+    with pytest.raises(error):
+        _ = [event async for event in call.events()]
+    assert len(call.attempts) == 1
+
+
+async def test_a_cancelled_call_is_not_tried_again(emulator: str, provider: AnthropicProvider) -> None:
+    call = PatientCall(provider, payload(provider), QUICK)
+    async for _ in call.events():
+        await call.cancel()
+    assert [stream.state for stream in call.attempts] == [StreamState.CANCELLED]
+    assert emulator
