@@ -5,8 +5,15 @@ infinity, and keys keep their order. So numbers are kept as the text they came a
 """
 
 import json
+import math
+import re
 from json.encoder import encode_basestring
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
+
+DEEPEST: Final = 200
+"""More levels than this are nobody's arguments."""
+_TOO_DEEP: Final = "nested too deeply"
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class Number(str):
@@ -16,26 +23,62 @@ class Number(str):
 
 
 def loads_exact(text: str | bytes) -> Any:
-    """A JSON document with its numbers as `Number`. Raises `ValueError`."""
-    return _decoder.decode(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
+    """A JSON document with its numbers as `Number`. Raises `ValueError`, also for one that is nested too deeply."""
+    text = text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
+    try:
+        value = _decoder.decode(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    # Counting is quick, and a document with few brackets cannot be deep.
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value
 
 
 def dumps_exact(value: Any) -> bytes:
-    """A document as `loads_exact` gives it, in UTF-8 without white space. Plain numbers are written as Python does."""
-    return "".join(_write(value)).encode("utf-8", "surrogatepass")
+    """A document as `loads_exact` gives it, in UTF-8 without white space. Plain numbers are written as Python does.
+
+    Halves of a surrogate pair that have come together are one character; a lone one is written as an escape, since it
+    has no place in UTF-8.
+    """
+    text = "".join(_write(value))
+    if _SURROGATE.search(text):
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        text = _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", joined)
+    return text.encode()
 
 
 def to_plain(value: Any) -> Any:
-    """The same with ordinary numbers, for reading."""
+    """The same with ordinary numbers, for reading. A number that Python cannot hold stays the text it is."""
     match value:
         case Number():
-            return json.loads(value)
+            return _to_number(value)
         case dict():
             return {key: to_plain(inner) for key, inner in value.items()}
         case list():
             return [to_plain(inner) for inner in value]
         case _:
             return value
+
+
+def _to_number(text: Number) -> int | float | str:
+    try:
+        number: int | float = json.loads(text)
+    except ValueError:
+        return str(text)
+    return str(text) if isinstance(number, float) and math.isinf(number) else number
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -22,7 +22,7 @@ Promises of every implementation, checked by `tests/contracts/provider_contract.
 - Every failure is a `ProviderFailed`. An error in the middle leaves what had arrived.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -101,7 +101,7 @@ class ProviderStream(Protocol):
         """What was assumed for the call, to be stored with it: each has a `kind`."""
         ...
 
-    def events(self) -> AsyncIterator[ProviderEvent]:
+    def events(self) -> AsyncGenerator[ProviderEvent, None]:
         """Makes the call and gives what it means as it comes. May be used once. Raises `ProviderFailed`."""
         ...
 

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from server.errors import ProviderFailed
 from server.event import ProviderEvent
@@ -35,7 +36,7 @@ class PatientCall:
         """The attempt that counts."""
         return self.attempts[-1]
 
-    async def events(self) -> AsyncIterator[ProviderEvent]:
+    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
         """The events of the attempt that got through. May be used once. Raises the last attempt's `ProviderFailed`."""
         began = time.monotonic()
         while not self._cancelled:
@@ -43,9 +44,10 @@ class PatientCall:
             self.attempts.append(stream)
             given = False
             try:
-                async for event in stream.events():
-                    given = True
-                    yield event
+                async with aclosing(stream.events()) as events:
+                    async for event in events:
+                        given = True
+                        yield event
             except ProviderFailed as error:
                 delay = self._plan(error, elapsed_seconds=time.monotonic() - began, events_given=given)
                 if delay is None:

@@ -66,10 +66,22 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
 
 
 def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -> ProviderFailed:
-    """An error of a kind that is not documented: its status has to do."""
-    if recording is not None and recording.status is not None and 400 <= recording.status < 500:  # noqa: PLR2004  reason: HTTP
-        return _rejected(message, facts)
-    return ProviderUnavailable(**facts)
+    """An error of a kind that is not documented, or of a gateway in between: its status has to do."""
+    match recording.status if recording is not None else None:
+        case 401 | 403:
+            return ProviderAuthentication(**facts)
+        case 413:
+            return ContextTooLong(**facts)
+        case 429:
+            limited = _rate_limited(recording, facts)
+            # Only Claude itself means the month by saying no delay.
+            return limited if isinstance(limited, ProviderRateLimited) else ProviderRateLimited(**facts)
+        case 504:
+            return ProviderTimedOut(**facts)
+        case int(status) if 400 <= status < 500:  # noqa: PLR2004  reason: HTTP
+            return _rejected(message, facts)
+        case _:
+            return ProviderUnavailable(**facts)
 
 
 def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:

@@ -11,7 +11,7 @@ from server.anthropic import request
 from server.anthropic.errors import translate_error
 from server.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.block import Blob, Block
-from server.model_profile import find_profile
+from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import ProviderAnswer
 from server.wire.stream import VendorCall, WireStream
@@ -24,28 +24,39 @@ class AnthropicProvider:
 
     name = DIALECT
 
-    def __init__(self, api_key: str, *, base_url: str | None = None, limits: WireLimits | None = None) -> None:
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        base_url: str | None = None,
+        limits: WireLimits | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport` in place of the network: `server.wire.replay` has one that feeds stored bytes."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
-        self._limits = limits or WireLimits()
         self._client = anthropic.AsyncAnthropic(
             api_key=api_key,
             base_url=base_url,
             max_retries=0,
-            timeout=self._limits.silence_seconds,
-            http_client=httpx2.AsyncClient(transport=WireTransport(self._limits)),
+            http_client=httpx2.AsyncClient(transport=transport or WireTransport(limits or WireLimits())),
         )
 
     def open_stream(self, payload: Payload) -> WireStream:
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
         hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        extra = {**payload.settings.extra, "messages": [hole]}
+        extra = {**request.build_extra(payload.settings, parameters), "messages": [hole]}
 
         async def send() -> None:
             stream = await self._client.messages.create(messages=[], stream=True, extra_body=extra, **parameters)
             await stream.close()
 
-        call = VendorCall(holes={hole: request.join_messages(payload, profile)}, send=send, translate=translate_error)
+        call = VendorCall(
+            holes={hole: request.join_messages(payload, profile)},
+            send=send,
+            translate=translate_error,
+            warnings=profile_warnings(profile),
+        )
         return WireStream(call, AnthropicFold())
 
     def fold_body(self, body: bytes) -> ProviderAnswer:

@@ -83,6 +83,11 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
     return parameters
 
 
+def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an assistant adds to the request, without what is set here: the SDK would let the addition win."""
+    return {name: value for name, value in settings.extra.items() if name not in {*own, "messages", "stream"}}
+
+
 def build_marker(payload: Payload) -> dict[str, Any]:
     """The cache marker with the lifetime that the payload asks for."""
     if payload.cache_seconds >= _LONG_CACHE_SECONDS:
@@ -110,7 +115,8 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
 
 def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
     """What fills the hole: the messages with commas between, markers added where the payload asks for them."""
-    marked = set(payload.breakpoints[-max(0, profile.breakpoints - 1) :]) if profile.breakpoints else set()
+    allowed = profile.breakpoints - 1  # the static text has one
+    marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
     marker = build_marker(payload)
     return b",".join(
         _mark_last_block(message.data, marker) if index in marked else message.data

@@ -67,7 +67,7 @@ class AnthropicFold:
         for frame in self._frames.feed(piece):
             try:
                 event = loads_exact(frame.data)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ProviderMalformed from error
             if not isinstance(event, dict):
                 raise ProviderMalformed
@@ -75,9 +75,8 @@ class AnthropicFold:
 
     def finish(self) -> None:
         if not self._stopped:
-            raise (
-                ProviderEndedEarly if self._blocks or self._usage else ProviderEmpty("The provider's stream was empty.")
-            )
+            begun = self._blocks or self._usage or self._frames.rest
+            raise ProviderEndedEarly if begun else ProviderEmpty("The provider's stream was empty.")
         visible = any(
             block.get("type") not in {"thinking", "redacted_thinking"} and block.get("text") != ""
             for block in self._blocks.values()
@@ -115,7 +114,9 @@ class AnthropicFold:
         if block.get("type") == "tool_use":
             yield ToolCallBegin(call_id=str(block.get("id")), name=str(block.get("name")))
         elif block.get("type") == "text" and block.get("text"):
-            yield TextDelta(text=block["text"])
+            yield TextDelta(text=_text(block, "text"))
+        elif block.get("type") == "thinking" and block.get("thinking"):
+            yield ThinkingDelta(text=_text(block, "thinking"))
 
     def _grow_block(self, index: int, delta: dict[str, Any]) -> Iterator[ProviderEvent]:
         block = self._blocks.get(index)
@@ -123,19 +124,19 @@ class AnthropicFold:
             raise ProviderMalformed("A piece came for a block that had not begun.")
         match delta.get("type"):
             case "text_delta":
-                block["text"] = block.get("text", "") + delta["text"]
-                yield TextDelta(text=delta["text"])
+                yield TextDelta(text=_grow(block, "text", delta))
             case "thinking_delta":
-                block["thinking"] = block.get("thinking", "") + delta["thinking"]
-                yield ThinkingDelta(text=delta["thinking"])
+                yield ThinkingDelta(text=_grow(block, "thinking", delta))
             case "signature_delta":
-                block["signature"] = block.get("signature", "") + delta["signature"]
+                _grow(block, "signature", delta)
             case "input_json_delta":
-                self._arguments.setdefault(index, []).append(delta["partial_json"])
-                if block.get("type") == "tool_use" and delta["partial_json"]:
-                    yield ToolCallDelta(call_id=str(block.get("id")), arguments_json=delta["partial_json"])
+                piece = _text(delta, "partial_json")
+                self._arguments.setdefault(index, []).append(piece)
+                if block.get("type") == "tool_use" and piece:
+                    yield ToolCallDelta(call_id=str(block.get("id")), arguments_json=piece)
             case "citations_delta":
-                block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
+                known = block.get("citations")
+                block["citations"] = [*(known if isinstance(known, list) else []), delta.get("citation")]
             case _:
                 _grow_unknown(block, delta)
 
@@ -146,16 +147,19 @@ class AnthropicFold:
         text = "".join(self._arguments.get(index, []))
         if text:
             try:
-                block["input"] = loads_exact(text)
-            except ValueError:
+                given = loads_exact(text)
+            except (ValueError, RecursionError):
+                given = None
+            if not isinstance(given, dict):
                 # Cut off by the limit of tokens: it never ends, so it is kept for reading and not sent back.
                 return
+            block["input"] = given
         self._ended.add(index)
         if block.get("type") == "tool_use":
             yield ToolCallEnd(
                 call_id=str(block.get("id")),
                 name=str(block.get("name")),
-                arguments=to_plain(block.get("input") or {}),
+                arguments=_arguments_of(block),
             )
 
     def _end_message(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
@@ -164,10 +168,11 @@ class AnthropicFold:
         if isinstance(reason, str):
             calls = any(self._blocks[index].get("type") == "tool_use" for index in self._ended)
             stop_reason = STOP_REASONS.get(reason, StopReason.ERROR)
-            details = {"reason": reason, **(to_plain(delta.get("stop_details")) or {})}
+            told = delta.get("stop_details")
+            details = {"reason": reason, **(to_plain(told) if isinstance(told, dict) else {})}
             self._answer = replace(
                 self._answer,
-                stop_reason=StopReason.TOOL_USE if calls and stop_reason is StopReason.END_TURN else stop_reason,
+                stop_reason=StopReason.TOOL_USE if calls else stop_reason,
                 stop_details=details,
             )
         self._note_diagnostics(event)
@@ -240,13 +245,38 @@ def _count(reported: dict[str, Any], name: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
+def _text(delta: dict[str, Any], name: str) -> str:
+    piece = delta.get(name)
+    if not isinstance(piece, str):
+        raise ProviderMalformed
+    return piece
+
+
+def _grow(block: dict[str, Any], name: str, delta: dict[str, Any]) -> str:
+    """Adds what a delta brings to a text of the block, and gives it."""
+    piece = _text(delta, name)
+    block[name] = _text(block, name) + piece if block.get(name) else piece
+    return piece
+
+
+def _arguments_of(block: dict[str, Any]) -> dict[str, Any]:
+    given = block.get("input")
+    return to_plain(given) if isinstance(given, dict) else {}
+
+
 def _grow_unknown(block: dict[str, Any], delta: dict[str, Any]) -> None:
-    """A kind of delta that this release does not know: texts grow, everything else is replaced."""
+    """A kind of delta that this release does not know: texts grow, a value is replaced by one of its own kind.
+
+    What a text means for an object that is there already nobody can know; then the block stays as it began.
+    """
     for name, value in delta.items():
+        known = block.get(name)
         if name == "type":
             continue
-        known = block.get(name)
-        block[name] = known + value if isinstance(known, str) and isinstance(value, str) else value
+        if type(known) is str and type(value) is str:
+            block[name] = known + value
+        elif known is None or type(known) is type(value):
+            block[name] = value
 
 
 def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
@@ -273,9 +303,7 @@ def _block_from(block: dict[str, Any]) -> Block:
         case "redacted_thinking":
             return ThinkingBlock(text="", redacted=True, signature=mark_signature(block.get("data")))
         case "tool_use" if _PARTIAL_JSON not in block:
-            return ToolCallBlock(
-                id=str(block.get("id")), name=str(block.get("name")), arguments=to_plain(block.get("input") or {})
-            )
+            return ToolCallBlock(id=str(block.get("id")), name=str(block.get("name")), arguments=_arguments_of(block))
         case _:
             return UnknownBlock(data=to_plain(block))
 
@@ -284,4 +312,5 @@ def mark_signature(text: Any) -> SignatureMark | None:
     """That there is a signature, without it."""
     if not isinstance(text, str) or not text:
         return None
-    return SignatureMark(length=len(text), fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16])
+    data = text.encode("utf-8", "surrogatepass")
+    return SignatureMark(length=len(data), fingerprint=hashlib.sha256(data).hexdigest()[:16])

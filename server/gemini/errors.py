@@ -25,7 +25,8 @@ _SIGNATURE: Final = re.compile(r"thought[ _]signature", re.IGNORECASE)
 _CACHE: Final = re.compile(r"cachedcontent not found|cached content .*(not found|expired)", re.IGNORECASE)
 _TOO_LONG: Final = re.compile(r"exceeds the maximum number of tokens|token count .*exceeds", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"billing|spend|credit|per ?day|daily", re.IGNORECASE)
-_SECONDS: Final = re.compile(r"([0-9.]+)s")
+_SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+_BAD_KEY: Final = "API_KEY_INVALID"
 
 
 def translate_error(error: Exception, recording: Recording) -> ProviderFailed | None:
@@ -53,6 +54,10 @@ def error_from_body(body: Any, status: int | None) -> ProviderFailed:
             return _rate_limited(error, message, facts)
         case 401 | 403 if not _CACHE.search(message):
             return ProviderAuthentication(**facts)
+        case 400 if any(detail.get("reason") == _BAD_KEY for detail in _details(error)):
+            return ProviderAuthentication(**facts)
+        case 413:
+            return ContextTooLong(**facts)
         case 503:
             return ProviderOverloaded(**facts)
         case 504:
@@ -77,11 +82,16 @@ def _rate_limited(error: dict[str, Any], message: str, facts: dict[str, Any]) ->
     delay = next(
         (
             float(match[1])
-            for detail in error.get("details") or []
-            if isinstance(detail, dict) and (match := _SECONDS.fullmatch(str(detail.get("retryDelay", ""))))
+            for detail in _details(error)
+            if (match := _SECONDS.fullmatch(str(detail.get("retryDelay", ""))))
         ),
         None,
     )
     if delay is None and _QUOTA.search(message):
         return ProviderQuotaExceeded(**facts)
     return ProviderRateLimited(**facts) if delay is None else ProviderRateLimited(**facts, retry_after_seconds=delay)
+
+
+def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
+    details = error.get("details")
+    return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []

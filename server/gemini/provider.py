@@ -15,7 +15,7 @@ from server.gemini import request
 from server.gemini.caches import GeminiCaches
 from server.gemini.errors import translate_error
 from server.gemini.stream import DIALECT, GeminiFold, fold_body
-from server.model_profile import find_profile
+from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import ProviderAnswer
 from server.wire.stream import VendorCall, WireStream
@@ -25,6 +25,8 @@ from server.wire.unary import call_through
 _API_VERSION: Final = "v1beta"
 """Not the SDK's `v1`: aliases and continuation exist only here."""
 _DUMMY: Final = "x"
+_CALL_LIMIT_MS: Final = 3_600_000
+"""Told to Google as the most that a call may take. Silence is judged by our transport, much earlier."""
 
 
 class GeminiProvider:
@@ -32,16 +34,23 @@ class GeminiProvider:
 
     name = DIALECT
 
-    def __init__(self, api_key: str, *, base_url: str | None = None, limits: WireLimits | None = None) -> None:
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        base_url: str | None = None,
+        limits: WireLimits | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport` in place of the network: `server.wire.replay` has one that feeds stored bytes."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
-        self._limits = limits or WireLimits()
-        self._http = httpx2.AsyncClient(transport=WireTransport(self._limits))
+        self._http = httpx2.AsyncClient(transport=transport or WireTransport(limits or WireLimits()))
         self._client = genai.Client(
             api_key=api_key,
             http_options=types.HttpOptions(
                 base_url=base_url,
                 api_version=_API_VERSION,
-                timeout=round(self._limits.silence_seconds * 1000),
+                timeout=_CALL_LIMIT_MS,
                 httpx_async_client=self._http,
             ),
         )
@@ -59,7 +68,12 @@ class GeminiProvider:
             async for _ in chunks:
                 raise ProviderUnavailable("The answer went to the SDK.")
 
-        call = VendorCall(holes={hole: request.join_contents(payload)}, send=send, translate=translate_error)
+        call = VendorCall(
+            holes={hole: request.join_contents(payload)},
+            send=send,
+            translate=translate_error,
+            warnings=profile_warnings(profile),
+        )
         return WireStream(call, GeminiFold())
 
     def fold_body(self, body: bytes) -> ProviderAnswer:

@@ -15,6 +15,7 @@ from server.payload import CallSettings, Payload
 
 HOLE: Final = "@strata:contents"
 _OFF: Final = "off"
+_OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cachedcontent"})
 
 
 def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
@@ -74,8 +75,12 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
         "max_output_tokens": settings.max_output_tokens,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking_config": build_thinking(settings, profile),
-        "http_options": types.HttpOptions(extra_body={**settings.extra, "contents": [hole]}),
     }
+    if settings.safety:
+        config["safety_settings"] = [
+            types.SafetySetting(category=types.HarmCategory(category), threshold=types.HarmBlockThreshold(threshold))
+            for category, threshold in settings.safety.items()
+        ]
     if profile.accepts_sampling and settings.temperature is not None:
         config["temperature"] = settings.temperature
     if payload.cached_content is not None:
@@ -84,7 +89,26 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
     else:
         config["system_instruction"] = payload.static_text or None
         config["tools"] = build_tools(payload)
+    config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), "contents": [hole]})
     return types.GenerateContentConfig(**config)
+
+
+def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an assistant adds to the request, without what is set here: the SDK would let the addition win."""
+    own_names = _OWN_MEMBERS | {_bare(name) for name, value in own.items() if value is not None}
+
+    def added(members: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in members.items() if _bare(name) not in own_names}
+
+    return {
+        name: added(value) if _bare(name) == "generationconfig" and isinstance(value, Mapping) else value
+        for name, value in added(settings.extra).items()
+    }
+
+
+def _bare(name: str) -> str:
+    """Gemini takes its members in either of two spellings."""
+    return name.replace("_", "").lower()
 
 
 def build_tools(payload: Payload) -> list[types.Tool] | None:
@@ -106,6 +130,8 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> types.Think
     if asked is None:
         return types.ThinkingConfig(include_thoughts=settings.show_thinking)
     if profile.thinking is ThinkingControl.BUDGET:
+        if asked == _OFF and not profile.thinking_optional:
+            raise ValidationFailed(f"{profile.model} always thinks.")
         budget = 0 if asked == _OFF else _budget(asked)
         return types.ThinkingConfig(include_thoughts=settings.show_thinking and budget != 0, thinking_budget=budget)
     if asked not in profile.thinking_levels:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
 from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
-from server.exact_json import dumps_exact, loads_exact, to_plain
+from server.exact_json import Number, dumps_exact, loads_exact, to_plain
 from server.gemini.errors import error_from_body
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
@@ -56,21 +56,23 @@ class GeminiFold:
         self._frames = FrameReader()
         self._parts: list[dict[str, Any]] = []
         self._answer = ProviderAnswer()
+        self._reported: dict[str, Any] | None = None
         self._finish_reason: str | None = None
         self._read = hashlib.sha256()
 
     @property
     def answer(self) -> ProviderAnswer:
         blocks = tuple(_block_from(part) for part in self._parts)
-        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": self._parts})) if blocks else None
-        return replace(self._answer, blocks=blocks, native=native)
+        kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
+        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": kept})) if kept else None
+        return replace(self._answer, blocks=blocks, native=native, usage_reported=to_plain(self._reported))
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
         for frame in self._frames.feed(piece):
             self._read.update(frame.data)
             try:
                 chunk = loads_exact(frame.data)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ProviderMalformed from error
             if not isinstance(chunk, dict):
                 raise ProviderMalformed
@@ -88,8 +90,9 @@ class GeminiFold:
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
         if "error" in chunk:
             raise error_from_body(to_plain(chunk), None)
-        if isinstance(chunk.get("responseId"), str):
-            self._answer = replace(self._answer, response_id=chunk["responseId"])
+        response_id = chunk.get("responseId")
+        if isinstance(response_id, str) and response_id != self._answer.response_id:
+            self._answer = replace(self._answer, response_id=response_id)
         yield from self._take_usage(chunk.get("usageMetadata"))
         feedback = chunk.get("promptFeedback")
         if isinstance(feedback, dict) and feedback.get("blockReason"):
@@ -98,7 +101,9 @@ class GeminiFold:
         for candidate in candidates[:1] if isinstance(candidates, list) else []:
             yield from self._take_candidate(candidate)
 
-    def _take_candidate(self, candidate: dict[str, Any]) -> Iterator[ProviderEvent]:
+    def _take_candidate(self, candidate: Any) -> Iterator[ProviderEvent]:
+        if not isinstance(candidate, dict):
+            raise ProviderMalformed
         content = candidate.get("content")
         parts = content.get("parts") if isinstance(content, dict) else None
         for part in parts if isinstance(parts, list) else []:
@@ -116,8 +121,10 @@ class GeminiFold:
         call = part.get("functionCall")
         if isinstance(call, dict):
             if not call.get("id"):
-                call = {"id": self._make_id(), **call}
+                call = {**call, "id": self._make_id()}
                 part = part | {"functionCall": call}
+            if not isinstance(call["id"], str) or not isinstance(call.get("args") or {}, dict):
+                raise ProviderMalformed
             self._parts.append(part)
             name = str(call.get("name", ""))
             yield ToolCallBegin(call_id=call["id"], name=name)
@@ -137,7 +144,7 @@ class GeminiFold:
     def _append(self, part: dict[str, Any]) -> None:
         last = self._parts[-1] if self._parts else {}
         joinable = set(part) in _PLAIN_KEYS and set(last) == set(part) and last.get("thought") == part.get("thought")
-        if joinable and isinstance(part["text"], str):
+        if joinable and isinstance(part["text"], str) and isinstance(last["text"], str):
             self._parts[-1] = last | {"text": last["text"] + part["text"]}
         else:
             self._parts.append(part)
@@ -145,9 +152,9 @@ class GeminiFold:
     def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
         if not isinstance(reported, dict):
             return
-        plain = to_plain(reported)
-        usage = usage_from(plain)
-        self._answer = replace(self._answer, usage=usage, usage_reported=plain)
+        usage = usage_from(reported)
+        self._answer = replace(self._answer, usage=usage)
+        self._reported = reported
         yield UsageReported(usage=usage)
 
     def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
@@ -171,12 +178,21 @@ def fold_body(body: bytes) -> ProviderAnswer:
     return fold.answer
 
 
+def _without_open_thinking(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts without thinking that no signature has followed yet."""
+    signed = max((place for place, part in enumerate(parts) if part.get("thoughtSignature")), default=-1)
+    return [part for place, part in enumerate(parts) if place <= signed or not part.get("thought")]
+
+
 def usage_from(reported: dict[str, Any]) -> Usage:
-    """Gemini's counts in buckets: cached tokens are part of its prompt, thoughts are not part of its candidates."""
+    """Gemini's counts, as `loads_exact` gives them, in buckets.
+
+    Cached tokens are part of its prompt, thoughts are not part of its candidates.
+    """
 
     def count(name: str) -> int:
         value = reported.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+        return int(value) if isinstance(value, Number) and value.isdecimal() else 0
 
     cached = count("cachedContentTokenCount")
     return Usage(
@@ -214,9 +230,8 @@ def mark_signature(text: Any) -> SignatureMark | None:
 
 def decode_signature(text: str) -> bytes:
     """The bytes of a signature; what is not base64 stands for itself."""
+    bare = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
-        return base64.b64decode(
-            text.replace("-", "+").replace("_", "/").rstrip("=") + "=" * (-len(text.rstrip("=")) % 4)
-        )
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except ValueError:
-        return text.encode()
+        return text.encode("utf-8", "surrogatepass")

@@ -25,6 +25,11 @@ class Recording:
         """All bytes so far."""
         return b"".join(self.pieces)
 
+    def leave(self, request_body: bytes) -> None:
+        """Notes that the request goes out now."""
+        self.started_at = datetime.now(UTC)
+        self.request_body = request_body
+
     def answer(self, status: int, headers: Mapping[str, str]) -> None:
         """Notes the head of the answer."""
         self.status = status

@@ -5,9 +5,6 @@ Pure. However the bytes are cut into pieces, the frames are the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
-
-_LINE_ENDS: Final = (b"\r\n", b"\n", b"\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

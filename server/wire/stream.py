@@ -4,11 +4,12 @@ A vendor supplies three things: how its SDK makes the request, a fold of the byt
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from server.block import JsonValue
 from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable
 from server.event import ProviderEvent
 from server.provider import CallRecord, ProviderAnswer, StreamState
@@ -40,6 +41,7 @@ class VendorCall:
     holes: dict[str, bytes] = field(default_factory=dict)
     send: Callable[[], Awaitable[object]]
     """Makes the SDK send the request; the tap gets the answer."""
+    warnings: Sequence[Mapping[str, JsonValue]] = ()
     translate: Callable[[Exception, Recording], ProviderFailed | None]
     """What an error of the SDK means, or None for one that is a bug."""
 
@@ -57,6 +59,10 @@ class WireStream:
     @property
     def answer(self) -> ProviderAnswer:
         return self._fold.answer
+
+    @property
+    def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
+        return self._call.warnings
 
     @property
     def record(self) -> CallRecord:

@@ -14,7 +14,7 @@ from typing import Final, Self
 import aiohttp
 import httpx2
 
-from server.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
+from server.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
 
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 _ERRORS: Final = 400
@@ -45,7 +45,7 @@ class Tap:
         self.streamed = streamed
         self._token: Token[Tap | None] | None = None
         self.recording: Recording = begin_recording()
-        self.answer: LiveAnswer | None = None
+        self.answer: Exchange | None = None
         """The answer, once there is one that is no error."""
 
     def __enter__(self) -> Self:
@@ -93,6 +93,24 @@ class LiveAnswer:
         self._response.close()
 
 
+async def take_request(request: httpx2.Request) -> tuple[Tap | None, Recording]:
+    """The open tap, if there is one, and the recording with the body as it leaves."""
+    tap = _OPEN_TAP.get()
+    body = await request.aread()
+    recording = begin_recording() if tap is None else tap.recording
+    recording.leave(body if tap is None else tap.fill(body))
+    return tap, recording
+
+
+async def answer_sdk(tap: Tap | None, answer: Exchange, status: int) -> httpx2.Response:
+    """What the SDK gets to see: all of the answer, or nothing of it where it belongs to a tap."""
+    if tap is not None and tap.streamed and status < _ERRORS:
+        tap.answer = answer
+        return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
+    content = b"".join([piece async for piece in answer.pieces()])
+    return httpx2.Response(status, headers=list(answer.recording.headers.items()), content=content)
+
+
 class WireTransport(httpx2.AsyncBaseTransport):
     """One per process and provider; opens its connections on first use."""
 
@@ -101,17 +119,9 @@ class WireTransport(httpx2.AsyncBaseTransport):
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        tap = _OPEN_TAP.get()
-        body = await request.aread()
-        recording = begin_recording() if tap is None else tap.recording
-        recording.request_body = body if tap is None else tap.fill(body)
+        tap, recording = await take_request(request)
         response = await self._send(request, recording)
-        answer = LiveAnswer(response, recording)
-        if tap is not None and tap.streamed and response.status < _ERRORS:
-            tap.answer = answer
-            return httpx2.Response(response.status, headers={"content-type": "text/event-stream"}, content=b"")
-        content = b"".join([piece async for piece in answer.pieces()])
-        return httpx2.Response(response.status, headers=list(recording.headers.items()), content=content)
+        return await answer_sdk(tap, LiveAnswer(response, recording), response.status)
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -123,7 +133,7 @@ class WireTransport(httpx2.AsyncBaseTransport):
             response = await self._opened().request(
                 request.method,
                 str(request.url),
-                data=recording.request_body,
+                data=recording.request_body or None,
                 # What is stored is what was sent: no compression in between.
                 headers=[*headers, ("accept-encoding", "identity")],
                 allow_redirects=False,
@@ -150,6 +160,6 @@ class WireTransport(httpx2.AsyncBaseTransport):
                 ),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("user-agent",),
+                skip_auto_headers=("content-type", "user-agent"),
             )
         return self._session

@@ -30,10 +30,33 @@ def test_number_formats_and_the_order_of_keys_survive(text: str) -> None:
 
 
 @given(json_values)
-def test_values_survive(value: Any) -> None:
+def test_values_survive_and_are_utf_8(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert to_plain(loads_exact(text)) == value
-    assert json.loads(dumps_exact(loads_exact(text)).decode("utf-8", "surrogatepass")) == value
+    assert json.loads(dumps_exact(loads_exact(text)).decode()) == json.loads(json.dumps(value))
+
+
+def test_halves_of_a_character_find_each_other_and_a_lone_one_is_escaped() -> None:
+    assert dumps_exact("\ud83d" + "\ude00") == '"😀"'.encode()
+    assert dumps_exact("a\ud83db") == b'"a\\ud83db"'
+    assert loads_exact(dumps_exact("a\ud83db")) == "a\ud83db"
+
+
+def test_a_number_that_python_cannot_hold_is_read_as_its_text() -> None:
+    assert to_plain(loads_exact("[1e400, 1, 2.5]")) == ["1e400", 1, 2.5]
+    long = "9" * 5000
+    assert to_plain(loads_exact(long)) == long
+    assert dumps_exact(loads_exact(f"[1E400,{long}]")) == f"[1E400,{long}]".encode()
+
+
+@pytest.mark.parametrize("depth", [200, 201, 5000, 200_000])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    text = "[" * depth + "]" * depth
+    if depth <= 200:
+        assert to_plain(loads_exact(text)) == json.loads(text)
+    else:
+        with pytest.raises(ValueError, match="deeply"):
+            loads_exact(text)
 
 
 @given(json_values)

@@ -1,0 +1,128 @@
+"""Claude keeps the port's contract, and what it is sent is what its SDK sends."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import pytest
+
+from server.anthropic.provider import AnthropicProvider
+from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.emulator.anthropic.app import build_anthropic_app
+from server.errors import PrefixMismatch, SignatureRejected
+from server.payload import CallSettings
+from server.provider import Provider
+from server.turn import StopReason
+from tests.contracts.provider_contract import ProviderContract, tell
+from tests.contracts.provider_rig import TOOLS, Rig, answer_calls, comparable, complete, native_of, open_rig
+from tests.recordings.catalogue import RECORDINGS, Recorded
+
+MODEL = "claude-fable-5-2"
+"""Checks what stands before thinking, for every account."""
+
+
+@pytest.fixture(scope="module")
+async def shared_rig() -> AsyncIterator[Rig]:
+    async with open_rig(build_anthropic_app, AnthropicProvider, MODEL) as rig:
+        yield rig
+
+
+@pytest.fixture
+def rig(shared_rig: Rig) -> Rig:
+    shared_rig.reset()
+    return shared_rig
+
+
+async def test_the_provider_is_what_the_port_asks_for() -> None:
+    provider: Provider = AnthropicProvider("key")
+    assert provider.name == "anthropic"
+    assert "key" not in provider.account
+    assert provider.account != AnthropicProvider("another").account
+    await provider.close()
+
+
+class TestAnthropicProvider(ProviderContract):
+    """See the contract."""
+
+    refused_without = SignatureRejected
+    refused_swapped = SignatureRejected
+    refused_merged = PrefixMismatch
+
+    @staticmethod
+    def drop_signature(message: dict[str, Any]) -> None:
+        message["content"].remove(thinking_of(message))
+
+    @staticmethod
+    def swap_signatures(one: dict[str, Any], other: dict[str, Any]) -> None:
+        first, second = thinking_of(one), thinking_of(other)
+        first["signature"], second["signature"] = second["signature"], first["signature"]
+
+    @staticmethod
+    def merge_texts(message: dict[str, Any]) -> None:
+        message["content"] = [{"type": "text", "text": "".join(block["text"] for block in message["content"])}]
+
+    @staticmethod
+    def unsigned_thinking(message: dict[str, Any]) -> list[Any]:
+        return [block for block in message["content"] if block["type"] == "thinking" and not block["signature"]]
+
+
+def thinking_of(message: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(block for block in message["content"] if block["type"] == "thinking")
+    return found
+
+
+async def test_calls_of_another_vendor_are_taken(rig: Rig) -> None:
+    calls = (ToolCallBlock(id="call_1", name="get_weather", arguments={"city": "Oslo"}),)
+    foreign = rig.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
+    assert foreign is not None
+    results = rig.provider.tool_message([ToolResultBlock(tool_call_id="call_1", output="cold")], calls)
+    answer = await complete(rig.provider, rig.payload([rig.ask().messages[0].data, foreign, results]))
+    assert answer.stop_reason is StopReason.END_TURN
+
+
+async def test_thinking_behind_another_static_text_is_a_mismatch(rig: Rig) -> None:
+    answer = await complete(rig.provider, rig.ask())
+    messages = [rig.ask().messages[0].data, native_of(answer), answer_calls(rig.provider, answer)]
+    with pytest.raises(PrefixMismatch) as caught:
+        await complete(rig.provider, rig.payload(messages, static_text="You help now and then."))
+    assert "system" in str(caught.value.details["provider_message"])
+
+
+async def test_what_is_marked_is_read_from_the_cache(rig: Rig) -> None:
+    long = "Many words. " * 2_000
+    messages = [rig.provider.user_message([TextBlock(text=long)], {})]
+    first = await complete(rig.provider, rig.payload(messages, breakpoints=(0,), cache_seconds=3600))
+    messages += [native_of(first), rig.provider.user_message([TextBlock(text="Go on.")], {})]
+    second = await complete(rig.provider, rig.payload(messages, breakpoints=(0, 1, 2), cache_seconds=3600))
+    assert first.usage.cache_write_tokens == first.long_write_tokens > 1_000
+    assert second.usage.cache_read_tokens >= first.usage.cache_write_tokens
+    assert second.usage.fresh_input_tokens < first.usage.cache_write_tokens
+
+
+async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig) -> None:
+    settings = CallSettings(max_output_tokens=500, thinking="low", stop_sequences=("END",))
+    await complete(rig.provider, replace(rig.ask(), settings=settings))
+    async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="key-a", max_retries=0) as client:
+        events = await client.messages.create(
+            model=MODEL,
+            max_tokens=500,
+            stream=True,
+            system=[{"type": "text", "text": "You help.", "cache_control": {"type": "ephemeral"}}],
+            tools=[
+                {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+                for tool in TOOLS
+            ],
+            messages=[{"role": "user", "content": [{"type": "text", "text": "What is the weather in Oslo?"}]}],
+            thinking={"type": "adaptive", "display": "summarized"},
+            output_config={"effort": "low"},
+            stop_sequences=["END"],
+        )
+        assert [event async for event in events]
+    ours, theirs = rig.requests()
+    assert comparable(ours) == comparable(theirs)
+
+
+@pytest.mark.parametrize("recorded", [one for one in RECORDINGS if one.vendor == "anthropic"], ids=str)
+async def test_every_recording_is_told_live_as_its_bytes_say(rig: Rig, recorded: Recorded) -> None:
+    await tell(rig, recorded)

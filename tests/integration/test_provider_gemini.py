@@ -1,0 +1,162 @@
+"""Gemini keeps the port's contract, and what it sends is what its SDK sends."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+from google import genai
+from google.genai import types
+
+from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.emulator.gemini.app import build_gemini_app
+from server.errors import CacheGone, ProviderFailed, SignatureRejected
+from server.gemini.provider import GeminiProvider
+from server.payload import CallSettings
+from server.provider import Provider, ProviderStream, StreamState
+from server.turn import StopReason
+from tests.contracts.provider_contract import ProviderContract, tell
+from tests.contracts.provider_rig import (
+    TOOLS,
+    Rig,
+    answer_calls,
+    comparable,
+    complete,
+    consume,
+    native_of,
+    open_rig,
+)
+from tests.recordings.catalogue import RECORDINGS, Recorded
+
+MODEL = "gemini-3.8-flash"
+
+
+@pytest.fixture(scope="module")
+async def shared_rig() -> AsyncIterator[Rig]:
+    async with open_rig(build_gemini_app, GeminiProvider, MODEL) as rig:
+        yield rig
+
+
+@pytest.fixture
+def rig(shared_rig: Rig) -> Rig:
+    shared_rig.reset()
+    return shared_rig
+
+
+async def test_the_provider_is_what_the_port_asks_for() -> None:
+    provider: Provider = GeminiProvider("key")
+    assert provider.name == "gemini"
+    assert "key" not in provider.account
+    assert provider.account != GeminiProvider("another").account
+    await provider.close()
+
+
+class TestGeminiProvider(ProviderContract):
+    """See the contract."""
+
+    refused_without = SignatureRejected
+    refused_swapped = SignatureRejected
+    refused_merged = SignatureRejected
+
+    @staticmethod
+    def drop_signature(message: dict[str, Any]) -> None:
+        del signed_part(message)["thoughtSignature"]
+
+    @staticmethod
+    def swap_signatures(one: dict[str, Any], other: dict[str, Any]) -> None:
+        first, second = signed_part(one), signed_part(other)
+        first["thoughtSignature"], second["thoughtSignature"] = second["thoughtSignature"], first["thoughtSignature"]
+
+    @staticmethod
+    def merge_texts(message: dict[str, Any]) -> None:
+        *before, text, signed = message["parts"]
+        message["parts"] = [*before, {**signed, "text": text["text"] + signed["text"]}]
+
+    @staticmethod
+    def unsigned_thinking(message: dict[str, Any]) -> list[Any]:
+        parts = message["parts"]
+        signed = max((place for place, part in enumerate(parts) if "thoughtSignature" in part), default=-1)
+        return [part for part in parts[signed + 1 :] if part.get("thought")]
+
+
+def signed_part(message: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(part for part in message["parts"] if "thoughtSignature" in part)
+    return found
+
+
+async def fails_with(stream: ProviderStream, error: type[ProviderFailed]) -> None:
+    with pytest.raises(error):
+        await consume(stream)
+    assert stream.state is StreamState.FAILED
+
+
+async def test_signatures_of_another_account_are_refused(rig: Rig) -> None:
+    answer = await complete(rig.provider, rig.ask())
+    messages = [rig.ask().messages[0].data, native_of(answer), answer_calls(rig.provider, answer)]
+    await fails_with(rig.another("another-account").open_stream(rig.payload(messages)), SignatureRejected)
+
+
+async def test_a_cache_that_is_gone_says_so(rig: Rig) -> None:
+    await fails_with(rig.provider.open_stream(replace(rig.ask(), cached_content="cachedContents/gone")), CacheGone)
+    (request,) = rig.requests()
+    assert request["body"]["cachedContent"] == "cachedContents/gone"
+    assert not {"systemInstruction", "tools", "toolConfig"} & set(request["body"])
+
+
+async def test_calls_of_another_vendor_are_taken(rig: Rig) -> None:
+    calls = (ToolCallBlock(id="toolu_1", name="get_weather", arguments={"city": "Oslo"}),)
+    foreign = rig.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
+    assert foreign is not None
+    results = rig.provider.tool_message([ToolResultBlock(tool_call_id="toolu_1", output="cold")], calls)
+    answer = await complete(rig.provider, rig.payload([rig.ask().messages[0].data, foreign, results]))
+    assert answer.stop_reason is StopReason.END_TURN
+
+
+async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig) -> None:
+    payload = replace(
+        rig.ask(),
+        settings=CallSettings(max_output_tokens=500, thinking="low", temperature=0.5, stop_sequences=("END",)),
+    )
+    await complete(rig.provider, payload)
+    async with httpx2.AsyncClient() as http:
+        client = genai.Client(
+            api_key="key-a",
+            http_options=types.HttpOptions(
+                base_url=rig.url, api_version="v1beta", timeout=3_600_000, httpx_async_client=http
+            ),
+        )
+        chunks = await client.aio.models.generate_content_stream(
+            model=MODEL,
+            contents=[types.Content(role="user", parts=[types.Part(text="What is the weather in Oslo?")])],
+            config=types.GenerateContentConfig(
+                system_instruction="You help.",
+                tools=[
+                    types.Tool(
+                        function_declarations=[
+                            types.FunctionDeclaration(
+                                name=tool.name,
+                                description=tool.description,
+                                parameters_json_schema=dict(tool.parameters),
+                            )
+                            for tool in TOOLS
+                        ]
+                    )
+                ],
+                max_output_tokens=500,
+                temperature=0.5,
+                stop_sequences=["END"],
+                thinking_config=types.ThinkingConfig(include_thoughts=True, thinking_level=types.ThinkingLevel.LOW),
+                automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+                automatic_continuation=False,
+            ),
+        )
+        assert [chunk async for chunk in chunks]
+        client.close()
+    ours, theirs = rig.requests()
+    assert comparable(ours) == comparable(theirs)
+
+
+@pytest.mark.parametrize("recorded", [one for one in RECORDINGS if one.vendor == "gemini"], ids=str)
+async def test_every_recording_is_told_live_as_its_bytes_say(rig: Rig, recorded: Recorded) -> None:
+    await tell(rig, recorded)

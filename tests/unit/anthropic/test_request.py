@@ -1,0 +1,186 @@
+"""Our words come out as Claude's."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.anthropic.request import (
+    build_extra,
+    build_parameters,
+    build_thinking,
+    foreign_message,
+    join_messages,
+    tool_message,
+    user_message,
+)
+from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.errors import ValidationFailed
+from server.model_profile import find_profile
+from server.payload import CallSettings, Payload
+from tests.contracts.provider_rig import build_payload
+
+MODEL = "claude-fable-5-2"
+PROFILE = find_profile("anthropic", MODEL)
+PIXEL = Blob(sha256=b"\x01" * 32, media_type="image/png", data=b"\x89PNG")
+KINDS = ("text", "empty", "thinking", "redacted", "tool_use")
+
+
+def thinking(model: str, **settings: Any) -> dict[str, Any]:
+    return build_thinking(CallSettings(**settings), find_profile("anthropic", model))
+
+
+def joined(payload: Payload) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = json.loads(b"[" + join_messages(payload, PROFILE) + b"]")
+    return messages
+
+
+def block(kind: str) -> dict[str, Any]:
+    blocks: dict[str, dict[str, Any]] = {
+        "text": {"type": "text", "text": "a"},
+        "empty": {"type": "text", "text": ""},
+        "thinking": {"type": "thinking", "thinking": "", "signature": "s"},
+        "redacted": {"type": "redacted_thinking", "data": "d"},
+        "tool_use": {"type": "tool_use", "id": "1", "name": "f", "input": {"n": 1}},
+    }
+    return blocks[kind]
+
+
+def test_a_user_task_is_one_message_without_empty_text() -> None:
+    image = ImageBlock(media_type="image/png", sha256=PIXEL.sha256.hex(), size_bytes=4)
+    message = json.loads(user_message([TextBlock(text="Ü"), image, TextBlock(text="")], {image.sha256: PIXEL}))
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PIXEL.data).decode()}
+    assert message == {
+        "role": "user",
+        "content": [{"type": "text", "text": "Ü"}, {"type": "image", "source": source}],
+    }
+
+
+@pytest.mark.parametrize("wrong", [ThinkingBlock(text="Hm."), ToolResultBlock(tool_call_id="1", output=1)])
+def test_a_user_task_takes_no_other_blocks(wrong: Block) -> None:
+    with pytest.raises(ValidationFailed, match=type(wrong).__name__):
+        user_message([wrong], {})
+
+
+def test_results_come_in_the_order_of_the_calls() -> None:
+    calls = [ToolCallBlock(id="a", name="f", arguments={}), ToolCallBlock(id="b", name="g", arguments={})]
+    results = [
+        ToolResultBlock(tool_call_id="b", output="broken", is_error=True),
+        ToolResultBlock(tool_call_id="a", output={"n": "ü"}),
+        ToolResultBlock(tool_call_id="stranger", output=0),
+    ]
+    assert json.loads(tool_message(results, calls)) == {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": '{"n": "ü"}'},
+            {"type": "tool_result", "tool_use_id": "b", "content": "broken", "is_error": True},
+        ],
+    }
+
+
+def test_another_vendors_answer_is_text_and_calls() -> None:
+    blocks: list[Block] = [
+        ThinkingBlock(text="secret"),
+        TextBlock(text=""),
+        TextBlock(text="I look."),
+        ToolCallBlock(id="a", name="f", arguments={"n": 1}),
+    ]
+    message = foreign_message(blocks)
+    assert message is not None
+    assert json.loads(message) == {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"n": 1}},
+        ],
+    }
+    assert foreign_message([ThinkingBlock(text="secret")]) is None
+
+
+def test_the_parameters_are_those_of_the_payload() -> None:
+    settings = CallSettings(max_output_tokens=77, temperature=0.5, stop_sequences=("END",))
+    parameters = build_parameters(build_payload(MODEL, [], settings=settings, cache_seconds=3600), PROFILE)
+    assert parameters["model"] == MODEL
+    assert parameters["max_tokens"] == 77
+    assert parameters["stop_sequences"] == ["END"]
+    assert "temperature" not in parameters
+    marker = {"type": "ephemeral", "ttl": "1h"}
+    assert parameters["system"] == [{"type": "text", "text": "You help.", "cache_control": marker}]
+    assert [list(tool) for tool in parameters["tools"]] == [["name", "description", "input_schema"]] * 2
+
+
+def test_additions_do_not_replace_what_is_set_here() -> None:
+    extra = {"model": "x", "messages": [], "stream": False, "system": "You do harm.", "metadata": {"user_id": "1"}}
+    payload = build_payload(MODEL, [], settings=CallSettings(extra=extra))
+    assert build_extra(payload.settings, build_parameters(payload, PROFILE)) == {"metadata": {"user_id": "1"}}
+
+
+def test_what_is_not_asked_for_is_not_sent() -> None:
+    payload = build_payload(MODEL, [], static_text="", tools=(), settings=CallSettings())
+    assert set(build_parameters(payload, PROFILE)) == {"model", "max_tokens", "thinking"}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        (MODEL, {}, {"thinking": {"type": "adaptive", "display": "summarized"}}),
+        (MODEL, {"show_thinking": False}, {"thinking": {"type": "adaptive", "display": "omitted"}}),
+        (
+            MODEL,
+            {"thinking": "max"},
+            {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": "max"}},
+        ),
+        ("claude-haiku-5-5", {"thinking": "off"}, {"thinking": {"type": "disabled"}}),
+        ("claude-sonnet-4-5", {}, {}),
+        ("claude-sonnet-4-5", {"thinking": "off"}, {}),
+        ("claude-sonnet-4-5", {"thinking": "2048"}, {"thinking": {"type": "enabled", "budget_tokens": 2048}}),
+    ],
+)
+def test_thinking_is_asked_for_as_the_model_has_it(model: str, settings: dict[str, Any], expected: Any) -> None:
+    assert thinking(model, **settings) == expected
+
+
+@pytest.mark.parametrize(("model", "asked"), [(MODEL, "off"), (MODEL, "2048"), ("claude-sonnet-4-5", "high")])
+def test_thinking_that_a_model_does_not_take_is_refused(model: str, asked: str) -> None:
+    with pytest.raises(ValidationFailed):
+        thinking(model, thinking=asked)
+
+
+def test_messages_without_a_marker_leave_as_they_are() -> None:
+    assert join_messages(build_payload(MODEL, [b'{"a":1.0}', b'{"b" : 2}']), PROFILE) == b'{"a":1.0},{"b" : 2}'
+
+
+def test_a_marked_message_keeps_its_numbers_and_the_order_of_its_keys() -> None:
+    data = b'{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":{"b":1.0,"a":1E400}}]}'
+    sent = join_messages(build_payload(MODEL, [data], breakpoints=(0,)), PROFILE)
+    assert sent == data[:-3] + b',"cache_control":{"type":"ephemeral"}}]}'
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(KINDS), max_size=4), max_size=10),
+    st.lists(st.integers(0, 12), max_size=9, unique=True).map(sorted),
+    st.sampled_from(["", "You help."]),
+)
+def test_there_are_never_more_than_four_markers_and_none_where_none_may_be(
+    shapes: list[list[str]], breakpoints: list[int], static_text: str
+) -> None:
+    messages = [json.dumps({"role": "user", "content": [block(kind) for kind in kinds]}).encode() for kinds in shapes]
+    payload = build_payload(MODEL, messages, breakpoints=tuple(breakpoints), static_text=static_text)
+    parameters = build_parameters(payload, PROFILE)
+    sent = [one for message in joined(payload) for one in message["content"]]
+    marked = [one for one in sent if "cache_control" in one]
+    above = [one for one in [*parameters.get("system", []), *parameters["tools"]] if "cache_control" in one]
+    assert len(marked) + len(above) <= 4
+    assert all(one["type"] in {"text", "tool_use"} and one.get("text") != "" for one in marked)
+    assert [{name: value for name, value in one.items() if name != "cache_control"} for one in sent] == [
+        block(kind) for kinds in shapes for kind in kinds
+    ]
+
+
+def test_the_newest_breakpoints_are_the_ones_that_count() -> None:
+    messages = [json.dumps({"role": "user", "content": [block("text")]}).encode()] * 6
+    sent = joined(build_payload(MODEL, messages, breakpoints=(0, 1, 2, 4, 5)))
+    assert ["cache_control" in message["content"][0] for message in sent] == [False, False, True, False, True, True]

@@ -1,0 +1,176 @@
+"""Our words come out as Gemini's."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.errors import ValidationFailed
+from server.gemini.request import (
+    UNSIGNED_CALL,
+    build_config,
+    build_thinking,
+    build_tools,
+    foreign_message,
+    join_contents,
+    tool_message,
+    user_message,
+)
+from server.model_profile import find_profile
+from server.payload import CallSettings
+from tests.contracts.provider_rig import build_payload
+
+PIXEL = Blob(sha256=b"\x01" * 32, media_type="image/png", data=b"\x89PNG")
+
+
+def thinking(model: str, **settings: Any) -> dict[str, Any]:
+    config = build_thinking(CallSettings(**settings), find_profile("gemini", model))
+    return config.model_dump(exclude_none=True, mode="json")
+
+
+def test_a_user_task_is_one_content() -> None:
+    image = ImageBlock(media_type="image/png", sha256=PIXEL.sha256.hex(), size_bytes=4)
+    message = json.loads(user_message([TextBlock(text="Ü"), image, TextBlock(text="")], {image.sha256: PIXEL}))
+    data = base64.b64encode(PIXEL.data).decode()
+    assert message == {
+        "role": "user",
+        "parts": [{"text": "Ü"}, {"inlineData": {"mimeType": "image/png", "data": data}}, {"text": ""}],
+    }
+
+
+@pytest.mark.parametrize("block", [ThinkingBlock(text="Hm."), ToolResultBlock(tool_call_id="1", output=1)])
+def test_a_user_task_takes_no_other_blocks(block: Block) -> None:
+    with pytest.raises(ValidationFailed, match=type(block).__name__):
+        user_message([block], {})
+
+
+def test_results_come_in_the_order_of_the_calls_with_their_names() -> None:
+    calls: list[Block] = [
+        ToolCallBlock(id="a", name="f", arguments={}),
+        TextBlock(text="x"),
+        ToolCallBlock(id="b", name="g", arguments={}),
+    ]
+    results = [
+        ToolResultBlock(tool_call_id="b", output="broken", is_error=True),
+        ToolResultBlock(tool_call_id="a", output={"n": 1.5}),
+        ToolResultBlock(tool_call_id="stranger", output=0),
+    ]
+    assert json.loads(tool_message(results, calls)) == {
+        "role": "user",
+        "parts": [
+            {"functionResponse": {"id": "a", "name": "f", "response": {"output": {"n": 1.5}}}},
+            {"functionResponse": {"id": "b", "name": "g", "response": {"error": "broken"}}},
+        ],
+    }
+
+
+def test_another_vendors_answer_is_text_and_calls_of_which_the_first_is_marked() -> None:
+    blocks: list[Block] = [
+        ThinkingBlock(text="secret"),
+        TextBlock(text=""),
+        TextBlock(text="I look."),
+        ToolCallBlock(id="a", name="f", arguments={"n": 1}),
+        ToolCallBlock(id="b", name="f", arguments={}),
+    ]
+    message = foreign_message(blocks)
+    assert message is not None
+    assert json.loads(message) == {
+        "role": "model",
+        "parts": [
+            {"text": "I look."},
+            {"functionCall": {"id": "a", "name": "f", "args": {"n": 1}}, "thoughtSignature": UNSIGNED_CALL},
+            {"functionCall": {"id": "b", "name": "f", "args": {}}},
+        ],
+    }
+    assert base64.b64decode(UNSIGNED_CALL) == b"skip_thought_signature_validator"
+
+
+def test_an_answer_of_thinking_alone_is_no_message() -> None:
+    assert foreign_message([ThinkingBlock(text="secret")]) is None
+
+
+def test_nothing_is_done_by_the_sdk_itself() -> None:
+    config = build_config(build_payload("gemini-3.8-flash", []), find_profile("gemini", "gemini-3.8-flash"), "hole")
+    assert config.automatic_function_calling is not None
+    assert config.automatic_function_calling.disable is True
+    assert config.automatic_continuation is False
+    assert config.http_options is not None
+    assert config.http_options.extra_body == {"contents": ["hole"]}
+
+
+def test_additions_do_not_replace_what_is_set_here() -> None:
+    extra = {
+        "contents": [],
+        "system_instruction": "You do harm.",
+        "tools": [],
+        "safetySettings": [1],
+        "generationConfig": {"topP": 0.5, "maxOutputTokens": 1, "stop_sequences": ["x"]},
+    }
+    settings = CallSettings(max_output_tokens=7, extra=extra)
+    payload = build_payload("gemini-3.8-flash", [], settings=settings)
+    config = build_config(payload, find_profile("gemini", "gemini-3.8-flash"), "hole")
+    assert config.http_options is not None
+    assert config.http_options.extra_body == {
+        "safetySettings": [1],
+        "generationConfig": {"topP": 0.5, "stop_sequences": ["x"]},
+        "contents": ["hole"],
+    }
+
+
+def test_a_named_cache_stands_for_the_static_text_and_the_tools() -> None:
+    profile = find_profile("gemini", "gemini-3.8-flash")
+    plain = build_config(build_payload("gemini-3.8-flash", []), profile, "hole")
+    cached = build_config(build_payload("gemini-3.8-flash", [], cached_content="cachedContents/1"), profile, "hole")
+    assert (plain.cached_content, plain.system_instruction) == (None, "You help.")
+    assert plain.tools
+    assert (cached.cached_content, cached.system_instruction, cached.tools) == ("cachedContents/1", None, None)
+
+
+@pytest.mark.parametrize(("model", "expected"), [("gemini-3.8-flash", 0.3), ("gemini-4-argon", None)])
+def test_sampling_goes_to_models_that_take_it(model: str, expected: float | None) -> None:
+    payload = build_payload(model, [], settings=CallSettings(temperature=0.3))
+    assert build_config(payload, find_profile("gemini", model), "hole").temperature == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        ("gemini-3.8-flash", {}, {"include_thoughts": True}),
+        ("gemini-3.8-flash", {"show_thinking": False}, {"include_thoughts": False}),
+        ("gemini-3.8-flash", {"thinking": "high"}, {"include_thoughts": True, "thinking_level": "HIGH"}),
+        ("gemini-3.6-flash", {"thinking": "minimal"}, {"include_thoughts": True, "thinking_level": "MINIMAL"}),
+        ("gemini-2.5-flash", {"thinking": "off"}, {"include_thoughts": False, "thinking_budget": 0}),
+        ("gemini-2.5-flash", {"thinking": "512"}, {"include_thoughts": True, "thinking_budget": 512}),
+    ],
+)
+def test_thinking_is_asked_for_as_the_model_has_it(model: str, settings: dict[str, Any], expected: Any) -> None:
+    assert thinking(model, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("gemini-4-argon", "minimal"),
+        ("gemini-4-argon", "off"),
+        ("gemini-3.8-flash", "512"),
+        ("gemini-2.5-flash", "high"),
+        ("gemini-2.5-pro", "off"),
+    ],
+)
+def test_thinking_that_a_model_does_not_take_is_refused(model: str, asked: str) -> None:
+    with pytest.raises(ValidationFailed):
+        thinking(model, thinking=asked)
+
+
+def test_tools_are_one_tool_with_all_functions_and_their_schemas_in_order() -> None:
+    tools = build_tools(build_payload("gemini-3.8-flash", []))
+    assert tools is not None
+    (tool,) = tools
+    assert [one.name for one in tool.function_declarations or []] == ["get_weather", "get_time"]
+    assert build_tools(build_payload("gemini-3.8-flash", [], tools=())) is None
+
+
+def test_contents_are_joined_as_they_are() -> None:
+    assert join_contents(build_payload("gemini-3.8-flash", [b'{"a":1.0}', b'{"b" : 2}'])) == b'{"a":1.0},{"b" : 2}'
