@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
 from server.api_key import Scope, Tenant
-from server.asgi import bind, serving
+from server.asgi import serving
+from server.http_server import bind
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.embedded import open_embedded
 from server.postgres.engine import Database

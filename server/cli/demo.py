@@ -9,7 +9,6 @@ from typing import Final
 import click
 
 from server.api_key import Scope, parse_key_text
-from server.asgi import bind, url_of
 from server.asgi import serve as serve_http
 from server.cli.run import begin, run
 from server.emulator.anthropic.app import build_anthropic_app
@@ -18,6 +17,7 @@ from server.emulator.pace import LIKE_A_MODEL
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.errors import DataDirectoryForbidden, TenantNotFound
+from server.http_server import bind, url_of
 from server.postgres.key_ring import PostgresKeyRing
 from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from server.provider_wiring import open_providers

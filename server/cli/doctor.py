@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from server.api_key import Scope
-from server.asgi import bind
 from server.cli.run import begin_quietly, run
 from server.database_wiring import open_database_options
 from server.errors import AddressInUse, StrataError
+from server.http_server import bind
 from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.embedded import describe_embedded
 from server.postgres.engine import Database

@@ -4,9 +4,9 @@ import os
 
 import click
 
-from server.asgi import bind, url_of
 from server.asgi import serve as serve_http
 from server.cli.run import begin, run
+from server.http_server import bind, url_of
 from server.provider_choice import KEY_VARIABLES, ProviderChoice, choose_provider
 from server.provider_wiring import open_providers
 from server.settings import Settings

@@ -18,10 +18,11 @@ import pytest
 from pydantic import SecretStr
 
 from server.api_key import Scope, Tenant
-from server.asgi import bind, serving
+from server.asgi import serving
 from server.call import Chunk
 from server.conversation import ConversationState
 from server.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind, StrataError
+from server.http_server import bind
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing

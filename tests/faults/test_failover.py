@@ -15,8 +15,9 @@ import pytest
 from pydantic import SecretStr
 
 from server.api_key import Scope
-from server.asgi import bind, serving
+from server.asgi import serving
 from server.errors import DatabaseUnavailable
+from server.http_server import bind
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing

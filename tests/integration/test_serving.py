@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from server.api_key import Tenant
-from server.asgi import bind, serving
+from server.asgi import serving
 from server.errors import AddressInUse
+from server.http_server import bind
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
