@@ -7,6 +7,7 @@ that order. Inside the database they are plain `uuid` values.
 
 import os
 import time
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -19,6 +20,8 @@ REPLAY: Final = "replay"
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 _LENGTH: Final = 26
+_REMEMBERED: Final = 4096
+"""The same few ids are spelled again and again while a turn runs."""
 
 
 def new_uuid() -> UUID:
@@ -34,11 +37,13 @@ def new_id(prefix: str) -> str:
     return encode_id(prefix, new_uuid())
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def encode_id(prefix: str, value: UUID) -> str:
     """The identifier that stands for a UUID."""
     return f"{prefix}_{encode_base32(value.int, _LENGTH)}"
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def decode_id(prefix: str, text: str) -> UUID | None:
     """The UUID behind an identifier, or None where the text is not an identifier of this kind.
 

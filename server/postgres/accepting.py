@@ -35,7 +35,7 @@ _ACCEPT_SQL: Final = """
 WITH seen AS (
     SELECT revision, next_seq, pending_call_ids, lease_token, lease_turn_seq
     FROM conversations
-    WHERE id = :conversation AND tenant_id = :tenant
+    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
 ),
 -- Two looks joined, not one with OR: each uses its index, however long the conversation is.
 prior AS (
@@ -56,7 +56,7 @@ taken AS (
         lease_expires_at = now() + :lease_seconds::float8 * interval '1 second',
         lease_turn_seq = next_seq + 1,
         updated_at = now()
-    WHERE id = :conversation AND tenant_id = :tenant
+    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
         AND lease_token IS NULL
         AND (:expected_revision::bigint IS NULL OR revision = :expected_revision)
         AND CASE WHEN :is_response

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Integer, bindparam, func, select, update
+from sqlalchemy import Integer, bindparam, func, select, true, update
 
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
@@ -20,7 +20,7 @@ from server.postgres.tables import conversations
 from server.store import ConversationChange, ConversationFilter
 
 _c = conversations.c
-_THIS: Final = (_c.id == bindparam("conversation"), _c.tenant_id == bindparam("tenant"))
+_THIS: Final = (_c.id == bindparam("conversation"), (_c.tenant_id == bindparam("tenant")).is_(true()))
 
 _CREATE: Final = Statement("""
 INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, identifier, source, direction, mode,
@@ -41,7 +41,7 @@ WITH seen AS (
     SELECT c.revision, a.version IS NOT NULL AS version_exists
     FROM conversations c
     LEFT JOIN assistants a ON a.id = c.assistant_id AND a.version = coalesce(:version::int, c.assistant_version)
-    WHERE c.id = :conversation AND c.tenant_id = :tenant
+    WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 ),
 changed AS (
     UPDATE conversations c SET
@@ -61,11 +61,11 @@ FROM seen LEFT JOIN changed ON true
 """)
 _BEGIN_EPOCH: Final = Statement("""
 WITH seen AS (
-    SELECT epoch FROM conversations WHERE id = :conversation AND tenant_id = :tenant
+    SELECT epoch FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
 ),
 moved AS (
     UPDATE conversations SET epoch = :number, buffer_start_seq = :buffer_start_seq
-    WHERE id = :conversation AND tenant_id = :tenant AND epoch = :number - 1
+    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE AND epoch = :number - 1
     RETURNING id
 ),
 begun AS (

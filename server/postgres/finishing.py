@@ -54,8 +54,8 @@ _END_CALL: Final = Statement(f"""{_HELD_SQL}
 ended AS ({_ENDED_CALL_SQL}
 ),
 gone AS (
-    DELETE FROM call_chunks USING held
-    WHERE conversation_id = held.id AND turn_seq = :turn_seq AND attempt = :attempt
+    DELETE FROM call_chunks
+    WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = :attempt AND EXISTS (SELECT FROM held)
 )
 SELECT id FROM held
 """)  # noqa: S608  reason: constants of this module only
@@ -98,7 +98,8 @@ answered AS (
 ended AS ({_ENDED_CALL_SQL}
 ),
 gone AS (
-    DELETE FROM call_chunks USING held WHERE conversation_id = held.id AND turn_seq = :turn_seq
+    DELETE FROM call_chunks
+    WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND EXISTS (SELECT FROM held)
 )
 SELECT revision FROM held
 UNION ALL

@@ -6,9 +6,11 @@ static text is left out where the caller holds it: it is the largest part and ne
 
 from collections.abc import Sequence
 from typing import Final
+from uuid import UUID
 
 import asyncpg
 
+from server.assistant import Assistant
 from server.errors import ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.codec import decode_text
@@ -37,27 +39,56 @@ LEFT JOIN LATERAL (
         AND e.static_hash <> ALL(:held_hashes)
 ) s ON true
 CROSS JOIN LATERAL (
-    SELECT array_agg(t.seq ORDER BY t.seq) AS turn_seqs,
-        array_agg(t.kind ORDER BY t.seq) AS turn_kinds,
-        array_agg(t.state ORDER BY t.seq) AS turn_states,
-        array_agg(t.native ORDER BY t.seq) AS turn_natives,
-        array_agg(t.dialect ORDER BY t.seq) AS turn_dialects,
-        array_agg(t.provider ORDER BY t.seq) AS turn_providers,
-        array_agg(t.model ORDER BY t.seq) AS turn_models,
-        array_agg(t.account ORDER BY t.seq) AS turn_accounts,
-        array_agg(t.language ORDER BY t.seq) AS turn_languages,
-        array_agg(t.args ORDER BY t.seq) AS turn_args,
-        array_agg(k.dynamic ORDER BY t.seq) AS turn_dynamics
-    FROM turns t
-    LEFT JOIN calls k ON k.conversation_id = t.conversation_id AND k.turn_seq = t.seq AND k.attempt = t.attempt
-    WHERE t.conversation_id = c.id AND t.seq >= c.buffer_start_seq
+    -- In the order of the subquery, which the primary key gives for nothing; ORDER BY in each would sort each.
+    SELECT array_agg(seq) AS turn_seqs,
+        array_agg(kind) AS turn_kinds,
+        array_agg(state) AS turn_states,
+        array_agg(native) AS turn_natives,
+        array_agg(dialect) AS turn_dialects,
+        array_agg(provider) AS turn_providers,
+        array_agg(model) AS turn_models,
+        array_agg(account) AS turn_accounts,
+        array_agg(language) AS turn_languages,
+        array_agg(args) AS turn_args,
+        array_agg(dynamic) AS turn_dynamics
+    FROM (
+        SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.account, t.language, t.args,
+            -- Not a join: the planner thinks the buffer a third of the conversation, and would read all its calls.
+            (SELECT k.dynamic FROM calls k
+             WHERE k.conversation_id = t.conversation_id AND k.turn_seq = t.seq AND k.attempt = t.attempt) AS dynamic
+        FROM turns t
+        WHERE t.conversation_id = c.id AND t.seq >= c.buffer_start_seq
+        ORDER BY t.seq
+    ) AS turn
 ) b
-WHERE c.id = :conversation AND c.tenant_id = :tenant
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
 
 
+class HeldAssistants:
+    """Versions that have been read before: they never change, and reading one costs more than fetching it."""
+
+    def __init__(self, limit: int = 500) -> None:
+        self._limit = limit
+        self._held: dict[tuple[UUID, int], Assistant] = {}
+
+    def read(self, row: asyncpg.Record) -> Assistant:
+        """The assistant of a payload source's row."""
+        key = (row["assistant_id"], row["assistant_version"])
+        held = self._held.get(key)
+        if held is None:
+            if len(self._held) >= self._limit:
+                self._held.clear()
+            held = self._held[key] = assistant_from(row)
+        return held
+
+
 async def load_payload_source(
-    database: Database, tenant_id: str, conversation_id: str, held_static_hashes: Sequence[bytes]
+    database: Database,
+    assistants: HeldAssistants,
+    tenant_id: str,
+    conversation_id: str,
+    held_static_hashes: Sequence[bytes],
 ) -> PayloadSource:
     """See the port."""
     rows = await database.run(
@@ -75,7 +106,7 @@ async def load_payload_source(
         static_text = epoch.base_text + "".join(decode_text(text) for text in row["segment_texts"] or ())
     return PayloadSource(
         conversation=conversation_from(row),
-        assistant=assistant_from(row),
+        assistant=assistants.read(row),
         epoch=epoch,
         static_text=static_text,
         buffered=_buffered(row),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Integer, bindparam, select
+from sqlalchemy import BigInteger, Integer, bindparam, select, true
 
 from server.block import Blob
 from server.call import Call, Chunk
@@ -18,7 +18,10 @@ from server.postgres.tables import blob_references, blobs, call_chunks, calls, c
 from server.turn import Native, Turn
 
 _ABOVE_ALL_SEQS: Final = 2**63 - 1
-_THIS: Final = (conversations.c.id == bindparam("conversation"), conversations.c.tenant_id == bindparam("tenant"))
+_THIS: Final = (
+    conversations.c.id == bindparam("conversation"),
+    (conversations.c.tenant_id == bindparam("tenant")).is_(true()),
+)
 _READABLE: Final = [column for column in turns.c if column.name not in {"native", "idempotency_key", "body_hash"}]
 
 

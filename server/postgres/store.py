@@ -44,6 +44,7 @@ class PostgresStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._assistants = loading.HeldAssistants()
 
     async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
         return await assistants.create_assistant(self._database, tenant_id, definition)
@@ -91,7 +92,9 @@ class PostgresStore:
     async def load_payload_source(
         self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
     ) -> PayloadSource:
-        return await loading.load_payload_source(self._database, tenant_id, conversation_id, held_static_hashes)
+        return await loading.load_payload_source(
+            self._database, self._assistants, tenant_id, conversation_id, held_static_hashes
+        )
 
     async def begin_epoch(
         self, tenant_id: str, conversation_id: str, epoch: Epoch, *, segment: Segment | None = None
