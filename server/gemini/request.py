@@ -77,10 +77,7 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
         "thinking_config": build_thinking(settings, profile),
     }
     if settings.safety:
-        config["safety_settings"] = [
-            types.SafetySetting(category=types.HarmCategory(category), threshold=types.HarmBlockThreshold(threshold))
-            for category, threshold in settings.safety.items()
-        ]
+        config["safety_settings"] = build_safety(settings)
     if profile.accepts_sampling and settings.temperature is not None:
         config["temperature"] = settings.temperature
     if payload.cached_content is not None:
@@ -91,6 +88,20 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
         config["tools"] = build_tools(payload)
     config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), "contents": [hole]})
     return types.GenerateContentConfig(**config)
+
+
+def build_safety(settings: CallSettings) -> list[types.SafetySetting]:
+    """Thresholds by category. Raises `ValidationFailed` for a word that Gemini does not have."""
+    for word, known in (
+        *((category, types.HarmCategory) for category in settings.safety),
+        *((threshold, types.HarmBlockThreshold) for threshold in settings.safety.values()),
+    ):
+        if word not in known.__members__:
+            raise ValidationFailed(f"{word} is no {known.__name__} of Gemini's.")
+    return [
+        types.SafetySetting(category=types.HarmCategory[category], threshold=types.HarmBlockThreshold[threshold])
+        for category, threshold in settings.safety.items()
+    ]
 
 
 def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:

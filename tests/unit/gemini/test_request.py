@@ -11,6 +11,7 @@ from server.errors import ValidationFailed
 from server.gemini.request import (
     UNSIGNED_CALL,
     build_config,
+    build_safety,
     build_thinking,
     build_tools,
     foreign_message,
@@ -44,6 +45,25 @@ def test_a_user_task_is_one_content() -> None:
 def test_a_user_task_takes_no_other_blocks(block: Block) -> None:
     with pytest.raises(ValidationFailed, match=type(block).__name__):
         user_message([block], {})
+
+
+def test_safety_is_asked_for_by_category() -> None:
+    settings = CallSettings(safety={"HARM_CATEGORY_HARASSMENT": "BLOCK_ONLY_HIGH"})
+    [asked] = build_safety(settings)
+    assert asked.model_dump(mode="json", exclude_none=True) == {
+        "category": "HARM_CATEGORY_HARASSMENT",
+        "threshold": "BLOCK_ONLY_HIGH",
+    }
+
+
+@pytest.mark.parametrize(
+    "safety",
+    [{"HARM_CATEGORY_BOREDOM": "OFF"}, {"HARM_CATEGORY_HARASSMENT": "SOMETIMES"}],
+    ids=["category", "threshold"],
+)
+def test_a_word_that_gemini_does_not_have_is_refused(safety: dict[str, str]) -> None:
+    with pytest.raises(ValidationFailed, match="of Gemini's"):
+        build_safety(CallSettings(safety=safety))
 
 
 def test_results_come_in_the_order_of_the_calls_with_their_names() -> None:
