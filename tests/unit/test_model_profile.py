@@ -2,6 +2,7 @@
 
 import pytest
 
+from server.emulator.gemini.models import MODELS
 from server.model_profile import PROFILES, LayerOrder, ThinkingControl, find_profile
 from server.pricing import PRICES
 
@@ -19,6 +20,12 @@ def test_a_listed_profile_is_whole(model: str) -> None:
     # A model whose thinking is bound to its prefix cannot have a changing block before the buffer.
     assert not (profile.prefix_bound and LayerOrder.LAYERED in profile.orders)
     assert bool(profile.thinking_levels) is (profile.thinking is not ThinkingControl.BUDGET)
+
+
+@pytest.mark.parametrize("model", [name for name in PROFILES if name in MODELS])
+def test_a_profile_asks_for_no_level_that_the_emulator_refuses(model: str) -> None:
+    """The two are written apart from each other, from the same documents: they must not disagree."""
+    assert {level.upper() for level in PROFILES[model].thinking_levels} == set(MODELS[model].thinking_levels)
 
 
 @pytest.mark.parametrize(

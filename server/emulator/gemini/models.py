@@ -90,8 +90,8 @@ def _of_3(name: str, title: str, *, minimal: bool = True, keeps_thoughts: bool =
 _ALL: Final = (
     _of_4("gemini-4-argon", "Gemini 4 Argon", implicit=6_144),
     _of_4("gemini-4-carbon", "Gemini 4 Carbon", implicit=4_096),
-    _of_3("gemini-3.8-flash", "Gemini 3.8 Flash", minimal=False),
-    _of_3("gemini-3.7-flash", "Gemini 3.7 Flash", minimal=False, bad_signature_text="Invalid thought signature."),
+    _of_3("gemini-3.8-flash", "Gemini 3.8 Flash"),
+    _of_3("gemini-3.7-flash", "Gemini 3.7 Flash", bad_signature_text="Invalid thought signature."),
     _of_3("gemini-3.6-flash", "Gemini 3.6 Flash"),
     _of_3("gemini-3.5-flash", "Gemini 3.5 Flash"),
     _of_3("gemini-3.5-flash-lite", "Gemini 3.5 Flash-Lite", explicit_minimum_tokens=1_024),
