@@ -14,8 +14,9 @@ from contextlib import aclosing
 from server.errors import ProviderFailed
 from server.event import ProviderEvent
 from server.payload import Payload
-from server.provider import Provider, ProviderStream
+from server.provider import Provider, ProviderStream, StreamState
 from server.retry_policy import RetryPolicy, plan_retry
+from server.token_estimate import TokenEstimate
 
 _log = logging.getLogger("strata.provider")
 
@@ -23,10 +24,14 @@ _log = logging.getLogger("strata.provider")
 class PatientCall:
     """One turn's way to its answer."""
 
-    def __init__(self, provider: Provider, payload: Payload, policy: RetryPolicy) -> None:
+    def __init__(
+        self, provider: Provider, payload: Payload, policy: RetryPolicy, *, estimate: TokenEstimate | None = None
+    ) -> None:
+        """`estimate` learns from the call that gets through."""
         self._provider = provider
         self._payload = payload
         self._policy = policy
+        self._estimate = estimate
         self._cancelled = False
         self.attempts: list[ProviderStream] = []
         """All of them, the last one last. Empty until `events` is used."""
@@ -54,6 +59,7 @@ class PatientCall:
                     raise
                 await asyncio.sleep(delay)
             else:
+                self._learn(stream)
                 return
 
     async def cancel(self) -> None:
@@ -61,6 +67,13 @@ class PatientCall:
         self._cancelled = True
         if self.attempts:
             await self.stream.cancel()
+
+    def _learn(self, stream: ProviderStream) -> None:
+        """Not from a call that names an explicit cache: most of its tokens are not in its bytes."""
+        if self._estimate is None or stream.state is not StreamState.COMPLETE or self._payload.cached_content:
+            return
+        size = len(stream.record.request_body)
+        self._estimate.learn(self._payload.model, size, stream.answer.usage.input_tokens)
 
     def _plan(self, error: ProviderFailed, *, elapsed_seconds: float, events_given: bool) -> float | None:
         delay = plan_retry(

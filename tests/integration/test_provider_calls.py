@@ -1,6 +1,7 @@
 """Patience with a provider that fails: what may be tried again is, what was heard never is."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -16,6 +17,7 @@ from server.payload import Layer, Payload, PayloadMessage
 from server.provider import StreamState
 from server.provider_calls import PatientCall
 from server.retry_policy import RetryPolicy
+from server.token_estimate import TokenEstimate
 from server.turn import StopReason
 
 QUICK = RetryPolicy(first_delay_seconds=0.001, longest_delay_seconds=0.002)
@@ -57,6 +59,28 @@ async def test_a_passing_failure_is_not_noticed_but_kept(emulator: str, provider
     assert [stream.record.status for stream in call.attempts] == [529, 529, 200]
     assert b"overloaded_error" in call.attempts[0].record.body
     assert call.stream.answer.stop_reason is StopReason.END_TURN
+
+
+async def test_a_call_that_got_through_teaches_the_estimate(provider: AnthropicProvider) -> None:
+    estimate = TokenEstimate()
+    asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
+    before = estimate.estimate(asked.model, 10_000)
+    for _ in range(3):
+        call = PatientCall(provider, asked, QUICK, estimate=estimate)
+        _ = [event async for event in call.events()]
+    size, told = len(call.stream.record.request_body), call.stream.answer.usage.input_tokens
+    assert told > 100
+    assert estimate.estimate(asked.model, 10_000) != before
+    assert abs(estimate.estimate(asked.model, size) - told) <= max(2, told * 0.02)
+
+
+async def test_a_call_that_failed_teaches_nothing(emulator: str, provider: AnthropicProvider) -> None:
+    estimate = TokenEstimate()
+    await arm(emulator, kind="rate_limited_no_delay", times=1)
+    asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
+    with pytest.raises(ProviderQuotaExceeded):
+        _ = [event async for event in PatientCall(provider, asked, QUICK, estimate=estimate).events()]
+    assert estimate.estimate(asked.model, 10_000) == TokenEstimate().estimate(asked.model, 10_000)
 
 
 async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None:
