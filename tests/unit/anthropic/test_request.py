@@ -153,6 +153,13 @@ def test_messages_without_a_marker_leave_as_they_are() -> None:
     assert join_messages(build_payload(MODEL, [b'{"a":1.0}', b'{"b" : 2}']), PROFILE) == b'{"a":1.0},{"b" : 2}'
 
 
+def test_old_thinking_without_a_signature_is_sent_without_the_field() -> None:
+    data = b'{"role":"assistant","content":[{"type":"thinking","thinking":"Hm."},{"type":"text","text":"Yes."}]}'
+    for breakpoints in ((), (0,)):
+        [message] = joined(build_payload(MODEL, [data], breakpoints=breakpoints))
+        assert message["content"][0] == {"type": "thinking", "thinking": "Hm."}
+
+
 def test_a_marked_message_keeps_its_numbers_and_the_order_of_its_keys() -> None:
     data = b'{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":{"b":1.0,"a":1E400}}]}'
     sent = join_messages(build_payload(MODEL, [data], breakpoints=(0,)), PROFILE)
