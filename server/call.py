@@ -6,6 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from server.block import JsonValue
+from server.payload import LayerOrder
 from server.usage import Usage
 
 
@@ -24,13 +25,14 @@ class CallStart:
     manifest: Sequence[Mapping[str, JsonValue]]
     """The ordered blocks of the payload: layer, role, hash, length, cache marker."""
     request_hash: bytes
+    layer_order: LayerOrder = LayerOrder.LAYERED
     dynamic: bytes = b""
-    """The dynamic layer as it was sent; on append-only models it is sent again for ever."""
+    """The dynamic layer as it was sent; in the append-only order it is sent again for ever. Empty: there was none."""
     cache_expected_tokens: int | None = None
     repairs: Sequence[Mapping[str, JsonValue]] = ()
     template_failures: Sequence[Mapping[str, JsonValue]] = ()
     warnings: Sequence[Mapping[str, JsonValue]] = ()
-    """What was assumed or done without, such as the profile of a model that is not listed."""
+    """What was assumed or done without, such as the profile of a model that is not listed, or a prefix that broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,17 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from server.block import JsonValue
+from server.block import JsonValue, ToolCallBlock
+
+
+class OnBusy(StrEnum):
+    """What a second writer wants while a turn runs."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+    """To wait for its turn, first come first served."""
+    SUPERSEDE = "supersede"
+    """To have the running turn cancelled, and to be the next."""
 
 
 class ConversationState(StrEnum):
@@ -58,6 +68,8 @@ class Conversation:
     state: ConversationState
     pending_call_ids: tuple[str, ...]
     """Tool calls that wait for results, in the order of the calls."""
+    pending_calls: tuple[ToolCallBlock, ...]
+    """The same with names and arguments. Filled by `load_conversation` and by lists; empty elsewhere."""
     identifier: str | None
     source: str | None
     direction: str | None
@@ -68,6 +80,16 @@ class Conversation:
     forked_from: Origin | None
     created_at: datetime
     updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationStatus:
+    """What a client has to know to go on."""
+
+    id: str
+    revision: int
+    state: ConversationState
+    pending_calls: tuple[ToolCallBlock, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ class EpochReason(StrEnum):
 
     STARTED = "started"
     ASSISTANT_CHANGED = "assistant_changed"
+    ARGUMENTS_CHANGED = "arguments_changed"
     COMPACTED = "compacted"
     COMPACTION_UNDONE = "compaction_undone"
     SUMMARISED = "summarised"
-    FORKED = "forked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,12 @@ class Epoch:
     base_text: str
     static_hash: bytes
     """SHA-256 of the whole static text: what a process holds it by."""
+    prefix_hash: bytes
+    """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone."""
+    arguments_hash: bytes
+    """SHA-256 of the conversation's args that the text was rendered with: others begin a new epoch."""
     template_hash: bytes
-    """SHA-256 of the template's source."""
+    """SHA-256 of the template's source; the source itself is archived under it."""
     buffer_start_seq: int
 
 

@@ -8,10 +8,12 @@
     │   ├── MediaTypeUnsupported    the body is of a kind that the route does not read
     │   ├── MethodNotAllowed        the route exists, the method does not
     │   ├── CursorInvalid           a page cursor that this server did not make
-    │   └── HistoryRuleBroken       the turn would make a history that no provider accepts
+    │   ├── HistoryRuleBroken       the turn would make a history that no provider accepts
+    │   └── TemplateInvalid         an instruction that does not parse, or that depends on the clock
     ├── Refused                     who is asking
     │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
-    │   └── ScopeMissing            a good key without the scope for this route
+    │   ├── ScopeMissing            a good key without the scope for this route
+    │   └── RateLimited             a good key that asks too often
     ├── NotFound                    it does not exist, or it belongs to another tenant
     │   ├── RouteNotFound
     │   ├── TenantNotFound
@@ -19,9 +21,12 @@
     │   ├── AssistantNotFound
     │   ├── ConversationNotFound
     │   ├── TurnNotFound
-    │   └── CallNotFound
+    │   ├── CallNotFound
+    │   └── ImageNotFound
     ├── Conflict                    right in itself, wrong against the present state
     │   ├── ConversationBusy        another turn is running
+    │   ├── QueueFull               too many turns wait for the conversation already
+    │   ├── TurnNotRunning          there is nothing to cancel
     │   ├── RevisionMismatch        the client has not seen the newest revision
     │   ├── IdempotencyKeyReused    the same key came with another body
     │   ├── EpochMoved              the static layer changed meanwhile
@@ -32,6 +37,7 @@
     │   ├── SchemaBehind            the database is older than this release
     │   ├── SchemaAhead             the database is newer than this release
     │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
+    │   ├── TurnInterrupted         the process that ran the turn died; what had arrived is kept
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
     │   ├── SettingsInvalid
@@ -43,6 +49,7 @@
     │   ├── MigrationFailed
     │   └── AddressInUse
     ├── ProviderFailed              the model's provider, or the way to it
+    │   ├── ProviderNotConfigured   this server has no key for it
     │   ├── ProviderRateLimited     too many requests; says for how long, where the provider does
     │   ├── ProviderQuotaExceeded   the account has no budget left; waiting does not help
     │   ├── ProviderOverloaded      the provider has no capacity
@@ -139,6 +146,13 @@ class HistoryRuleBroken(Invalid):
     hint = "See `rule` and the ids beside it; GET the conversation to see its pending tool calls."
 
 
+class TemplateInvalid(Invalid):
+    """An instruction of the assistant is no template that can be used."""
+
+    code = "template_invalid"
+    hint = "See `template` and `line`; instructions may use assistant, conversation, session, args and variables."
+
+
 class Refused(StrataError):
     """The caller may not do this."""
 
@@ -155,6 +169,13 @@ class ScopeMissing(Refused):
 
     code = "scope_missing"
     hint = "Use a key that has the scope named in `scope`."
+
+
+class RateLimited(Refused):
+    """The key has used up its requests for now."""
+
+    code = "rate_limited"
+    hint = "Wait for as long as `Retry-After` says; operators can raise STRATA_RATE_LIMIT_PER_MINUTE."
 
 
 class NotFound(StrataError):
@@ -210,6 +231,13 @@ class CallNotFound(NotFound):
     hint = "List the calls of the turn to see its attempts."
 
 
+class ImageNotFound(NotFound):
+    """There is no image of this hash in the conversation."""
+
+    code = "image_not_found"
+    hint = "The `sha256` of an image block names its bytes."
+
+
 class Conflict(StrataError):
     """The request does not fit the present state."""
 
@@ -219,6 +247,20 @@ class ConversationBusy(Conflict):
 
     code = "conversation_busy"
     hint = "Wait for it to end, or send `on_busy`: `queue` or `supersede`."
+
+
+class QueueFull(Conflict):
+    """Too many turns wait for this conversation already."""
+
+    code = "queue_full"
+    hint = "Try again later; operators can raise STRATA_QUEUE_LIMIT."
+
+
+class TurnNotRunning(Conflict):
+    """There is no running turn to cancel, or it is another one."""
+
+    code = "turn_not_running"
+    hint = "It has ended already; GET the conversation to see its state."
 
 
 class RevisionMismatch(Conflict):
@@ -286,6 +328,13 @@ class CheckTimedOut(Unavailable):
 
     code = "check_timed_out"
     hint = "Try again in a moment; `strata doctor` looks closer."
+
+
+class TurnInterrupted(Unavailable):
+    """The server stopped while it ran the turn. What had arrived is kept, and so is the input."""
+
+    code = "turn_interrupted"
+    hint = "Send the next message to go on; the provider is not asked again by itself."
 
 
 class ShuttingDown(Unavailable):
@@ -357,6 +406,13 @@ class AddressInUse(Setup):
 
 class ProviderFailed(StrataError):
     """The provider failed."""
+
+
+class ProviderNotConfigured(ProviderFailed):
+    """This server has no key for the assistant's provider."""
+
+    code = "provider_not_configured"
+    hint = "Set GEMINI_API_KEY or ANTHROPIC_API_KEY on the server, or use an assistant of another provider."
 
 
 class ProviderRateLimited(ProviderFailed):

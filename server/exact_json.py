@@ -48,6 +48,17 @@ def dumps_exact(value: Any) -> bytes:
     return text.encode()
 
 
+def dumps_sendable(value: Any) -> bytes:
+    """As `dumps_exact`, but U+FFFD stands for a lone half of a surrogate pair: no provider takes one."""
+    return _mend("".join(_write(value))).encode()
+
+
+def make_sendable(value: Any) -> Any:
+    """The same value without lone halves of surrogate pairs; itself where there are none, as nearly always."""
+    written = json.dumps(value, ensure_ascii=False)
+    return json.loads(_mend(written)) if _SURROGATE.search(written) else value
+
+
 def to_plain(value: Any) -> Any:
     """The same with ordinary numbers, for reading. A number that Python cannot hold stays the text it is."""
     match value:
@@ -59,6 +70,13 @@ def to_plain(value: Any) -> Any:
             return [to_plain(inner) for inner in value]
         case _:
             return value
+
+
+def _mend(text: str) -> str:
+    if not _SURROGATE.search(text):
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return _SURROGATE.sub("\ufffd", joined)
 
 
 def _to_number(text: Number) -> int | float | str:

@@ -32,7 +32,9 @@ class KeyRing(Protocol):
         ...
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
-        """The key if its secret matches and it is neither expired nor revoked. One round trip; notes the use."""
+        """The key if its secret matches and it is neither expired nor revoked. At most one round trip; notes the use,
+        though not every time.
+        """
         ...
 
     async def load_key(self, *, tenant_id: str, key_id: str) -> ApiKey:
@@ -44,8 +46,9 @@ class KeyRing(Protocol):
         ...
 
     async def revoke_key(self, key_id: str) -> ApiKey:
-        """From the moment this returns the key opens nothing. Revoking twice keeps the first time.
+        """From the moment this returns the key opens nothing in this process. Others learn of it within moments; one
+        that cannot hear of it asks for every request again, or at the latest half a minute after it last did.
 
-        Raises `ApiKeyNotFound`.
+        Revoking twice keeps the first time. Raises `ApiKeyNotFound`.
         """
         ...

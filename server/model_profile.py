@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-
-class LayerOrder(StrEnum):
-    """In which order the four layers stand."""
-
-    LAYERED = "layered"
-    """Static, dynamic, buffered, trigger."""
-    APPEND_ONLY = "append_only"
-    """Static, buffered, dynamic, trigger; what was sent once is sent for ever."""
+from server.payload import LayerOrder
 
 
 class ThinkingControl(StrEnum):
@@ -44,6 +37,8 @@ class ModelProfile:
     """What the model allows; the first is the default."""
     signs_calls: bool
     """A tool call of the current turn must come back with its signature."""
+    account_bound: bool
+    """Signatures are worth nothing, or worse, to another account of the provider."""
     prefix_bound: bool
     """A thinking block is valid only behind exactly what it was made behind."""
     cache_minimum_tokens: int
@@ -72,6 +67,7 @@ _GEMINI_3: Final = ModelProfile(
     output_limit_tokens=65_536,
     orders=(LayerOrder.LAYERED, LayerOrder.APPEND_ONLY),
     signs_calls=True,
+    account_bound=True,
     prefix_bound=False,
     cache_minimum_tokens=4_096,
     explicit_caches=True,
@@ -109,6 +105,8 @@ _CLAUDE_5_5: Final = ModelProfile(
     output_limit_tokens=128_000,
     orders=(LayerOrder.APPEND_ONLY,),
     signs_calls=False,
+    # Blocks of another account are left out by the provider itself, so they may stay where they are.
+    account_bound=False,
     prefix_bound=True,
     cache_minimum_tokens=512,
     explicit_caches=False,

@@ -21,13 +21,51 @@ class Layer(StrEnum):
     TRIGGER = "trigger"
 
 
+class LayerOrder(StrEnum):
+    """In which order the four layers stand."""
+
+    LAYERED = "layered"
+    """Static, dynamic, buffered, trigger."""
+    APPEND_ONLY = "append_only"
+    """Static, buffered, dynamic, trigger; what was sent once is sent for ever."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadMessage:
     """One message object of the vendor's list."""
 
     layer: Layer
+    """In the append-only order a message may hold a dynamic block too; it counts as what it answers or asks."""
     data: bytes
     """JSON in UTF-8, as the vendor speaks it."""
+    role: str = ""
+    """Who speaks, for the manifest: `user`, `model` or `tool`, whatever the vendor calls it."""
+    seq: int | None = None
+    """The turn that it is made of; None for a dynamic message of its own, and for one that a repair put in."""
+    dynamic: str | None = None
+    """The dynamic block inside it, if there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestEntry:
+    """One block of a payload, by what it is and not by what it says. Stored with the call.
+
+    In the order in which providers read and cache: the tools, the static text, then message by message; a dynamic
+    block stands before the message that holds it.
+    """
+
+    layer: Layer
+    kind: str
+    """`tools`, `static`, `dynamic` or `message`."""
+    role: str
+    """`system`, `user`, `model` or `tool`."""
+    hash: str
+    """The first 32 hex digits of the SHA-256 of its bytes, without any cache marker."""
+    length: int
+    """Bytes."""
+    seq: int | None = None
+    marked: bool = False
+    """A cache marker stands behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ Promises of every implementation, checked by `tests/contracts/provider_contract.
 - Every failure is a `ProviderFailed`. An error in the middle leaves what had arrived.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -110,8 +110,29 @@ class ProviderStream(Protocol):
         ...
 
 
+class Fold(Protocol):
+    """The meaning of a body so far. Pure: the same bytes in any pieces give the same events and the same answer."""
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        """What has arrived. Built anew on each read."""
+        ...
+
+    def feed(self, piece: bytes) -> Iterable[ProviderEvent]:
+        """The events that a piece completes. Raises `ProviderFailed` for an error within the stream."""
+        ...
+
+    def finish(self) -> None:
+        """The body has ended properly. Raises `ProviderFailed` unless the model had finished."""
+        ...
+
+
 class Provider(Protocol):
-    """A vendor. One per process and account."""
+    """A vendor. One per process and account.
+
+    The methods that make messages are pure and give the same bytes for the same values for ever: what was sent once
+    is sent again like this, and caches and signatures hang on it.
+    """
 
     @property
     def name(self) -> str:
@@ -131,16 +152,38 @@ class Provider(Protocol):
         """The answer that stored bytes hold. Never raises: what cannot be read ends it."""
         ...
 
-    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
-        """A user task in the vendor's words. `blobs` by the hex of their hash."""
+    async def encode_request(self, payload: Payload) -> bytes:
+        """The body that `open_stream` would send for the payload, byte for byte. Nothing is sent."""
         ...
 
-    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
-        """Tool results in the vendor's words, in the order of the calls they answer."""
+    def open_fold(self) -> Fold:
+        """A fold for a body that comes in pieces from somewhere else."""
+        ...
+
+    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+        """A user task in the vendor's words. `blobs` by the hex of their hash. `dynamic` stands before the task."""
+        ...
+
+    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
+        """Tool results in the vendor's words, in the order of the calls they answer. `dynamic` stands behind them."""
+        ...
+
+    def dynamic_message(self, dynamic: str) -> bytes:
+        """The dynamic layer as a message of its own, as the layered order has it."""
         ...
 
     def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
-        """Another vendor's answer as this one would take it: text and calls, no thinking, no signatures."""
+        """Another vendor's answer as this one would take it: text and calls, no thinking, no signatures.
+
+        None where nothing is left of it.
+        """
+        ...
+
+    def unsigned_message(self, native: bytes) -> bytes | None:
+        """An answer of this vendor's own whose signatures are worth nothing any more: without them and the thinking.
+
+        Everything else stays as it is, unknown fields included. None where nothing is left of it.
+        """
         ...
 
     async def count_tokens(self, payload: Payload) -> int:

@@ -2,6 +2,9 @@
 
 Each attempt is a stream of its own, and what became of it is kept: the bytes of a failed one are worth as much to an
 operator as those of the one that succeeded.
+
+Only what is given out cannot be taken back. So the usage that providers report before they say anything is held until
+something is said, and a failure before that can still be made good by another attempt.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from server.errors import ProviderFailed
-from server.event import ProviderEvent
+from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
 from server.provider import Provider, ProviderStream, StreamState
 from server.retry_policy import RetryPolicy, plan_retry
@@ -32,41 +35,67 @@ class PatientCall:
         self._payload = payload
         self._policy = policy
         self._estimate = estimate
-        self._cancelled = False
+        self._cancelled = asyncio.Event()
         self.attempts: list[ProviderStream] = []
         """All of them, the last one last. Empty until `events` is used."""
+        self.failures: list[ProviderFailed] = []
+        """How they failed, in the same order: all but the last one, and the last one where it failed too."""
 
     @property
     def stream(self) -> ProviderStream:
         """The attempt that counts."""
         return self.attempts[-1]
 
+    @property
+    def failure_codes(self) -> list[str]:
+        """The codes of `failures`."""
+        return [failure.code for failure in self.failures]
+
     async def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        """The events of the attempt that got through. May be used once. Raises the last attempt's `ProviderFailed`."""
+        """The events of the attempt that counts: all that its bytes say, whether it got through or not.
+
+        May be used once. Raises the last attempt's `ProviderFailed`.
+        """
         began = time.monotonic()
-        while not self._cancelled:
+        while not self._cancelled.is_set():
             stream = self._provider.open_stream(self._payload)
             self.attempts.append(stream)
+            held: list[ProviderEvent] = []
             given = False
+            failure: ProviderFailed | None = None
             try:
-                async with aclosing(stream.events()) as events:
+                async with aclosing(_hold_usage(stream, held)) as events:
                     async for event in events:
                         given = True
                         yield event
             except ProviderFailed as error:
-                delay = self._plan(error, elapsed_seconds=time.monotonic() - began, events_given=given)
-                if delay is None:
-                    raise
-                await asyncio.sleep(delay)
-            else:
-                self._learn(stream)
-                return
+                failure = error
+            if failure is not None and await self._may_try_again(failure, began, events_given=given):
+                continue
+            for event in held:
+                yield event
+            if failure is not None and not self._cancelled.is_set():
+                raise failure
+            self._learn(stream)
+            return
 
     async def cancel(self) -> None:
-        """Ends the running attempt now; no other follows."""
-        self._cancelled = True
+        """Ends the running attempt now, or the wait for the next; no other follows."""
+        self._cancelled.set()
         if self.attempts:
             await self.stream.cancel()
+
+    async def _may_try_again(self, failure: ProviderFailed, began: float, *, events_given: bool) -> bool:
+        """Waits as long as the policy says; False where it says no, or where somebody cancels meanwhile."""
+        self.failures.append(failure)
+        delay = self._plan(failure, elapsed_seconds=time.monotonic() - began, events_given=events_given)
+        if delay is None:
+            return False
+        try:
+            await asyncio.wait_for(self._cancelled.wait(), delay)
+        except TimeoutError:
+            return True
+        return False
 
     def _learn(self, stream: ProviderStream) -> None:
         """Not from a call that names an explicit cache: most of its tokens are not in its bytes."""
@@ -94,4 +123,18 @@ class PatientCall:
                 "retry_in_seconds": delay,
             },
         )
-        return None if self._cancelled else delay
+        return None if self._cancelled.is_set() else delay
+
+
+async def _hold_usage(stream: ProviderStream, held: list[ProviderEvent]) -> AsyncGenerator[ProviderEvent, None]:
+    """The events of a stream; usage from before anything is said waits in `held`, and stays there if nothing is."""
+    said = False
+    async with aclosing(stream.events()) as events:
+        async for event in events:
+            if not said and isinstance(event, UsageReported):
+                held.append(event)
+                continue
+            said = True
+            while held:
+                yield held.pop(0)
+            yield event

@@ -23,6 +23,9 @@ KEY_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     ANTHROPIC: ("ANTHROPIC_API_KEY",),
 }
 
+DEFAULT_MODELS: Final[Mapping[str, str]] = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-sonnet-5-5"}
+"""What an assistant gets that names no model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderChoice:

@@ -1,16 +1,25 @@
 """The providers as values: those whose keys are there, each with its own connections."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from server.anthropic.provider import AnthropicProvider
+from server.anthropic.stream import AnthropicFold
 from server.errors import SettingsInvalid
 from server.gemini.provider import GeminiProvider
-from server.provider import Provider
+from server.gemini.stream import GeminiFold
+from server.provider import Fold, Provider
 from server.provider_choice import KEY_VARIABLES, ProviderChoice, find_key
 from server.settings import Settings
 from server.wire.transport import WireLimits
+
+FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
+    GeminiProvider.name: GeminiFold,
+    AnthropicProvider.name: AnthropicFold,
+}
+"""Reading what a provider once said takes no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

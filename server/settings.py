@@ -1,4 +1,5 @@
-"""Settings: one class, data only. Every field is read from the environment with the prefix `STRATA_`.
+"""Settings: data only, one class for those who run a server and a small one for those who call it. Every field is read
+from the environment with the prefix `STRATA_`.
 
 Nothing here builds anything; `wiring` passes plain values on to the adapters. The table in docs/settings.md is
 generated from these fields and checked by a test.
@@ -6,8 +7,9 @@ generated from these fields and checked by a test.
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -45,6 +47,43 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="Origins that browsers may call from, such as `https://app.example`, with commas between.",
+    )
+
+    rate_limit_per_minute: int = Field(
+        default=0, ge=0, le=10_000_000, description="Requests per API key and minute, over all processes; 0: no limit."
+    )
+    keep_alive_seconds: float = Field(
+        default=10.0, gt=0, le=15, description="A stream that has nothing to say sends a comment this often."
+    )
+    image_limit_bytes: int = Field(
+        default=5 * MEBIBYTE, ge=1024, le=100 * MEBIBYTE, description="Largest image in a message, in bytes."
+    )
+
+    # --- turns
+    lease_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="How long a server that runs a turn may be silent before another one ends the turn for it.",
+    )
+    flush_seconds: float = Field(
+        default=0.25,
+        gt=0,
+        le=60,
+        description="How often the bytes of a running answer are written down, for other processes and for a crash.",
+    )
+    queue_limit: int = Field(
+        default=100, ge=0, le=10_000, description="Most turns that wait for one conversation with `on_busy: queue`."
+    )
+    queue_seconds: float = Field(default=300.0, gt=0, le=86_400, description="How long such a turn waits at most.")
+    turn_attempts: int = Field(
+        default=4, ge=1, le=20, description="Most calls to the provider for one turn; only what is safe is repeated."
+    )
+    turn_retry_seconds: float = Field(
+        default=60.0, ge=0, le=3600, description="Time for all of them: after it no other call is begun."
+    )
+    templates_dir: Path | None = Field(
+        default=None, description="Your own prompt templates; what is not there comes from the built-in ones."
     )
 
     # --- database
@@ -151,13 +190,34 @@ class Settings(BaseSettings):
         return self.database_url is None
 
 
+class ClientSettings(BaseSettings):
+    """What a client has to know. A machine that only talks to a server needs nothing else."""
+
+    model_config = SettingsConfigDict(env_prefix="STRATA_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    url: str = Field(default="http://127.0.0.1:8400", description="The server that `strata chat` talks to.")
+    api_key: SecretStr | None = Field(default=None, description="The key that it shows, of the scope `client`.")
+
+
+AnySettings = TypeVar("AnySettings", Settings, ClientSettings)
+
+
 def read_settings(**overrides: object) -> Settings:
     """The settings of this process; what is wrong with them is said in one sentence per field.
 
     Values are left out of the message: a database URL holds a password.
     """
+    return _read(Settings, overrides)
+
+
+def read_client_settings(**overrides: object) -> ClientSettings:
+    """The same for a client."""
+    return _read(ClientSettings, overrides)
+
+
+def _read(kind: type[AnySettings], overrides: Mapping[str, object]) -> AnySettings:
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # reason: overrides are validated by the call itself
+        return kind(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # reason: overrides are validated by the call itself
     except ValidationError as error:
         faults = "; ".join(
             f"{'STRATA_' + str(fault['loc'][0]).upper() + ': ' if fault['loc'] else ''}"

@@ -11,6 +11,8 @@ What every implementation promises, and `tests/contracts/store_contract.py` chec
 - **Whole or not at all.** Each method is one transaction. What it returned from is durable.
 - **Repeatable.** What writes a turn, a call or chunks can be sent again after a lost answer and has the effect of one.
 - **Byte for byte.** Any text comes back as it went in, NUL bytes and lone surrogates included, any bytes likewise.
+- **Announced.** What others may wait for (more of an answer, the end of a turn, a wish to cancel) is announced when it
+  is durable, see `server.announcements`.
 - **Flat.** `accept_turn`, `load_payload_source` and `finish_turn` are one round trip each, and none of them costs more
   in a long conversation than in a short one with the same buffer.
 
@@ -19,6 +21,7 @@ Every method raises `DatabaseUnavailable` when the database does not answer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Protocol, TypeAlias
 from uuid import UUID
@@ -29,6 +32,7 @@ from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
 from server.page import Page
+from server.payload import LayerOrder
 from server.turn import Native, StopReason, Turn, TurnKind, TurnState
 from server.usage import Usage
 
@@ -58,6 +62,8 @@ class NewInput:
     announces_retry: bool = False
     """The client says that it sent this before: without a key it is recognised by `body_hash`."""
     expected_revision: int | None = None
+    ticket: int | None = None
+    """The place in the queue that it holds, if it had to wait; given up when the turn is accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +93,17 @@ class BufferedTurn:
     kind: TurnKind
     state: TurnState
     native: Native
+    blocks: tuple[Block, ...] | None
+    """For input turns always. For model turns where the native alone is not enough: they may hold tool calls, they did
+    not complete, or another provider made them. None for the others."""
     provider: str | None
     model: str | None
     account: str | None
+    prefix_hash: bytes | None
+    """For model turns: that of the epoch in which they were made; None where no call was."""
     dynamic: bytes | None
-    """For model turns: the dynamic layer that they answered."""
+    """For model turns: the dynamic block inside the input that they answered. None where it stood elsewhere, as the
+    layered order has it, or nowhere."""
     language: str | None
     args: Mapping[str, JsonValue] | None
 
@@ -102,12 +114,33 @@ class PayloadSource:
 
     conversation: Conversation
     assistant: Assistant
+    """The conversation's version for a user task. Within a tool loop the one that began it: thinking and calls of an
+    open loop belong to its tools and its texts."""
     epoch: Epoch | None
     """None before the first payload. `base_text` is empty where the static text is held already."""
     static_text: str | None
     """None where there is no epoch, or where its hash was among those held."""
     buffered: tuple[BufferedTurn, ...]
     """From the buffer's start to the newest turn, the trigger included."""
+    blobs: Mapping[str, Blob]
+    """By the hex of their hash: those of the buffered turns, without the ones that are held."""
+    previous_manifest: Sequence[Mapping[str, JsonValue]]
+    """Of the newest call before the trigger; empty where there is none."""
+    previous_order: LayerOrder | None
+    """Of the same call."""
+    previous_prefix_hash: bytes | None
+    """Of the same call's epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildSource:
+    """All that the payload of a past call was built from."""
+
+    call: Call
+    """Without its raw bytes."""
+    source: PayloadSource
+    """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, the turns
+    from the epoch's buffer start up to the trigger. The conversation is as it is now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,16 +156,34 @@ class NewAnswer:
     cost_usd: Decimal | None
     pending_call_ids: tuple[str, ...] = ()
     """Calls that the client has to answer next. Empty for a turn that did not complete."""
-    start: CallStart
-    end: CallEnd
+    provider: str
+    model: str
+    account: str | None
+    start: CallStart | None
+    end: CallEnd | None
+    """Both None where the turn ended before any call was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The answer is durable and the conversation is free."""
+
+    revision: int
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """Which conversations a list shows. What is None does not matter."""
+    """Which conversations a list shows. What is None does not matter.
+
+    Times count to the millisecond, by the clock of the process that made the conversation. `created_after` includes its
+    own millisecond and `created_before` does not, so that a moment parts the list in two.
+    """
 
     assistant_id: str | None = None
     identifier: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,24 +262,71 @@ class Store(Protocol):
         """Checks, takes the lease, and writes the input turn.
 
         Raises, in this order of precedence: `ConversationNotFound`; `IdempotencyKeyReused`; `ConversationBusy`, whether
-        or not the lease's time is over; `RevisionMismatch`; `HistoryRuleBroken` with the missing and unexpected ids. A
-        duplicate is recognised before any of the last three.
+        or not the lease's time is over, and also where others wait in the queue before the turn's ticket (without one:
+        where anybody waits); `RevisionMismatch`; `HistoryRuleBroken` with the missing and unexpected ids. A duplicate
+        is recognised before any of the last three.
         """
+        ...
+
+    async def find_duplicate(self, tenant_id: str, turn: NewInput) -> Duplicate | None:
+        """What `accept_turn` would recognise the turn as, without writing anything.
+
+        Raises `ConversationNotFound`, `IdempotencyKeyReused`.
+        """
+        ...
+
+    async def enter_queue(
+        self, tenant_id: str, conversation_id: str, *, limit: int, seconds: float, first: bool = False
+    ) -> int:
+        """A ticket for the conversation: behind all that wait, or before them. It lapses after so many seconds.
+
+        Raises `ConversationNotFound`, `QueueFull` where `limit` others wait already (not for `first`).
+        """
+        ...
+
+    async def keep_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
+        """Moves its end on. False where it has lapsed and been cleared away: then a new one has to be drawn."""
+        ...
+
+    async def leave_queue(self, conversation_id: str, ticket: int) -> None:
+        """Gives the ticket back. One that is gone is no error."""
         ...
 
     async def load_payload_source(
-        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        *,
+        held_static_hashes: Sequence[bytes] = (),
+        held_blobs: Sequence[bytes] = (),
     ) -> PayloadSource:
-        """Raises `ConversationNotFound`."""
+        """Raises `ConversationNotFound`. `held_blobs`: hashes of blobs that need not be read."""
+        ...
+
+    async def load_rebuild_source(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
+    ) -> RebuildSource:
+        """Raises `ConversationNotFound`, `CallNotFound`."""
         ...
 
     async def begin_epoch(
-        self, tenant_id: str, conversation_id: str, epoch: Epoch, *, segment: Segment | None = None
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        epoch: Epoch,
+        *,
+        segment: Segment | None = None,
+        template_source: str | None = None,
     ) -> None:
         """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
 
-        `segment` is written with it. Raises `EpochMoved` where another epoch has begun, `ConversationNotFound`.
+        `segment` is written with it, and `template_source` archived under the epoch's `template_hash`. Raises
+        `EpochMoved` where another epoch has begun, `ConversationNotFound`.
         """
+        ...
+
+    async def load_template(self, template_hash: bytes) -> str | None:
+        """The source of a template that some epoch was rendered from."""
         ...
 
     async def begin_call(self, lease: Lease, start: CallStart) -> None:
@@ -239,15 +337,22 @@ class Store(Protocol):
         """Records a call that another one will follow. Its chunks go. Raises `LeaseLost`."""
         ...
 
-    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> None:
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
         """Keeps raw bytes of a running call and moves the lease's expiry on: the heartbeat, with or without chunks.
 
-        Raises `LeaseLost`.
+        Whether somebody wants the turn to stop. Raises `LeaseLost`.
         """
         ...
 
-    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> int:
-        """Writes the model turn and its call, removes the chunks, gives the lease back. The new revision.
+    async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
+        """Notes that the running turn should stop, whichever process runs it. Its number.
+
+        Raises `ConversationNotFound`; `TurnNotRunning` where none runs, or not the one that was named.
+        """
+        ...
+
+    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
+        """Writes the model turn and its call, removes the chunks, gives the lease back.
 
         Raises `LeaseLost` unless this very turn was written before by the same lease.
         """
@@ -280,19 +385,36 @@ class Store(Protocol):
     async def list_chunks(
         self, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int = 0
     ) -> Sequence[Chunk]:
-        """The raw bytes of a running call so far, in order. Raises `ConversationNotFound`."""
+        """The raw bytes of a running turn's calls so far, in order: of this attempt from the offset on, and of those
+        that followed it. A call's pieces are gone once it has ended. Raises `ConversationNotFound`.
+        """
         ...
 
     async def load_blob(self, tenant_id: str, sha256: bytes) -> Blob | None:
         """None where no turn of the tenant refers to it."""
         ...
 
-    async def list_expired_leases(self, *, limit: int = 100) -> Sequence[tuple[str, Lease]]:
-        """Leases whose time is over by the database's clock, with their tenants."""
+    async def list_expired_leases(
+        self, *, conversation_id: str | None = None, limit: int = 100
+    ) -> Sequence[tuple[str, Lease]]:
+        """Leases whose time is over by the database's clock, with their tenants: of one conversation, or of all."""
         ...
 
     async def take_over_lease(self, lease: Lease, *, token: UUID, owner: str, lease_seconds: float) -> Lease:
         """The lease under a new token, if it is still expired and still the same. Raises `LeaseLost`."""
+        ...
+
+    async def fork_conversation(self, tenant_id: str, conversation_id: str, at_seq: int) -> Conversation:
+        """A new conversation with the turns up to and including `at_seq`, and all that their requests were made of.
+
+        It has their numbers, calls, raw bytes and blobs, and is in the epoch of the newest call among them, so that its
+        next request begins with the bytes that the original's would have begun with. Where `at_seq` is an input turn,
+        its answer is left behind: an empty cancelled model turn stands in its place. Idempotency keys do not come
+        along. Its metadata, args, context, mode, source, direction and assistant version are copied, its identifier is
+        not. It begins at revision 0, and the turns that came along have none.
+
+        Raises `ConversationNotFound`, `TurnNotFound`. A running turn is no obstacle.
+        """
         ...
 
     async def surrender_leases(self, owner: str) -> int:

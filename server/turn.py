@@ -100,8 +100,11 @@ class ModelResponseTurn:
     usage: Usage
     cost_usd: Decimal | None
     """None where a price is not known; never a guess."""
-    attempt: int
-    """Which call of this turn gave it."""
+    attempt: int | None
+    """Which call of this turn gave it; None where it ended before any."""
+    revision: int | None
+    """The conversation's when this turn ended; None in a fork's turns that ended elsewhere, and in turns from before it
+    was kept."""
 
 
 Turn: TypeAlias = UserTaskTurn | ToolResponseTurn | ModelResponseTurn

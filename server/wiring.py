@@ -3,6 +3,7 @@
 `strata serve`, `strata demo` and the tests build it here, so what is tested is what runs.
 """
 
+import asyncio
 import logging
 import os
 import secrets
@@ -14,17 +15,29 @@ from dataclasses import dataclass
 from server import __version__
 from server.database_wiring import open_database_options
 from server.errors import DatabaseUnavailable, StrataError
+from server.jinja.limits import RenderLimits
+from server.jinja.renderer import JinjaRenderer
+from server.jinja.templates import load_templates
+from server.payload_preparation import PayloadPreparation
+from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.connecting import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
+from server.postgres.rate_limit import PostgresRateLimiter
+from server.postgres.remembered_keys import RememberedKeys
 from server.postgres.store import PostgresStore
-from server.provider_wiring import Providers
+from server.provider_wiring import FOLDS, Providers
+from server.reaper import Reaper
+from server.retry_policy import RetryPolicy
 from server.running_turns import RunningTurns
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing, open_tracing
+from server.telemetry.turns import TurnTelemetry
+from server.turn_service import TurnService
+from server.turn_tools import TurnLimits, TurnTools
 from server.web.app import WebParts, build_app
 from server.web.edge import Edge
 
@@ -41,6 +54,7 @@ class Program:
     store: PostgresStore
     key_ring: PostgresKeyRing
     running_turns: RunningTurns
+    turn_service: TurnService
     providers: Providers
     owner: str
     """What this process is called on the leases that it holds."""
@@ -72,14 +86,41 @@ async def open_program(
             __version__,
         )
         stack.callback(tracing.shutdown)
-        program = _assemble(settings, options, database, tracing, providers or Providers())
+        announcements = await stack.enter_async_context(PostgresAnnouncements(options))
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        stack.push_async_callback(renderer.close)
+        program, reaper = _assemble(
+            _Parts(
+                settings=settings,
+                options=options,
+                database=database,
+                tracing=tracing,
+                providers=providers or Providers(),
+                announcements=announcements,
+                renderer=renderer,
+            )
+        )
+        watching = asyncio.create_task(reaper.watch(), name="reaper")
+        stack.push_async_callback(_end, watching)
         stack.push_async_callback(_stop, program)
         yield program
 
 
-def _assemble(
-    settings: Settings, options: DatabaseOptions, database: Database, tracing: Tracing, providers: Providers
-) -> Program:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What is opened and closed by itself."""
+
+    settings: Settings
+    options: DatabaseOptions
+    database: Database
+    tracing: Tracing
+    providers: Providers
+    announcements: PostgresAnnouncements
+    renderer: JinjaRenderer
+
+
+def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
+    settings, database = parts.settings, parts.database
     running_turns = RunningTurns()
     key_ring = PostgresKeyRing(database)
     metrics = Metrics(version=__version__)
@@ -89,29 +130,66 @@ def _assemble(
     metrics.gauge_callback(
         "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
     )
+    store = PostgresStore(database)
+    tools = _build_tools(parts, store, metrics)
+    turn_service = TurnService(tools, running_turns)
     app = build_app(
         WebParts(
-            key_ring=key_ring,
+            key_ring=RememberedKeys(key_ring, parts.announcements),
+            store=store,
+            turn_service=turn_service,
+            renderer=parts.renderer,
+            rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
+            default_provider=parts.providers.default,
+            provider_names=tuple(parts.providers.by_name),
+            image_limit_bytes=settings.image_limit_bytes,
+            keep_alive_seconds=settings.keep_alive_seconds,
             probes=[DatabaseProbe(database)],
             running_turns=running_turns,
             metrics=metrics,
-            tracing=tracing,
+            tracing=parts.tracing,
             body_limit_bytes=settings.body_limit_bytes,
             cors_origins=settings.cors_origins,
             version=__version__,
         )
     )
-    return Program(
+    program = Program(
         settings=settings,
-        options=options,
+        options=parts.options,
         database=database,
-        store=PostgresStore(database),
+        store=store,
         key_ring=key_ring,
         running_turns=running_turns,
-        providers=providers,
-        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+        turn_service=turn_service,
+        providers=parts.providers,
+        owner=tools.owner,
         app=app,
     )
+    return program, Reaper(tools)
+
+
+def _build_tools(parts: _Parts, store: PostgresStore, metrics: Metrics) -> TurnTools:
+    settings = parts.settings
+    return TurnTools(
+        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+        store=store,
+        preparation=PayloadPreparation(store, parts.renderer, parts.providers.by_name),
+        announcements=parts.announcements,
+        observer=TurnTelemetry(metrics, parts.tracing),
+        folds=FOLDS,
+        limits=TurnLimits(
+            lease_seconds=settings.lease_seconds,
+            flush_seconds=settings.flush_seconds,
+            queue_limit=settings.queue_limit,
+            queue_seconds=settings.queue_seconds,
+        ),
+        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+    )
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _check_schema(options: DatabaseOptions) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.block import Blob, Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.call import CallEnd, CallStart
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, EpochReason
@@ -77,6 +77,10 @@ def tool_call(call_id: str) -> ToolCallBlock:
     )
 
 
+def picture(data: bytes) -> Blob:
+    return Blob(sha256=hashlib.sha256(data).digest(), media_type="image/png", data=data)
+
+
 def call_start(**changes: Any) -> CallStart:
     values: dict[str, Any] = {
         "attempt": 1,
@@ -129,6 +133,9 @@ def answer(text: str = "It rains.", *, calls: Sequence[str] = (), **changes: Any
         "start": call_start(),
         "end": call_end(),
     }
+    # Who answered is whoever was called, unless the test says otherwise.
+    start = changes.get("start") or values["start"]
+    values |= {"provider": start.provider, "model": start.model, "account": start.account}
     return NewAnswer(**values | changes)
 
 
@@ -141,6 +148,8 @@ def epoch(number: int = 1, text: str = "You help.", **changes: Any) -> Epoch:
         "segment_count": 0,
         "base_text": text,
         "static_hash": hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
+        "prefix_hash": hashlib.sha256(f"tools {text}".encode("utf-8", "surrogatepass")).digest(),
+        "arguments_hash": hashlib.sha256(b"{}").digest(),
         "template_hash": hashlib.sha256(b"template").digest(),
         "buffer_start_seq": 1,
     }

@@ -29,6 +29,7 @@ from server.postgres.tables import metadata
 from server.settings import Settings
 from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database
+from tests.emulated import EmulatedProviders, emulating_both
 
 pytest_plugins = ["tests.loud_skips"]
 
@@ -136,11 +137,22 @@ def server_settings(database_options: DatabaseOptions, tmp_path: Path) -> Settin
 
 
 @pytest.fixture
+async def emulated() -> AsyncIterator[EmulatedProviders]:
+    """Both providers, strict, at full speed."""
+    async with emulating_both() as both:
+        yield both
+
+
+@pytest.fixture
 async def strata_server(
     database: Database,  # noqa: ARG001  reason: emptied before the server starts
     server_settings: Settings,
+    emulated: EmulatedProviders,
 ) -> AsyncIterator[StrataServer]:
-    async with open_program(server_settings) as program:
+    async with (
+        emulated.open(server_settings) as providers,
+        open_program(emulated.point(server_settings), providers=providers) as program,
+    ):
         tenant = await program.key_ring.create_tenant("acme")
         keys = [
             (

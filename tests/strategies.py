@@ -14,6 +14,8 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
+from server.history import Step
+from server.turn import TurnKind
 
 any_text = st.text(st.characters(codec=None), max_size=60) | st.text("\x00\ud800\udfff\U0010ffff0f\\u", max_size=12)
 """Any code points, lone surrogates among them, and more often than chance has it those that need care."""
@@ -44,3 +46,25 @@ blocks: st.SearchStrategy[Block] = st.one_of(
     st.builds(ToolResultBlock, tool_call_id=any_text, output=json_values, is_error=st.booleans()),
     st.builds(UnknownBlock, data=json_objects),
 )
+
+
+def _step(seq: int, kind: TurnKind, ids: list[str], *, complete: bool) -> Step:
+    match kind:
+        case TurnKind.MODEL_RESPONSE:
+            calls = tuple(ToolCallBlock(id=id_, name="f", arguments={}) for id_ in ids)
+            return Step(kind=kind, seq=seq, calls=calls, complete=complete)
+        case TurnKind.TOOL_RESPONSE:
+            results = tuple(ToolResultBlock(tool_call_id=id_, output=seq) for id_ in ids)
+            return Step(kind=kind, seq=seq, results=results)
+        case TurnKind.USER_TASK:
+            return Step(kind=kind, seq=seq)
+
+
+broken_histories: st.SearchStrategy[tuple[Step, ...]] = st.lists(
+    st.tuples(st.sampled_from(TurnKind), st.lists(st.sampled_from("abcd"), max_size=3), st.booleans()), max_size=12
+).map(
+    lambda drawn: tuple(
+        _step(seq, kind, ids, complete=complete) for seq, (kind, ids, complete) in enumerate(drawn, start=1)
+    )
+)
+"""Any turns in any order, with few ids, so that they meet."""

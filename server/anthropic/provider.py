@@ -13,8 +13,8 @@ from server.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.block import Blob, Block
 from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
-from server.provider import ProviderAnswer
-from server.wire.stream import VendorCall, WireStream
+from server.provider import Fold, ProviderAnswer
+from server.wire.stream import VendorCall, WireStream, encode_request
 from server.wire.transport import WireLimits, WireTransport
 from server.wire.unary import call_through
 
@@ -42,34 +42,31 @@ class AnthropicProvider:
         )
 
     def open_stream(self, payload: Payload) -> WireStream:
-        profile = find_profile(self.name, payload.model)
-        parameters = request.build_parameters(payload, profile)
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        extra = {**request.build_extra(payload.settings, parameters), "messages": [hole]}
+        return WireStream(self._prepare(payload), AnthropicFold())
 
-        async def send() -> None:
-            stream = await self._client.messages.create(messages=[], stream=True, extra_body=extra, **parameters)
-            await stream.close()
-
-        call = VendorCall(
-            holes={hole: request.join_messages(payload, profile)},
-            send=send,
-            translate=translate_error,
-            warnings=profile_warnings(profile),
-        )
-        return WireStream(call, AnthropicFold())
+    async def encode_request(self, payload: Payload) -> bytes:
+        return await encode_request(self._prepare(payload))
 
     def fold_body(self, body: bytes) -> ProviderAnswer:
         return fold_body(body)
 
-    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
-        return request.user_message(blocks, blobs)
+    def open_fold(self) -> Fold:
+        return AnthropicFold()
 
-    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
-        return request.tool_message(blocks, calls)
+    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+        return request.user_message(blocks, blobs, dynamic)
+
+    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
+        return request.tool_message(blocks, calls, dynamic)
+
+    def dynamic_message(self, dynamic: str) -> bytes:
+        return request.dynamic_message(dynamic)
 
     def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
         return request.foreign_message(blocks)
+
+    def unsigned_message(self, native: bytes) -> bytes | None:
+        return request.unsigned_message(native)
 
     async def count_tokens(self, payload: Payload) -> int:
         """Free of charge; ignores caching."""
@@ -86,3 +83,20 @@ class AnthropicProvider:
 
     async def close(self) -> None:
         await self._client.close()
+
+    def _prepare(self, payload: Payload) -> VendorCall:
+        profile = find_profile(self.name, payload.model)
+        parameters = request.build_parameters(payload, profile)
+        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
+        extra = {**request.build_extra(payload.settings, parameters), "messages": [hole]}
+
+        async def send() -> None:
+            stream = await self._client.messages.create(messages=[], stream=True, extra_body=extra, **parameters)
+            await stream.close()
+
+        return VendorCall(
+            holes={hole: request.join_messages(payload, profile)},
+            send=send,
+            translate=translate_error,
+            warnings=profile_warnings(profile),
+        )

@@ -1,50 +1,61 @@
 """Our words to Claude's."""
 
 import base64
-import json
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.errors import ValidationFailed
-from server.exact_json import dumps_exact, loads_exact
+from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
 
 HOLE: Final = "@strata:messages"
+NOTHING_SAID: Final = "(no text)"
+"""Stands for a user task that is nothing but empty text."""
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+_CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
 _DEFAULT_OUTPUT_TOKENS: Final = 16_384
 _LONG_CACHE_SECONDS: Final = 3600
 
 
-def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
-    """A user task as one message. Claude takes no empty text."""
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+    """A user task as one message. Claude takes neither text without a letter in it nor a message without blocks."""
     content: list[dict[str, Any]] = []
     for block in blocks:
         match block:
             case TextBlock():
-                if block.text:
-                    content.append({"type": "text", "text": block.text})
+                if block.text.strip():
+                    content.append(_text(block.text))
             case ImageBlock():
                 data = base64.b64encode(blobs[block.sha256].data).decode()
                 source = {"type": "base64", "media_type": block.media_type, "data": data}
                 content.append({"type": "image", "source": source})
             case _:
                 raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
-    return dumps_exact({"role": "user", "content": content})
+    before = [_text(dynamic)] if dynamic else []
+    return dumps_sendable({"role": "user", "content": [*before, *(content or [_text(NOTHING_SAID)])]})
 
 
-def tool_message(blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
     """All results of a step as one message, in the order of the calls."""
     results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
-    content = []
+    content: list[dict[str, Any]] = []
     for call in calls:
         if isinstance(call, ToolCallBlock) and call.id in results:
             result = results[call.id]
-            output = result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False)
-            entry: dict[str, Any] = {"type": "tool_result", "tool_use_id": call.id, "content": output}
+            output = result.output if isinstance(result.output, str) else dumps_exact(result.output).decode()
+            entry: dict[str, Any] = {"type": "tool_result", "tool_use_id": name_call(call.id), "content": output}
             content.append(entry | ({"is_error": True} if result.is_error else {}))
-    return dumps_exact({"role": "user", "content": content})
+    return dumps_sendable({"role": "user", "content": [*content, *([_text(dynamic)] if dynamic else ())]})
+
+
+def dynamic_message(dynamic: str) -> bytes:
+    """The dynamic layer as a message of its own."""
+    return dumps_sendable({"role": "user", "content": [_text(dynamic)]})
 
 
 def foreign_message(blocks: Sequence[Block]) -> bytes | None:
@@ -52,13 +63,32 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
     content: list[dict[str, Any]] = []
     for block in blocks:
         match block:
-            case TextBlock() if block.text:
-                content.append({"type": "text", "text": block.text})
+            case TextBlock() if block.text.strip():
+                content.append(_text(block.text))
             case ToolCallBlock():
-                content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": dict(block.arguments)})
+                call = {"id": name_call(block.id), "name": block.name, "input": dict(block.arguments)}
+                content.append({"type": "tool_use", **call})
             case _:
                 continue
-    return dumps_exact({"role": "assistant", "content": content}) if content else None
+    return dumps_sendable({"role": "assistant", "content": content}) if content else None
+
+
+def unsigned_message(native: bytes) -> bytes | None:
+    """An own answer without its thinking, which is all that Claude signs."""
+    message = loads_exact(native)
+    content = [block for block in message["content"] if block.get("type") not in _THINKING]
+    return dumps_exact(message | {"content": content}) if content else None
+
+
+def name_call(call_id: str) -> str:
+    """The id as Claude takes it: its own as they are, and for one with other characters always the same stand-in."""
+    if _CALL_ID.fullmatch(call_id):
+        return call_id
+    return f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
@@ -71,10 +101,10 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
     }
     marker = build_marker(payload)
     if payload.static_text:
-        parameters["system"] = [{"type": "text", "text": payload.static_text, **_marked(marker, profile)}]
+        parameters["system"] = [{**_text(make_sendable(payload.static_text)), **_marked(marker, profile)}]
     if payload.tools:
         tools = [
-            {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+            make_sendable({"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)})
             for tool in payload.tools
         ]
         parameters["tools"] = tools
@@ -129,7 +159,7 @@ def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
     message = loads_exact(data)
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):
-        if block.get("type") not in {"thinking", "redacted_thinking"} and block.get("text") != "":
+        if block.get("type") not in _THINKING and block.get("text") != "":
             block["cache_control"] = marker
             return dumps_exact(message)
     return data

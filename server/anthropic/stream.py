@@ -44,7 +44,7 @@ _PARTIAL_JSON: Final = "_partial_json"
 
 
 class AnthropicFold:
-    """Implements `server.wire.stream.Fold`."""
+    """Implements `server.provider.Fold`."""
 
     def __init__(self) -> None:
         self._frames = FrameReader()
@@ -206,7 +206,8 @@ class AnthropicFold:
         block = self._blocks[index]
         match block.get("type"):
             case "text":
-                return block.get("text") != ""
+                # Claude refuses text without a letter in it, its own included.
+                return bool(str(block.get("text", "")).strip())
             case "thinking":
                 return index in self._ended and bool(block.get("signature"))
             case _:

@@ -11,6 +11,7 @@ from server.cli.group import StrataGroup
     commands_by_name={
         "serve": "Serve the HTTP API.",
         "demo": "Serve with an embedded Postgres, a tenant and its keys.",
+        "chat": "Hold a conversation in the terminal.",
         "worker": "Run background jobs until stopped.",
         "migrate": "Bring the database schema to this release.",
         "keys": "Create, list and revoke API keys.",

@@ -10,6 +10,7 @@ import click
 
 from server.api_key import Scope, parse_key_text
 from server.asgi import serve as serve_http
+from server.assistant import AssistantDefinition, Instructions, Tool
 from server.cli.run import begin, run
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
@@ -18,8 +19,9 @@ from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.errors import DataDirectoryForbidden, TenantNotFound
 from server.http_server import bind, url_of
+from server.page import PAGE_LIMIT
 from server.postgres.key_ring import PostgresKeyRing
-from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.provider_choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES, ProviderChoice
 from server.provider_wiring import open_providers
 from server.settings import Settings
 from server.wiring import Program, open_program
@@ -52,7 +54,8 @@ async def _demo(settings: Settings) -> None:
         providers = await stack.enter_async_context(open_providers(pointed, choice, environment))
         program = await stack.enter_async_context(open_program(pointed, providers=providers))
         keys = await _find_or_make_keys(program)
-        click.echo(_welcome(url_of(listener), keys, settings.data_dir, emulators))
+        assistants = await _find_or_make_assistants(program)
+        click.echo(_welcome(url_of(listener), keys, settings.data_dir, assistants))
         await serve_http(program, listener)
     click.echo("Stopped. The data stays.", err=True)
 
@@ -96,6 +99,48 @@ async def _make_keys(ring: PostgresKeyRing) -> dict[str, str]:
     return made
 
 
+async def _find_or_make_assistants(program: Program) -> dict[str, str]:
+    """The ids of one assistant per provider; those of an earlier start where they are still there."""
+    tenant = await program.key_ring.load_tenant(_TENANT)
+    found: dict[str, str] = {}
+    cursor = None
+    while True:
+        page = await program.store.list_assistants(tenant.id, cursor=cursor, limit=PAGE_LIMIT)
+        found |= {assistant.definition.name: assistant.id for assistant in page.items}
+        if page.next_cursor is None:
+            break
+        cursor = page.next_cursor
+    ids = {}
+    for provider in KEY_VARIABLES:
+        name = f"demo {provider}"
+        if name not in found:
+            found[name] = (await program.store.create_assistant(tenant.id, _assistant(name, provider))).id
+        ids[provider] = found[name]
+    return ids
+
+
+def _assistant(name: str, provider: str) -> AssistantDefinition:
+    weather = Tool(
+        name="get_weather",
+        description="The weather in a city, now.",
+        parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    )
+    return AssistantDefinition(
+        name=name,
+        provider=provider,
+        model=DEFAULT_MODELS[provider],
+        language="en",
+        description="A friendly helper for trying Strata out.",
+        instructions=Instructions(
+            roles="You are {{ assistant.name }}, a {{ tone }} helper.",
+            procedure="Answer in a few sentences. Ask for the weather with get_weather when somebody wants to know it.",
+            constraints="Do not invent facts.",
+        ),
+        variables={"tone": "friendly"},
+        tools=(weather,),
+    )
+
+
 def _read(path: Path) -> dict[str, str]:
     with suppress(FileNotFoundError, ValueError):
         kept = json.loads(path.read_text())
@@ -113,21 +158,32 @@ def _write(path: Path, keys: dict[str, str]) -> None:
         raise DataDirectoryForbidden(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def _welcome(url: str, keys: dict[str, str], data_dir: Path, emulators: dict[str, str]) -> str:
+def _welcome(url: str, keys: dict[str, str], data_dir: Path, assistants: dict[str, str]) -> str:
+    key = keys[Scope.CLIENT.value]
     return f"""
 Strata is running.
 
   URL         {url}
-  client key  {keys[Scope.CLIENT.value]}
+  client key  {key}
   admin key   {keys[Scope.ADMIN.value]}
+  assistants  {assistants[GEMINI]}  Gemini
+              {assistants[ANTHROPIC]}  Claude
   data        {data_dir}
-  emulators   Gemini {emulators[GEMINI]}
-              Claude {emulators[ANTHROPIC]}
 
-Try it:
+Both providers are emulators in this process: no key, no bill. Talk to one of them:
 
-  curl -H "Authorization: Bearer {keys[Scope.CLIENT.value]}" {url}/v1/key
+  strata chat --url {url} --key {key} --assistant {assistants[GEMINI]}
 
-Also there: {url}/healthz  /readyz  /metrics  /schema
+or with curl:
+
+  KEY={key}
+  JSON="Content-Type: application/json"
+  CONVERSATION=$(curl -s {url}/v1/conversations -H "Authorization: Bearer $KEY" -H "$JSON" \\
+    -d '{{"assistant_id": "{assistants[ANTHROPIC]}"}}' | grep -o 'conv_[a-z0-9]*' | head -1)
+  curl -N {url}/v1/conversations/$CONVERSATION/turns -H "Authorization: Bearer $KEY" -H "$JSON" \\
+    -H "Accept: text/event-stream" -d '{{"input": "What is the weather in Oslo?"}}'
+
+The same with {assistants[GEMINI]} in its place talks to Gemini.
+Also there: {url}/schema  /healthz  /readyz  /metrics
 Ctrl-C ends it.
 """

@@ -5,10 +5,11 @@ from typing import Final
 
 import click
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
 from server.cli.exit_codes import exit_code_of
 from server.errors import every_error
-from server.settings import Settings
+from server.settings import ClientSettings, Settings
 from server.web.errors import ANSWERS
 
 _ERRORS: Final = """\
@@ -21,8 +22,8 @@ Every error is answered as `application/problem+json` with the members `type` (`
 and in the server's log) and, for `validation_failed`, `errors`: a list of `path`, `source` and `message`. Some codes
 add members of their own, such as `scope`. Codes are never renamed. An unexpected error is `internal`, with no detail.
 
-Where waiting helps there is a `retry-after` header. A 409 that cannot be helped by waiting has `x-should-retry: false`,
-since client libraries repeat a 409 by themselves.
+Where waiting helps there is a `retry-after` header. A 409 or 503 that cannot be helped by waiting has
+`x-should-retry: false`, since client libraries repeat these by themselves; so has the problem of a turn that failed.
 
 A command that fails says the same sentence on standard error and ends with the exit code of the last column. Beside
 these, 0 is success, 1 a check that found something (`strata doctor`, `strata migrate check`), 2 a wrong command line.
@@ -39,8 +40,18 @@ This page is written by `make reference`.
 Each setting is an environment variable. An empty one counts as not set. A value that cannot be used is refused at the
 start, with a sentence that names the variable and never repeats the value.
 
+"""
+
+_TABLE: Final = """\
 | variable | default | meaning |
 |---|---|---|
+"""
+
+_CLIENT_SETTINGS: Final = """
+## Of a client
+
+These are read by `strata chat` alone.
+
 """
 
 
@@ -55,10 +66,7 @@ def render_errors() -> str:
 
 def render_settings() -> str:
     """The page docs/settings.md."""
-    return _SETTINGS + "".join(
-        f"| `STRATA_{name.upper()}` | {_default(field)} | {_cell(field.description or '')} |\n"
-        for name, field in Settings.model_fields.items()
-    )
+    return _SETTINGS + _settings_table(Settings) + _CLIENT_SETTINGS + _settings_table(ClientSettings)
 
 
 PAGES: Final = {"errors.md": render_errors, "settings.md": render_settings}
@@ -71,6 +79,13 @@ def reference(directory: Path) -> None:
     for name, render in PAGES.items():
         (directory / name).write_text(render())
         click.echo(f"wrote {directory / name}")
+
+
+def _settings_table(kind: type[BaseSettings]) -> str:
+    return _TABLE + "".join(
+        f"| `STRATA_{name.upper()}` | {_default(field)} | {_cell(field.description or '')} |\n"
+        for name, field in kind.model_fields.items()
+    )
 
 
 def _default(field: FieldInfo) -> str:

@@ -17,8 +17,8 @@ from server.gemini.errors import translate_error
 from server.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
-from server.provider import ProviderAnswer
-from server.wire.stream import VendorCall, WireStream
+from server.provider import Fold, ProviderAnswer
+from server.wire.stream import VendorCall, WireStream, encode_request
 from server.wire.transport import WireLimits, WireTransport
 from server.wire.unary import call_through
 
@@ -57,36 +57,31 @@ class GeminiProvider:
         self.caches = GeminiCaches(self._client)
 
     def open_stream(self, payload: Payload) -> WireStream:
-        profile = find_profile(self.name, payload.model)
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        config = request.build_config(payload, profile, hole)
+        return WireStream(self._prepare(payload), GeminiFold())
 
-        async def send() -> None:
-            chunks = await self._client.aio.models.generate_content_stream(
-                model=payload.model, contents=_DUMMY, config=config
-            )
-            async for _ in chunks:
-                raise ProviderUnavailable("The answer went to the SDK.")
-
-        call = VendorCall(
-            holes={hole: request.join_contents(payload)},
-            send=send,
-            translate=translate_error,
-            warnings=profile_warnings(profile),
-        )
-        return WireStream(call, GeminiFold())
+    async def encode_request(self, payload: Payload) -> bytes:
+        return await encode_request(self._prepare(payload))
 
     def fold_body(self, body: bytes) -> ProviderAnswer:
         return fold_body(body)
 
-    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
-        return request.user_message(blocks, blobs)
+    def open_fold(self) -> Fold:
+        return GeminiFold()
 
-    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
-        return request.tool_message(blocks, calls)
+    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+        return request.user_message(blocks, blobs, dynamic)
+
+    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
+        return request.tool_message(blocks, calls, dynamic)
+
+    def dynamic_message(self, dynamic: str) -> bytes:
+        return request.dynamic_message(dynamic)
 
     def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
         return request.foreign_message(blocks)
+
+    def unsigned_message(self, native: bytes) -> bytes | None:
+        return request.unsigned_message(native)
 
     async def count_tokens(self, payload: Payload) -> int:
         """Of the contents alone: this API counts neither the system instruction nor the tools."""
@@ -104,3 +99,22 @@ class GeminiProvider:
     async def close(self) -> None:
         await self._client.aio.aclose()
         await self._http.aclose()
+
+    def _prepare(self, payload: Payload) -> VendorCall:
+        profile = find_profile(self.name, payload.model)
+        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
+        config = request.build_config(payload, profile, hole)
+
+        async def send() -> None:
+            chunks = await self._client.aio.models.generate_content_stream(
+                model=payload.model, contents=_DUMMY, config=config
+            )
+            async for _ in chunks:
+                raise ProviderUnavailable("The answer went to the SDK.")
+
+        return VendorCall(
+            holes={hole: request.join_contents(payload)},
+            send=send,
+            translate=translate_error,
+            warnings=profile_warnings(profile),
+        )

@@ -9,18 +9,19 @@ from google.genai import types
 
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.errors import ValidationFailed
-from server.exact_json import dumps_exact
+from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
 
 HOLE: Final = "@strata:contents"
+_SIGNATURE: Final = "thoughtSignature"
 _OFF: Final = "off"
 _OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cachedcontent"})
 
 
-def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
-    """A user task as one content."""
-    parts: list[dict[str, Any]] = []
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+    """A user task as one content. Gemini takes empty text, but no content without parts."""
+    parts: list[dict[str, Any]] = [{"text": dynamic}] if dynamic else []
     for block in blocks:
         match block:
             case TextBlock():
@@ -30,19 +31,24 @@ def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob]) -> bytes:
                 parts.append({"inlineData": {"mimeType": block.media_type, "data": data}})
             case _:
                 raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
-    return dumps_exact({"role": "user", "parts": parts})
+    return dumps_sendable({"role": "user", "parts": parts or [{"text": ""}]})
 
 
-def tool_message(blocks: Sequence[Block], calls: Sequence[Block]) -> bytes:
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
     """All results of a step as one content, in the order of the calls; the name comes from the answered call."""
     results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
-    parts = []
+    parts: list[dict[str, Any]] = []
     for call in calls:
         if isinstance(call, ToolCallBlock) and call.id in results:
             result = results[call.id]
             response = {"error" if result.is_error else "output": result.output}
             parts.append({"functionResponse": {"id": call.id, "name": call.name, "response": response}})
-    return dumps_exact({"role": "user", "parts": parts})
+    return dumps_sendable({"role": "user", "parts": [*parts, *([{"text": dynamic}] if dynamic else ())]})
+
+
+def dynamic_message(dynamic: str) -> bytes:
+    """The dynamic layer as a content of its own."""
+    return dumps_sendable({"role": "user", "parts": [{"text": dynamic}]})
 
 
 def foreign_message(blocks: Sequence[Block]) -> bytes | None:
@@ -55,11 +61,30 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
             case ToolCallBlock():
                 call = {"id": block.id, "name": block.name, "args": dict(block.arguments)}
                 first = not any("functionCall" in part for part in parts)
-                mark = {"thoughtSignature": UNSIGNED_CALL} if first else {}
+                mark = {_SIGNATURE: UNSIGNED_CALL} if first else {}
                 parts.append({"functionCall": call} | mark)
             case _:
                 continue
-    return dumps_exact({"role": "model", "parts": parts}) if parts else None
+    return dumps_sendable({"role": "model", "parts": parts}) if parts else None
+
+
+def unsigned_message(native: bytes) -> bytes | None:
+    """An own answer without its thoughts and signatures. Its calls get the mark that calls from elsewhere get.
+
+    A part whose text is empty was only there for its signature.
+    """
+    content = loads_exact(native)
+    parts: list[dict[str, Any]] = []
+    marked = False
+    for part in content["parts"]:
+        bare = {name: value for name, value in part.items() if name != _SIGNATURE}
+        if "functionCall" in bare:
+            bare |= {} if marked else {_SIGNATURE: UNSIGNED_CALL}
+            marked = True
+        elif part.get("thought") or bare == {"text": ""}:
+            continue
+        parts.append(bare)
+    return dumps_exact(content | {"parts": parts}) if parts else None
 
 
 UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
@@ -84,7 +109,7 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
         # The cache holds them; a request that names both is refused.
         config["cached_content"] = payload.cached_content
     else:
-        config["system_instruction"] = payload.static_text or None
+        config["system_instruction"] = make_sendable(payload.static_text) or None
         config["tools"] = build_tools(payload)
     config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), "contents": [hole]})
     return types.GenerateContentConfig(**config)
@@ -128,7 +153,9 @@ def build_tools(payload: Payload) -> list[types.Tool] | None:
         return None
     declarations = [
         types.FunctionDeclaration(
-            name=tool.name, description=tool.description, parameters_json_schema=json.loads(json.dumps(tool.parameters))
+            name=tool.name,
+            description=make_sendable(tool.description),
+            parameters_json_schema=make_sendable(json.loads(json.dumps(tool.parameters))),
         )
         for tool in payload.tools
     ]

@@ -50,7 +50,7 @@ _PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
 
 
 class GeminiFold:
-    """Implements `server.wire.stream.Fold`."""
+    """Implements `server.provider.Fold`."""
 
     def __init__(self) -> None:
         self._frames = FrameReader()

@@ -3,6 +3,8 @@
 The statement looks at the conversation, looks for a turn that the request would duplicate, takes the lease and writes
 the turn, or changes nothing; and it tells what it saw, so that a refusal needs no second look.
 
+Where others wait for the conversation, it is as busy as if a turn ran: their tickets come first.
+
 Two requests at once meet at the conversation's row. The later one waits there, finds the lease taken when it goes on,
 and writes nothing, yet the rest of what it saw dates from before it waited and may say that nothing stood in its way.
 Such an answer contradicts itself; then the statement is run again. The same holds when the unique index on the
@@ -31,37 +33,49 @@ from server.postgres.engine import Database, Statement
 from server.store import Accepted, AcceptOutcome, Duplicate, NewInput
 from server.turn import TurnKind
 
-_ACCEPT_SQL: Final = """
-WITH seen AS (
-    SELECT revision, next_seq, pending_call_ids, lease_token, lease_turn_seq
-    FROM conversations
-    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
-),
--- Two looks joined, not one with OR: each uses its index, however long the conversation is.
-prior AS (
+_BEHIND_ALL: Final = 2**63 - 1
+"""The place of whoever has no ticket."""
+
+# Two looks joined, not one with OR: each uses its index, however long the conversation is.
+_PRIOR_SQL: Final = """
     SELECT seq, body_hash FROM turns
     WHERE conversation_id = :conversation AND idempotency_key = :key::text
     UNION ALL
     SELECT t.seq, t.body_hash
     FROM conversations c JOIN turns t ON t.conversation_id = c.id AND t.seq = c.next_seq - 2
     WHERE c.id = :conversation AND :key::text IS NULL AND :announces_retry AND t.body_hash = :body_hash::bytea
+"""
+
+_ACCEPT_SQL: Final = f"""
+WITH seen AS (
+    SELECT revision, next_seq, pending_call_ids, lease_token, lease_turn_seq,
+        EXISTS (
+            SELECT FROM waiting_turns
+            WHERE conversation_id = :conversation AND ticket < coalesce(:ticket::bigint, {_BEHIND_ALL})
+                AND expires_at > now()
+        ) AS others_wait
+    FROM conversations
+    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
 ),
+prior AS ({_PRIOR_SQL}),
 taken AS (
     UPDATE conversations SET
         revision = revision + 1,
         next_seq = next_seq + 2,
-        pending_call_ids = '{}',
+        pending_call_ids = '{{}}',
         lease_token = :token,
         lease_owner = :owner,
         lease_expires_at = now() + :lease_seconds::float8 * interval '1 second',
         lease_turn_seq = next_seq + 1,
+        cancel_requested_at = NULL,
         updated_at = now()
     WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
         AND lease_token IS NULL
+        AND NOT (SELECT others_wait FROM seen)
         AND (:expected_revision::bigint IS NULL OR revision = :expected_revision)
         AND CASE WHEN :is_response
-            THEN pending_call_ids <> '{}' AND pending_call_ids @> :answers AND pending_call_ids <@ :answers::text[]
-            ELSE pending_call_ids = '{}' OR :abandons
+            THEN pending_call_ids <> '{{}}' AND pending_call_ids @> :answers AND pending_call_ids <@ :answers::text[]
+            ELSE pending_call_ids = '{{}}' OR :abandons
         END
         AND NOT EXISTS (SELECT FROM prior)
     RETURNING id, tenant_id, next_seq, revision
@@ -72,12 +86,16 @@ inserted AS (
     SELECT id, next_seq - 2, :kind, 'complete', :blocks::jsonb, :native, 'strata', :language, :args::json,
         :key::text, :body_hash::bytea, :token
     FROM taken
-){blobs}
+),
+called AS (
+    DELETE FROM waiting_turns
+    WHERE conversation_id = :conversation AND ticket = :ticket AND EXISTS (SELECT FROM taken)
+)%blobs%
 SELECT seen.*, prior.seq AS prior_seq, prior.body_hash AS prior_body_hash,
     taken.next_seq AS taken_next_seq, taken.revision AS taken_revision
 FROM seen LEFT JOIN prior ON true LEFT JOIN taken ON true
 LIMIT 1
-"""
+"""  # noqa: S608  reason: constants of this module only
 
 # Not DO NOTHING: a blob that is there already is locked, so that a concurrent erasure leaves it alone.
 _BLOBS_SQL: Final = """,
@@ -96,8 +114,15 @@ referred AS (
     SELECT id, next_seq - 2, sha256, tenant_id FROM pieces
 )"""
 
-_ACCEPT: Final = Statement(_ACCEPT_SQL.replace("{blobs}", ""))
-_ACCEPT_WITH_BLOBS: Final = Statement(_ACCEPT_SQL.replace("{blobs}", _BLOBS_SQL))
+_ACCEPT: Final = Statement(_ACCEPT_SQL.replace("%blobs%", ""))
+_ACCEPT_WITH_BLOBS: Final = Statement(_ACCEPT_SQL.replace("%blobs%", _BLOBS_SQL))
+_FIND: Final = Statement(f"""
+WITH prior AS ({_PRIOR_SQL})
+SELECT c.lease_turn_seq, prior.seq AS prior_seq, prior.body_hash AS prior_body_hash
+FROM conversations c LEFT JOIN prior ON true
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+LIMIT 1
+""")  # noqa: S608  reason: constants of this module only
 
 _TRIES: Final = 5
 _PER_EXCHANGE: Final = 2
@@ -125,6 +150,21 @@ async def accept_turn(database: Database, tenant_id: str, turn: NewInput) -> Acc
     raise ConversationBusy
 
 
+async def find_duplicate(database: Database, tenant_id: str, turn: NewInput) -> Duplicate | None:
+    """See the port."""
+    rows = await database.run(
+        _FIND,
+        conversation=decode_id(CONVERSATION, turn.conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        key=turn.idempotency_key,
+        announces_retry=turn.announces_retry,
+        body_hash=turn.body_hash,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return _duplicate(rows[0], turn)
+
+
 def _outcome(row: asyncpg.Record, turn: NewInput) -> AcceptOutcome | None:
     """What the statement's answer means; None where it contradicts itself."""
     if row["taken_revision"] is not None:
@@ -132,20 +172,29 @@ def _outcome(row: asyncpg.Record, turn: NewInput) -> AcceptOutcome | None:
     if row["lease_token"] == turn.lease_token:
         # This very request was here before and its answer was lost on the way.
         return _accepted(turn, row["next_seq"], row["revision"])
-    if row["prior_seq"] is not None:
-        if row["prior_body_hash"] != turn.body_hash:
-            raise IdempotencyKeyReused
-        answer_seq = row["prior_seq"] + 1
-        return Duplicate(seq=row["prior_seq"], answer_seq=answer_seq, running=row["lease_turn_seq"] == answer_seq)
+    duplicate = _duplicate(row, turn)
+    if duplicate is not None:
+        return duplicate
     refusal = _refusal(row, turn)
     if refusal is not None:
         raise refusal
     return None
 
 
+def _duplicate(row: asyncpg.Record, turn: NewInput) -> Duplicate | None:
+    if row["prior_seq"] is None:
+        return None
+    if row["prior_body_hash"] != turn.body_hash:
+        raise IdempotencyKeyReused
+    answer_seq = row["prior_seq"] + 1
+    return Duplicate(seq=row["prior_seq"], answer_seq=answer_seq, running=row["lease_turn_seq"] == answer_seq)
+
+
 def _refusal(row: asyncpg.Record, turn: NewInput) -> StrataError | None:
     if row["lease_token"] is not None:
         return ConversationBusy(running_seq=row["lease_turn_seq"])
+    if row["others_wait"]:
+        return ConversationBusy("Other turns wait for this conversation already.")
     if turn.expected_revision not in (None, row["revision"]):
         return RevisionMismatch(expected_revision=turn.expected_revision, revision=row["revision"])
     pending = tuple(decode_text(call_id) for call_id in row["pending_call_ids"])
@@ -202,6 +251,7 @@ def _values(conversation_id: UUID, tenant_id: UUID | None, turn: NewInput) -> di
         "token": turn.lease_token,
         "owner": turn.lease_owner,
         "lease_seconds": turn.lease_seconds,
+        "ticket": turn.ticket,
     }
     if turn.blobs:
         values["blob_hashes"] = [blob.sha256 for blob in turn.blobs]

@@ -19,7 +19,7 @@ from server.postgres.tables import assistants
 _c = assistants.c
 _COLUMNS: Final = (
     _c.id.label("assistant_id"),
-    _c.version.label("assistant_version"),
+    _c.version.label("chosen_version"),
     _c.created_at.label("assistant_created_at"),
     _c.name,
     _c.language,

@@ -1,26 +1,35 @@
-"""Conversations: made, read, listed, edited; and their epochs and leases. Turns have modules of their own."""
+"""Conversations: made, read, listed, edited. What belongs to them has modules of its own."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
-from uuid import UUID
 
-from sqlalchemy import Integer, bindparam, func, select, true, update
+from sqlalchemy import Integer, bindparam, literal_column, select, true
 
-from server.conversation import Conversation, ConversationDraft, Lease
-from server.epoch import Epoch, Segment
-from server.errors import AssistantNotFound, ConversationNotFound, EpochMoved, LeaseLost, RevisionMismatch
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id, new_uuid
+from server.conversation import Conversation, ConversationDraft
+from server.errors import AssistantNotFound, ConversationNotFound, RevisionMismatch
+from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, new_uuid
 from server.page import Page
-from server.postgres.codec import decode_text, encode_json
+from server.postgres.codec import encode_json
+from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
-from server.postgres.paging import before_id, bounded, page_of
+from server.postgres.paging import before_id, bounded, ids_within, page_of
 from server.postgres.rows import conversation_from
 from server.postgres.tables import conversations
 from server.store import ConversationChange, ConversationFilter
 
 _c = conversations.c
 _THIS: Final = (_c.id == bindparam("conversation"), (_c.tenant_id == bindparam("tenant")).is_(true()))
+
+
+def _pending_sql(conversation: str) -> str:
+    """The calls that wait for results: those of the newest turn, and of it nothing else."""
+    return f"""(
+    SELECT jsonb_path_query_array(t.blocks, '$[*] ? (@.type == "tool_call")') FROM turns t
+    WHERE t.conversation_id = {conversation}.id AND t.seq = {conversation}.next_seq - 1
+        AND {conversation}.pending_call_ids <> '{{}}'
+)"""  # noqa: S608  reason: a name from this module only
+
+
+_SHOWN: Final[tuple[Any, ...]] = (conversations, literal_column(_pending_sql("conversations")).label("pending_blocks"))
 
 _CREATE: Final = Statement("""
 INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, identifier, source, direction, mode,
@@ -35,8 +44,8 @@ LIMIT 1
 ON CONFLICT (id) DO UPDATE SET id = conversations.id
 RETURNING *
 """)
-_LOAD: Final = Statement(select(conversations).where(*_THIS))
-_CHANGE: Final = Statement("""
+_LOAD: Final = Statement(select(*_SHOWN).where(*_THIS))
+_CHANGE: Final = Statement(f"""
 WITH seen AS (
     SELECT c.revision, a.version IS NOT NULL AS version_exists
     FROM conversations c
@@ -56,65 +65,19 @@ changed AS (
         AND (:expected_revision::bigint IS NULL OR c.revision = :expected_revision)
     RETURNING c.*
 )
-SELECT seen.version_exists, seen.revision AS seen_revision, changed.*
+SELECT seen.version_exists, seen.revision AS seen_revision, changed.*,
+    {_pending_sql("changed")} AS pending_blocks
 FROM seen LEFT JOIN changed ON true
-""")
-_BEGIN_EPOCH: Final = Statement("""
-WITH seen AS (
-    SELECT epoch FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
-),
-moved AS (
-    UPDATE conversations SET epoch = :number, buffer_start_seq = :buffer_start_seq
-    WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE AND epoch = :number - 1
-    RETURNING id
-),
-begun AS (
-    INSERT INTO epochs (conversation_id, number, reason, assistant_version, generation, segment_count, base_text,
-        static_hash, template_hash, buffer_start_seq)
-    SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
-        :static_hash, :template_hash, :buffer_start_seq
-    FROM moved
-),
-added AS (
-    INSERT INTO segments (conversation_id, generation, position, first_seq, last_seq, text, token_count,
-        summarises_generation, summarises_count)
-    SELECT id, :generation, :position::int, :first_seq::bigint, :last_seq::bigint, :segment_text::text,
-        :token_count::int, :summarises_generation::int, :summarises_count::int
-    FROM moved WHERE :position IS NOT NULL
-)
-SELECT moved.id IS NOT NULL AS moved,
-    EXISTS (SELECT FROM epochs WHERE conversation_id = :conversation AND number = :number
-        AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq) AS repeated
-FROM seen LEFT JOIN moved ON true
-""")
-_EXPIRED: Final = Statement(
-    select(_c.tenant_id, _c.id, _c.lease_token, _c.lease_owner, _c.lease_turn_seq)
-    .where(_c.lease_token.is_not(None), _c.lease_expires_at < func.now())
-    .order_by(_c.id)
-    .limit(bindparam("count", type_=Integer))
-)
-_TAKE_OVER: Final = Statement("""
-UPDATE conversations SET
-    lease_token = :new_token,
-    lease_owner = :owner,
-    lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
-WHERE id = :conversation AND ((lease_token = :token AND lease_expires_at < now()) OR lease_token = :new_token)
-RETURNING id
-""")
-_SURRENDER: Final = Statement(
-    update(conversations)
-    .where(_c.lease_token.is_not(None), _c.lease_owner == bindparam("owner"))
-    .values(lease_expires_at=func.now())
-    .returning(_c.id)
-)
+""")  # noqa: S608  reason: constants of this module only
 
 
 def _list_statement(*filtered: str) -> Statement:
     """One statement per combination of filters: a plan for all of them at once would use the index of none."""
     return Statement(
-        select(conversations)
+        select(*_SHOWN)
         .where(
             _c.tenant_id == bindparam("tenant"),
+            _c.id >= bindparam("first"),
             _c.id < bindparam("before"),
             *(_c[name] == bindparam(name) for name in filtered),
         )
@@ -158,6 +121,14 @@ async def load_conversation(database: Database, tenant_id: str, conversation_id:
     return conversation_from(rows[0])
 
 
+async def load_conversation_on(connection: Connection, tenant_id: str, conversation_id: str) -> Conversation:
+    """The same within a transaction."""
+    row = await connection.fetchrow(_LOAD.sql, *_LOAD.arguments(_key(tenant_id, conversation_id)))
+    if row is None:
+        raise ConversationNotFound
+    return conversation_from(row)
+
+
 async def list_conversations(
     database: Database, tenant_id: str, filters: ConversationFilter, cursor: str | None, limit: int
 ) -> Page[Conversation]:
@@ -167,10 +138,12 @@ async def list_conversations(
         given["identifier"] = filters.identifier
     if filters.assistant_id is not None:
         given["assistant_id"] = decode_id(ASSISTANT, filters.assistant_id)
+    first, before = ids_within(filters.created_after, filters.created_before)
     rows = await database.run(
         _LISTS[tuple(given)],
         tenant=decode_id(TENANT, tenant_id),
-        before=before_id(cursor, CONVERSATION),
+        first=first,
+        before=min(before, before_id(cursor, CONVERSATION)),
         count=bounded(limit) + 1,
         **given,
     )
@@ -205,82 +178,5 @@ async def change_conversation(
     raise RevisionMismatch(expected_revision=expected_revision, revision=row["seen_revision"])
 
 
-async def begin_epoch(
-    database: Database, tenant_id: str, conversation_id: str, epoch: Epoch, segment: Segment | None
-) -> None:
-    """See the port."""
-    rows = await database.run(
-        _BEGIN_EPOCH,
-        **_key(tenant_id, conversation_id),
-        number=epoch.number,
-        reason=epoch.reason.value,
-        assistant_version=epoch.assistant_version,
-        generation=epoch.generation,
-        segment_count=epoch.segment_count,
-        base_text=epoch.base_text,
-        static_hash=epoch.static_hash,
-        template_hash=epoch.template_hash,
-        buffer_start_seq=epoch.buffer_start_seq,
-        **_segment_values(segment),
-    )
-    if not rows:
-        raise ConversationNotFound
-    if not (rows[0]["moved"] or rows[0]["repeated"]):
-        raise EpochMoved
-
-
-async def list_expired_leases(database: Database, limit: int) -> Sequence[tuple[str, Lease]]:
-    """See the port."""
-    rows = await database.run(_EXPIRED, count=bounded(limit))
-    return [
-        (
-            encode_id(TENANT, row["tenant_id"]),
-            Lease(
-                conversation_id=encode_id(CONVERSATION, row["id"]),
-                token=row["lease_token"],
-                owner=decode_text(row["lease_owner"]),
-                turn_seq=row["lease_turn_seq"],
-            ),
-        )
-        for row in rows
-    ]
-
-
-async def take_over_lease(database: Database, lease: Lease, token: UUID, owner: str, lease_seconds: float) -> Lease:
-    """See the port."""
-    rows = await database.run(
-        _TAKE_OVER,
-        conversation=decode_id(CONVERSATION, lease.conversation_id),
-        token=lease.token,
-        new_token=token,
-        owner=owner,
-        lease_seconds=lease_seconds,
-    )
-    if not rows:
-        raise LeaseLost
-    return replace(lease, token=token, owner=owner)
-
-
-async def surrender_leases(database: Database, owner: str) -> int:
-    """See the port."""
-    return len(await database.run(_SURRENDER, owner=owner))
-
-
 def _key(tenant_id: str, conversation_id: str) -> dict[str, Any]:
     return {"conversation": decode_id(CONVERSATION, conversation_id), "tenant": decode_id(TENANT, tenant_id)}
-
-
-def _segment_values(segment: Segment | None) -> dict[str, Any]:
-    if segment is None:
-        names = ("position", "first_seq", "last_seq", "segment_text", "token_count")
-        return dict.fromkeys((*names, "summarises_generation", "summarises_count"))
-    generation, count = segment.summarises or (None, None)
-    return {
-        "position": segment.position,
-        "first_seq": segment.first_seq,
-        "last_seq": segment.last_seq,
-        "segment_text": segment.text,
-        "token_count": segment.token_count,
-        "summarises_generation": generation,
-        "summarises_count": count,
-    }

@@ -7,14 +7,16 @@ waits for them or they find nothing to write to, and no row is ever left behind.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from server.announcements import News
 from server.block_json import block_to_json
 from server.call import CallEnd, CallStart, Chunk
 from server.conversation import Lease
 from server.errors import LeaseLost
 from server.identifiers import CONVERSATION, decode_id
+from server.postgres.channels import announce_sql
 from server.postgres.codec import encode_json, encode_raw, encode_text
 from server.postgres.engine import Database, Statement
-from server.store import NewAnswer
+from server.store import Finished, NewAnswer
 from server.usage import Usage
 
 _HELD_SQL: Final = """
@@ -23,10 +25,10 @@ WITH held AS (
 ),"""
 
 _START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, manifest,
-        dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings"""
+        dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings, layer_order"""
 _START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
         :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
-        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb"""
+        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb, :layer_order::text"""
 _END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
         cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
         raw_response, raw_length"""
@@ -60,27 +62,29 @@ gone AS (
 SELECT id FROM held
 """)  # noqa: S608  reason: constants of this module only
 
-_APPEND_CHUNKS: Final = Statement("""
+_APPEND_CHUNKS: Final = Statement(f"""
 WITH held AS (
     UPDATE conversations SET lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
     WHERE id = :conversation AND lease_token = :token
-    RETURNING id
+    RETURNING id, cancel_requested_at IS NOT NULL AS cancelling
 ),
 written AS (
     INSERT INTO call_chunks (conversation_id, turn_seq, attempt, byte_offset, data)
     SELECT held.id, :turn_seq, piece.*
     FROM held, unnest(:attempts::smallint[], :offsets::bigint[], :pieces::bytea[]) AS piece
     ON CONFLICT DO NOTHING
+    RETURNING conversation_id
 )
-SELECT id FROM held
-""")
+SELECT held.cancelling, (SELECT {announce_sql(News.GROWN, "conversation_id")} FROM written LIMIT 1) FROM held
+""")  # noqa: S608  reason: constants of this module only
 
-_FINISH: Final = Statement(f"""
+_FINISH_SQL: Final = f"""
 WITH held AS (
     UPDATE conversations SET
         revision = revision + 1,
         pending_call_ids = :pending,
         lease_token = NULL, lease_owner = NULL, lease_expires_at = NULL, lease_turn_seq = NULL,
+        cancel_requested_at = NULL,
         updated_at = now()
     WHERE id = :conversation AND lease_token = :token
     RETURNING id, revision
@@ -88,25 +92,28 @@ WITH held AS (
 answered AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account, attempt,
         stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
-        reasoning_tokens, cost_usd, written_under)
-    SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :provider::text, :model::text,
-        :account::text, :attempt::smallint, :stop_reason, :error_code, :fresh_input_tokens::int,
+        reasoning_tokens, cost_usd, written_under, revision)
+    SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
+        :answered_model::text, :answered_account::text, %attempt%, :stop_reason, :error_code, :fresh_input_tokens::int,
         :cache_read_tokens::int, :cache_write_tokens::int, :output_tokens::int, :reasoning_tokens::int,
-        :cost_usd::numeric, :token
+        :cost_usd::numeric, :token, revision
     FROM held
-),
-ended AS ({_ENDED_CALL_SQL}
-),
+    RETURNING conversation_id, revision, created_at
+),%ended%
 gone AS (
     DELETE FROM call_chunks
     WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND EXISTS (SELECT FROM held)
 )
-SELECT revision FROM held
+SELECT revision, created_at, {announce_sql(News.ENDED, "conversation_id")} FROM answered
 UNION ALL
 -- The answer to an earlier finish of the same lease was lost on the way.
-SELECT c.revision FROM conversations c JOIN turns t ON t.conversation_id = c.id
-WHERE c.id = :conversation AND t.seq = :turn_seq AND t.written_under = :token
-""")  # noqa: S608  reason: constants of this module only
+SELECT revision, created_at, true FROM turns
+WHERE conversation_id = :conversation AND seq = :turn_seq AND written_under = :token
+"""  # noqa: S608  reason: constants of this module only
+_FINISH: Final = Statement(
+    _FINISH_SQL.replace("%attempt%", ":attempt::smallint").replace("%ended%", f"\nended AS ({_ENDED_CALL_SQL}\n),")
+)
+_FINISH_WITHOUT_CALL: Final = Statement(_FINISH_SQL.replace("%attempt%", "NULL::smallint").replace("%ended%", ""))
 
 
 async def begin_call(database: Database, lease: Lease, start: CallStart) -> None:
@@ -122,7 +129,7 @@ async def end_call(database: Database, lease: Lease, start: CallStart, end: Call
         raise LeaseLost
 
 
-async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> None:
+async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> bool:
     """See the port."""
     rows = await database.run(
         _APPEND_CHUNKS,
@@ -134,14 +141,14 @@ async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk
     )
     if not rows:
         raise LeaseLost
+    cancelling: bool = rows[0]["cancelling"]
+    return cancelling
 
 
-async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> int:
+async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> Finished:
     """See the port."""
     values = {
         **_lease_values(lease),
-        **_start_values(answer.start),
-        **_end_values(answer.end),
         **_usage_values(answer.usage),
         "pending": [encode_text(call_id) for call_id in answer.pending_call_ids],
         "state": answer.state.value,
@@ -151,12 +158,17 @@ async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> in
         "stop_reason": None if answer.stop_reason is None else answer.stop_reason.value,
         "error_code": answer.error_code,
         "cost_usd": answer.cost_usd,
+        "answered_by": answer.provider,
+        "answered_model": answer.model,
+        "answered_account": answer.account,
     }
-    rows = await database.run(_FINISH, **values)
+    if answer.start is None or answer.end is None:
+        rows = await database.run(_FINISH_WITHOUT_CALL, **values)
+    else:
+        rows = await database.run(_FINISH, **values, **_start_values(answer.start), **_end_values(answer.end))
     if not rows:
         raise LeaseLost
-    revision: int = rows[0]["revision"]
-    return revision
+    return Finished(revision=rows[0]["revision"], created_at=rows[0]["created_at"])
 
 
 def _lease_values(lease: Lease) -> dict[str, Any]:
@@ -177,6 +189,7 @@ def _start_values(start: CallStart) -> dict[str, Any]:
         "started_at": start.started_at,
         "manifest": encode_json(start.manifest),
         "dynamic": start.dynamic,
+        "layer_order": start.layer_order.value,
         "request_hash": start.request_hash,
         "cache_expected_tokens": start.cache_expected_tokens,
         "repairs": encode_json(start.repairs),

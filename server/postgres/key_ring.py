@@ -5,12 +5,13 @@ from datetime import datetime
 from typing import Final
 
 from asyncpg import exceptions as pg
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
 from server.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
 from server.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
+from server.postgres.channels import KEY_CHANNEL
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import Row
@@ -58,12 +59,16 @@ SELECT * FROM found
 _LOAD_KEY: Final = Statement(_KEYS.where(_k.id == bindparam("key"), _k.tenant_id == bindparam("tenant")))
 _LIST_KEYS: Final = Statement(_KEYS)
 _LIST_TENANT_KEYS: Final = Statement(_KEYS.where(_k.tenant_id == bindparam("tenant")))
-_REVOKE_KEY: Final = Statement(
-    api_keys.update()
-    .where(_k.id == bindparam("key"), tenants.c.id == _k.tenant_id)
-    .values(revoked_at=func.coalesce(_k.revoked_at, func.now()))
-    .returning(*_KEY_COLUMNS)
+# Every process that remembers the key hears of it, see `remembered_keys`.
+_REVOKE_KEY: Final = Statement(f"""
+WITH revoked AS (
+    UPDATE api_keys k SET revoked_at = coalesce(k.revoked_at, now())
+    FROM tenants t
+    WHERE k.id = :key AND t.id = k.tenant_id
+    RETURNING k.*, t.name AS tenant_name
 )
+SELECT revoked.*, pg_notify('{KEY_CHANNEL}', id::text) IS NULL FROM revoked
+""")  # noqa: S608  reason: constants of this module only
 
 
 class PostgresKeyRing:

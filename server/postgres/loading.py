@@ -1,37 +1,56 @@
 """Loading what a payload needs: one statement.
 
-The buffered turns come as one array per column, so that the answer is a single row and nothing is sent twice. The
-static text is left out where the caller holds it: it is the largest part and never changes within an epoch.
+The buffered turns come as one array per column, so that the answer is a single row and nothing is sent twice. What the
+caller holds already is left out, and so are columns that a payload does not look at: the static text is the largest
+part and never changes within an epoch, the blocks of a model's turn repeat its native bytes.
+
+What it joins is found by key, row by row. A plain join would leave the choice to the planner, which thinks the buffer a
+third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL leaves it none.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import asyncpg
 
 from server.assistant import Assistant
-from server.errors import ConversationNotFound
+from server.block import Blob, Block
+from server.block_json import block_from_json, decode_blocks
+from server.errors import CallNotFound, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.postgres.codec import decode_text
+from server.postgres.codec import decode_json, decode_text
 from server.postgres.engine import Database, Statement
-from server.postgres.rows import assistant_from, conversation_from, epoch_from, json_or_none, text_or_none
-from server.store import BufferedTurn, PayloadSource
+from server.postgres.paging import in_range
+from server.postgres.rows import (
+    assistant_from,
+    call_from,
+    conversation_from,
+    epoch_from,
+    json_or_none,
+    order_or_none,
+    text_or_none,
+)
+from server.store import BufferedTurn, PayloadSource, RebuildSource
 from server.turn import Native, TurnKind, TurnState
 
-_LOAD: Final = Statement("""
+_SOURCE_SQL: Final = """
 SELECT c.*,
-    a.created_at AS assistant_created_at, a.name, a.language, a.description, a.provider, a.model,
-    a.instructions, a.variables, a.tools, a.settings,
+    a.version AS chosen_version, a.created_at AS assistant_created_at, a.name, a.language, a.description, a.provider,
+    a.model, a.settings,
+    CASE WHEN a.version <> :held_version::int THEN a.instructions END AS instructions,
+    CASE WHEN a.version <> :held_version THEN a.variables END AS variables,
+    CASE WHEN a.version <> :held_version THEN a.tools END AS tools,
     e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
     e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
+    e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
     s.texts AS segment_texts,
-    b.*
+    b.*, i.*, p.*
 FROM conversations c
-JOIN assistants a ON a.id = c.assistant_id AND a.version = c.assistant_version
-LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = c.epoch
+LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = %epoch%
+JOIN assistants a ON a.id = c.assistant_id AND a.version = %version%
 LEFT JOIN LATERAL (
     SELECT array_agg(text ORDER BY position) AS texts
     FROM segments
@@ -45,41 +64,138 @@ CROSS JOIN LATERAL (
         array_agg(state) AS turn_states,
         array_agg(native) AS turn_natives,
         array_agg(dialect) AS turn_dialects,
+        array_agg(blocks) AS turn_blocks,
         array_agg(provider) AS turn_providers,
         array_agg(model) AS turn_models,
         array_agg(account) AS turn_accounts,
         array_agg(language) AS turn_languages,
         array_agg(args) AS turn_args,
+        array_agg(prefix_hash) AS turn_prefix_hashes,
         array_agg(dynamic) AS turn_dynamics
     FROM (
         SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.account, t.language, t.args,
-            -- Not a join: the planner thinks the buffer a third of the conversation, and would read all its calls.
-            (SELECT k.dynamic FROM calls k
-             WHERE k.conversation_id = t.conversation_id AND k.turn_seq = t.seq AND k.attempt = t.attempt) AS dynamic
+            CASE WHEN t.kind = 'model_response' AND (
+                t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
+            ) THEN t.blocks END AS blocks,
+            k.dynamic, k.prefix_hash
         FROM turns t
-        WHERE t.conversation_id = c.id AND t.seq >= c.buffer_start_seq
+        LEFT JOIN LATERAL (
+            SELECT CASE WHEN layer_order = 'append_only' THEN nullif(dynamic, '') END AS dynamic,
+                (SELECT prefix_hash FROM epochs
+                 WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS prefix_hash
+            FROM calls
+            WHERE conversation_id = t.conversation_id AND turn_seq = t.seq AND attempt = t.attempt
+            LIMIT 1
+        ) k ON true
+        WHERE t.conversation_id = c.id AND t.seq >= %first% AND t.seq <= %last%
         ORDER BY t.seq
     ) AS turn
 ) b
+CROSS JOIN LATERAL (
+    SELECT array_agg(shown.sha256) AS blob_hashes,
+        array_agg(blob.media_type) AS blob_types,
+        array_agg(blob.data) AS blob_data
+    FROM (
+        SELECT DISTINCT sha256 FROM blob_references
+        WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:held_blobs::bytea[])
+    ) AS shown
+    CROSS JOIN LATERAL (
+        SELECT media_type, data FROM blobs WHERE tenant_id = c.tenant_id AND sha256 = shown.sha256 LIMIT 1
+    ) AS blob
+) i
+LEFT JOIN LATERAL (
+    SELECT manifest AS previous_manifest, coalesce(layer_order, 'layered') AS previous_order,
+        (SELECT prefix_hash FROM epochs
+         WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
+    FROM calls
+    WHERE conversation_id = c.id AND turn_seq < %trigger%
+    ORDER BY turn_seq DESC, attempt DESC
+    LIMIT 1
+) p ON true
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+"""
+
+
+def _source_statement(**places: str) -> Statement:
+    sql = _SOURCE_SQL
+    for place, expression in places.items():
+        sql = sql.replace(f"%{place}%", expression)
+    return Statement(sql)
+
+
+_LOAD: Final = _source_statement(
+    epoch="c.epoch",
+    # The newest input decides. Within a tool loop the epoch that began it goes on, whatever was edited meanwhile.
+    version="""CASE WHEN (
+        SELECT kind FROM turns WHERE conversation_id = c.id AND seq = c.next_seq - 2
+    ) = 'tool_response' THEN coalesce(e.assistant_version, c.assistant_version) ELSE c.assistant_version END""",
+    first="c.buffer_start_seq",
+    last="c.next_seq",
+    trigger="c.next_seq - 2",
+)
+_LOAD_PAST: Final = _source_statement(
+    epoch=":epoch::int",
+    version="coalesce(e.assistant_version, c.assistant_version)",
+    first="coalesce(e.buffer_start_seq, 1)",
+    last=":trigger_seq::bigint",
+    trigger=":trigger_seq::bigint",
+)
+_CALL: Final = Statement("""
+SELECT k.turn_seq, k.attempt, k.provider, k.model, k.account, k.epoch, k.started_at, k.manifest, k.request_hash,
+    k.layer_order, k.dynamic, k.cache_expected_tokens, k.repairs, k.template_failures, k.warnings,
+    k.first_byte_at, k.ended_at, k.status, k.headers, k.error_code, k.fresh_input_tokens, k.cache_read_tokens,
+    k.cache_write_tokens, k.output_tokens, k.reasoning_tokens, k.usage_reported, k.cost_usd, k.cache_miss_reason,
+    NULL::bytea AS raw_response
+FROM conversations c
+LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
+_TURN_COLUMNS: Final = (
+    "turn_seqs",
+    "turn_kinds",
+    "turn_states",
+    "turn_natives",
+    "turn_dialects",
+    "turn_blocks",
+    "turn_providers",
+    "turn_models",
+    "turn_accounts",
+    "turn_languages",
+    "turn_args",
+    "turn_prefix_hashes",
+    "turn_dynamics",
+)
+_LARGEST_ATTEMPT: Final = 2**15 - 1
+_NO_VERSION: Final = 0
 
 
 class HeldAssistants:
-    """Versions that have been read before: they never change, and reading one costs more than fetching it."""
+    """Versions that have been read before: they never change, and their instructions and tools may be long."""
 
-    def __init__(self, limit: int = 500) -> None:
+    def __init__(self, limit: int = 500, conversation_limit: int = 20_000) -> None:
         self._limit = limit
+        self._conversation_limit = conversation_limit
         self._held: dict[tuple[UUID, int], Assistant] = {}
+        self._newest: dict[UUID, Assistant] = {}
 
-    def read(self, row: asyncpg.Record) -> Assistant:
-        """The assistant of a payload source's row."""
-        key = (row["assistant_id"], row["assistant_version"])
+    def find(self, conversation: UUID) -> Assistant | None:
+        """The one that the conversation was last seen with. Its assistant never changes, only the version does."""
+        return self._newest.get(conversation)
+
+    def read(self, row: asyncpg.Record, known: Assistant | None) -> Assistant:
+        """The assistant of a payload source's row, which has no more than the version of one that is known."""
+        if known is not None and known.version == row["chosen_version"]:
+            return known
+        key = (row["assistant_id"], row["chosen_version"])
         held = self._held.get(key)
         if held is None:
             if len(self._held) >= self._limit:
                 self._held.clear()
+                self._newest.clear()
             held = self._held[key] = assistant_from(row)
+        if len(self._newest) >= self._conversation_limit:
+            self._newest.clear()
+        self._newest[row["id"]] = held
         return held
 
 
@@ -88,28 +204,75 @@ async def load_payload_source(
     assistants: HeldAssistants,
     tenant_id: str,
     conversation_id: str,
+    *,
     held_static_hashes: Sequence[bytes],
+    held_blobs: Sequence[bytes],
 ) -> PayloadSource:
     """See the port."""
+    conversation = decode_id(CONVERSATION, conversation_id)
+    known = None if conversation is None else assistants.find(conversation)
     rows = await database.run(
         _LOAD,
-        conversation=decode_id(CONVERSATION, conversation_id),
+        conversation=conversation,
         tenant=decode_id(TENANT, tenant_id),
         held_hashes=list(held_static_hashes),
+        held_blobs=list(held_blobs),
+        held_version=_NO_VERSION if known is None else known.version,
     )
     if not rows:
         raise ConversationNotFound
-    row = rows[0]
+    return _source(rows[0], assistants.read(rows[0], known))
+
+
+async def load_rebuild_source(
+    database: Database, assistants: HeldAssistants, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
+) -> RebuildSource:
+    """See the port."""
+    key: dict[str, Any] = {
+        "conversation": decode_id(CONVERSATION, conversation_id),
+        "tenant": decode_id(TENANT, tenant_id),
+    }
+    # Two looks: the first says where the second has to look, and what either finds does not change.
+    found = await database.run(
+        _CALL, **key, turn_seq=in_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
+    )
+    if not found:
+        raise ConversationNotFound
+    if found[0]["turn_seq"] is None:
+        raise CallNotFound
+    call = call_from(found[0])
+    rows = await database.run(
+        _LOAD_PAST,
+        **key,
+        epoch=call.start.epoch,
+        trigger_seq=call.turn_seq - 1,
+        held_hashes=[],
+        held_blobs=[],
+        held_version=_NO_VERSION,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return RebuildSource(call=call, source=_source(rows[0], assistants.read(rows[0], None)))
+
+
+def _source(row: asyncpg.Record, assistant: Assistant) -> PayloadSource:
     epoch = None if row["epoch_number"] is None else epoch_from(row)
     static_text = None
     if epoch is not None and not row["static_held"]:
         static_text = epoch.base_text + "".join(decode_text(text) for text in row["segment_texts"] or ())
     return PayloadSource(
         conversation=conversation_from(row),
-        assistant=assistants.read(row),
+        assistant=assistant,
         epoch=epoch,
         static_text=static_text,
         buffered=_buffered(row),
+        blobs={
+            sha256.hex(): Blob(sha256=sha256, media_type=decode_text(media_type), data=data)
+            for sha256, media_type, data in _columns(row, "blob_hashes", "blob_types", "blob_data")
+        },
+        previous_manifest=tuple(json_or_none(row["previous_manifest"]) or ()),
+        previous_order=order_or_none(row["previous_order"]),
+        previous_prefix_hash=row["previous_prefix_hash"],
     )
 
 
@@ -120,25 +283,39 @@ def _buffered(row: asyncpg.Record) -> tuple[BufferedTurn, ...]:
             kind=TurnKind(kind),
             state=TurnState(state),
             native=Native(dialect=dialect, data=native),
+            blocks=_blocks(kind, native, blocks),
             provider=text_or_none(provider),
             model=text_or_none(model),
             account=text_or_none(account),
             language=text_or_none(language),
             args=json_or_none(args),
+            prefix_hash=prefix_hash,
             dynamic=dynamic,
         )
-        for seq, kind, state, native, dialect, provider, model, account, language, args, dynamic in zip(
-            row["turn_seqs"] or (),
-            row["turn_kinds"] or (),
-            row["turn_states"] or (),
-            row["turn_natives"] or (),
-            row["turn_dialects"] or (),
-            row["turn_providers"] or (),
-            row["turn_models"] or (),
-            row["turn_accounts"] or (),
-            row["turn_languages"] or (),
-            row["turn_args"] or (),
-            row["turn_dynamics"] or (),
-            strict=True,
-        )
+        for (
+            seq,
+            kind,
+            state,
+            native,
+            dialect,
+            blocks,
+            provider,
+            model,
+            account,
+            language,
+            args,
+            prefix_hash,
+            dynamic,
+        ) in _columns(row, *_TURN_COLUMNS)
     )
+
+
+def _blocks(kind: str, native: bytes, blocks: str | None) -> tuple[Block, ...] | None:
+    if kind != TurnKind.MODEL_RESPONSE:
+        return decode_blocks(native)
+    return None if blocks is None else tuple(block_from_json(item) for item in decode_json(blocks))
+
+
+def _columns(row: asyncpg.Record, *names: str) -> Any:
+    """Arrays of one length as rows. An array of nothing is NULL."""
+    return zip(*(row[name] or () for name in names), strict=True)

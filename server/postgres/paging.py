@@ -1,6 +1,7 @@
 """Pages by cursor: the cursor names the last item shown, so a page costs the same wherever it is in the list."""
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -12,7 +13,10 @@ from server.postgres.rows import Row
 
 Item = TypeVar("Item")
 
+ABOVE_ALL_SEQS: Final = 2**63 - 1
 _ABOVE_ALL_IDS: Final = UUID(int=(1 << 128) - 1)
+_BELOW_ALL_IDS: Final = UUID(int=0)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def bounded(limit: int) -> int:
@@ -28,6 +32,27 @@ def before_id(cursor: str | None, prefix: str) -> UUID:
     if found is None:
         raise CursorInvalid
     return found
+
+
+def in_range(seq: int) -> int:
+    """A number from outside that Postgres can compare; one beyond its range is beyond any turn."""
+    return max(0, min(seq, ABOVE_ALL_SEQS))
+
+
+def ids_within(after: datetime | None, before: datetime | None) -> tuple[UUID, UUID]:
+    """The ids that were made from `after` on and before `before`: the first, and the one that is too many.
+
+    An id begins with the millisecond in which it was made, so time is a range of ids, and no index is needed for it.
+    """
+    return (
+        _BELOW_ALL_IDS if after is None else _first_id_at(after),
+        _ABOVE_ALL_IDS if before is None else _first_id_at(before),
+    )
+
+
+def _first_id_at(moment: datetime) -> UUID:
+    milliseconds = (moment - _EPOCH) // timedelta(milliseconds=1)
+    return UUID(int=max(0, milliseconds) << 80)
 
 
 def page_of(

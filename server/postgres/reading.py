@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Integer, bindparam, select, true
+from sqlalchemy import BigInteger, Integer, bindparam, select, true, tuple_
 
 from server.block import Blob
 from server.call import Call, Chunk
@@ -12,12 +12,11 @@ from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.page import Page
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
-from server.postgres.paging import bounded, page_of
+from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_range, page_of
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
 from server.turn import Native, Turn
 
-_ABOVE_ALL_SEQS: Final = 2**63 - 1
 _THIS: Final = (
     conversations.c.id == bindparam("conversation"),
     (conversations.c.tenant_id == bindparam("tenant")).is_(true()),
@@ -64,9 +63,9 @@ _CHUNKS: Final = Statement(
         call_chunks,
         [call_chunks.c.attempt, call_chunks.c.byte_offset, call_chunks.c.data],
         call_chunks.c.turn_seq == bindparam("turn_seq", type_=BigInteger),
-        call_chunks.c.attempt == bindparam("attempt", type_=Integer),
-        call_chunks.c.byte_offset >= bindparam("from_offset", type_=BigInteger),
-    ).order_by(call_chunks.c.byte_offset)
+        tuple_(call_chunks.c.attempt, call_chunks.c.byte_offset)
+        >= tuple_(bindparam("attempt", type_=Integer), bindparam("from_offset", type_=BigInteger)),
+    ).order_by(call_chunks.c.attempt, call_chunks.c.byte_offset)
 )
 _BLOB: Final = Statement(
     select(blobs.c.sha256, blobs.c.media_type, blobs.c.data).where(
@@ -81,7 +80,7 @@ _BLOB: Final = Statement(
 
 async def load_turn(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Turn:
     """See the port."""
-    rows = await _rows(database, _TURN, "seq", tenant_id, conversation_id, seq=_in_range(seq))
+    rows = await _rows(database, _TURN, "seq", tenant_id, conversation_id, seq=in_range(seq))
     if not rows:
         raise TurnNotFound
     return turn_from(rows[0])
@@ -89,7 +88,7 @@ async def load_turn(database: Database, tenant_id: str, conversation_id: str, se
 
 async def load_native(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Native:
     """See the port."""
-    rows = await _rows(database, _NATIVE, "seq", tenant_id, conversation_id, seq=_in_range(seq))
+    rows = await _rows(database, _NATIVE, "seq", tenant_id, conversation_id, seq=in_range(seq))
     if not rows:
         raise TurnNotFound
     return Native(dialect=decode_text(rows[0]["dialect"]), data=rows[0]["native"])
@@ -105,15 +104,15 @@ async def list_turns(
     newest_first: bool,
 ) -> Page[Turn]:
     """See the port."""
-    statement, start = (_NEWEST_TURNS, _ABOVE_ALL_SEQS) if newest_first else (_OLDEST_TURNS, 0)
-    place = start if cursor is None else _in_range(decode_cursor(cursor, int))
+    statement, start = (_NEWEST_TURNS, ABOVE_ALL_SEQS) if newest_first else (_OLDEST_TURNS, 0)
+    place = start if cursor is None else in_range(decode_cursor(cursor, int))
     rows = await _rows(database, statement, "seq", tenant_id, conversation_id, place=place, count=bounded(limit) + 1)
     return page_of(rows, limit, turn_from, lambda turn: turn.seq)
 
 
 async def list_calls(database: Database, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
     """See the port."""
-    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=_in_range(turn_seq))
+    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_range(turn_seq))
     return [call_from(row) for row in rows]
 
 
@@ -127,7 +126,7 @@ async def list_chunks(
         "attempt",
         tenant_id,
         conversation_id,
-        turn_seq=_in_range(turn_seq),
+        turn_seq=in_range(turn_seq),
         attempt=attempt,
         from_offset=from_offset,
     )
@@ -156,8 +155,3 @@ async def _rows(
     if not rows:
         raise ConversationNotFound
     return [row for row in rows if row[present] is not None]
-
-
-def _in_range(seq: int) -> int:
-    """A number from outside that Postgres can compare; one beyond its range is beyond any turn."""
-    return max(0, min(seq, _ABOVE_ALL_SEQS))

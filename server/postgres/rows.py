@@ -5,11 +5,13 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.block import ToolCallBlock
 from server.block_json import block_from_json
 from server.call import Call, CallEnd, CallStart
 from server.conversation import Conversation, ConversationState, Origin
 from server.epoch import Epoch, EpochReason
 from server.identifiers import ASSISTANT, CONVERSATION, encode_id
+from server.payload import LayerOrder
 from server.postgres.codec import decode_json, decode_raw, decode_text
 from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnKind, TurnState, UserTaskTurn
 from server.usage import Usage
@@ -27,11 +29,16 @@ def json_or_none(value: str | None) -> Any:
     return None if value is None else decode_json(value)
 
 
+def order_or_none(value: str | None) -> LayerOrder | None:
+    """A stored layer order; None where none is stored."""
+    return None if value is None else LayerOrder(value)
+
+
 def assistant_from(row: Row) -> Assistant:
-    """A row of `assistants`."""
+    """A row of `assistants`, its columns named so that they can stand beside a conversation's."""
     return Assistant(
         id=encode_id(ASSISTANT, row["assistant_id"]),
-        version=row["assistant_version"],
+        version=row["chosen_version"],
         created_at=row["assistant_created_at"],
         definition=AssistantDefinition(
             name=decode_text(row["name"]),
@@ -48,7 +55,7 @@ def assistant_from(row: Row) -> Assistant:
 
 
 def conversation_from(row: Row) -> Conversation:
-    """A row of `conversations`."""
+    """A row of `conversations`; with `pending_blocks`, where the statement has read them."""
     pending = tuple(decode_text(call_id) for call_id in row["pending_call_ids"])
     if row["lease_token"] is not None:
         state = ConversationState.RUNNING
@@ -65,6 +72,7 @@ def conversation_from(row: Row) -> Conversation:
         epoch=row["epoch"],
         state=state,
         pending_call_ids=pending,
+        pending_calls=_pending_calls(row.get("pending_blocks"), pending),
         identifier=text_or_none(row["identifier"]),
         source=text_or_none(row["source"]),
         direction=text_or_none(row["direction"]),
@@ -78,6 +86,11 @@ def conversation_from(row: Row) -> Conversation:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
+
+
+def _pending_calls(stored: str | None, pending: tuple[str, ...]) -> tuple[ToolCallBlock, ...]:
+    blocks = [block_from_json(item) for item in decode_json(stored or "[]")]
+    return tuple(block for block in blocks if isinstance(block, ToolCallBlock) and block.id in pending)
 
 
 def turn_from(row: Row) -> Turn:
@@ -109,6 +122,7 @@ def turn_from(row: Row) -> Turn:
                 usage=usage_from(row),
                 cost_usd=row["cost_usd"],
                 attempt=row["attempt"],
+                revision=row["revision"],
             )
 
 
@@ -136,6 +150,8 @@ def call_from(row: Row) -> Call:
             started_at=row["started_at"],
             manifest=tuple(decode_json(row["manifest"])),
             request_hash=row["request_hash"],
+            # One from before it was kept: there was no other order then.
+            layer_order=order_or_none(row["layer_order"]) or LayerOrder.LAYERED,
             dynamic=row["dynamic"],
             cache_expected_tokens=row["cache_expected_tokens"],
             repairs=tuple(decode_json(row["repairs"])),
@@ -171,6 +187,9 @@ def epoch_from(row: Row) -> Epoch:
         segment_count=row["segment_count"],
         base_text=decode_text(row["base_text"] or ""),
         static_hash=row["static_hash"],
+        # Empty in one from before they were kept: equal to no hash, so the next payload begins another epoch.
+        prefix_hash=row["epoch_prefix_hash"] or b"",
+        arguments_hash=row["epoch_arguments_hash"] or b"",
         template_hash=row["template_hash"],
         buffer_start_seq=row["epoch_buffer_start_seq"],
     )

@@ -9,6 +9,7 @@ How the promises of the port are kept:
 - numbers: taken from the row by the same statement that inserts the turn; the row's lock orders the writers;
 - leases: a token in the row that every write of the running turn names in its WHERE;
 - one round trip: accepting, loading and finishing are one statement each, and a statement is its own transaction;
+- announcements: NOTIFY within the statement that writes what is announced;
 - repetition: a turn remembers the lease that wrote it, a chunk its offset, a call its attempt.
 
 Each method's statement and its reasons live in the module that it is delegated to.
@@ -23,16 +24,31 @@ from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
 from server.page import Page
-from server.postgres import accepting, assistants, conversations, erasing, finishing, loading, reading
+from server.postgres import (
+    accepting,
+    assistants,
+    conversations,
+    epochs,
+    erasing,
+    finishing,
+    forking,
+    leases,
+    loading,
+    queueing,
+    reading,
+)
 from server.postgres.engine import Database
 from server.store import (
     AcceptOutcome,
     ConversationChange,
     ConversationFilter,
+    Duplicate,
     ErasureReport,
+    Finished,
     NewAnswer,
     NewInput,
     PayloadSource,
+    RebuildSource,
 )
 from server.turn import Native, Turn
 
@@ -89,17 +105,61 @@ class PostgresStore:
     async def accept_turn(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
         return await accepting.accept_turn(self._database, tenant_id, turn)
 
+    async def find_duplicate(self, tenant_id: str, turn: NewInput) -> Duplicate | None:
+        return await accepting.find_duplicate(self._database, tenant_id, turn)
+
+    async def enter_queue(
+        self, tenant_id: str, conversation_id: str, *, limit: int, seconds: float, first: bool = False
+    ) -> int:
+        return await queueing.enter_queue(
+            self._database, tenant_id, conversation_id, limit=limit, seconds=seconds, first=first
+        )
+
+    async def keep_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
+        return await queueing.keep_ticket(self._database, conversation_id, ticket, seconds)
+
+    async def leave_queue(self, conversation_id: str, ticket: int) -> None:
+        await queueing.leave_queue(self._database, conversation_id, ticket)
+
     async def load_payload_source(
-        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        *,
+        held_static_hashes: Sequence[bytes] = (),
+        held_blobs: Sequence[bytes] = (),
     ) -> PayloadSource:
         return await loading.load_payload_source(
-            self._database, self._assistants, tenant_id, conversation_id, held_static_hashes
+            self._database,
+            self._assistants,
+            tenant_id,
+            conversation_id,
+            held_static_hashes=held_static_hashes,
+            held_blobs=held_blobs,
+        )
+
+    async def load_rebuild_source(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
+    ) -> RebuildSource:
+        return await loading.load_rebuild_source(
+            self._database, self._assistants, tenant_id, conversation_id, turn_seq=turn_seq, attempt=attempt
         )
 
     async def begin_epoch(
-        self, tenant_id: str, conversation_id: str, epoch: Epoch, *, segment: Segment | None = None
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        epoch: Epoch,
+        *,
+        segment: Segment | None = None,
+        template_source: str | None = None,
     ) -> None:
-        await conversations.begin_epoch(self._database, tenant_id, conversation_id, epoch, segment)
+        await epochs.begin_epoch(
+            self._database, tenant_id, conversation_id, epoch, segment=segment, template_source=template_source
+        )
+
+    async def load_template(self, template_hash: bytes) -> str | None:
+        return await epochs.load_template(self._database, template_hash)
 
     async def begin_call(self, lease: Lease, start: CallStart) -> None:
         await finishing.begin_call(self._database, lease, start)
@@ -107,10 +167,13 @@ class PostgresStore:
     async def end_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
         await finishing.end_call(self._database, lease, start, end)
 
-    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> None:
-        await finishing.append_chunks(self._database, lease, chunks, lease_seconds)
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
+        return await finishing.append_chunks(self._database, lease, chunks, lease_seconds)
 
-    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> int:
+    async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
+        return await leases.request_cancel(self._database, tenant_id, conversation_id, turn_seq)
+
+    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
         return await finishing.finish_turn(self._database, lease, answer)
 
     async def load_turn(self, tenant_id: str, conversation_id: str, seq: int) -> Turn:
@@ -145,14 +208,19 @@ class PostgresStore:
     async def load_blob(self, tenant_id: str, sha256: bytes) -> Blob | None:
         return await reading.load_blob(self._database, tenant_id, sha256)
 
-    async def list_expired_leases(self, *, limit: int = 100) -> Sequence[tuple[str, Lease]]:
-        return await conversations.list_expired_leases(self._database, limit)
+    async def list_expired_leases(
+        self, *, conversation_id: str | None = None, limit: int = 100
+    ) -> Sequence[tuple[str, Lease]]:
+        return await leases.list_expired_leases(self._database, conversation_id, limit)
 
     async def take_over_lease(self, lease: Lease, *, token: UUID, owner: str, lease_seconds: float) -> Lease:
-        return await conversations.take_over_lease(self._database, lease, token, owner, lease_seconds)
+        return await leases.take_over_lease(self._database, lease, token, owner, lease_seconds)
+
+    async def fork_conversation(self, tenant_id: str, conversation_id: str, at_seq: int) -> Conversation:
+        return await forking.fork_conversation(self._database, tenant_id, conversation_id, at_seq)
 
     async def surrender_leases(self, owner: str) -> int:
-        return await conversations.surrender_leases(self._database, owner)
+        return await leases.surrender_leases(self._database, owner)
 
     async def erase_conversation(self, tenant_id: str, conversation_id: str, *, dry_run: bool = False) -> ErasureReport:
         return await erasing.erase_conversation(self._database, tenant_id, conversation_id, dry_run=dry_run)

@@ -31,6 +31,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Numeric,
+    Sequence,
     SmallInteger,
     Table,
     Text,
@@ -80,6 +81,17 @@ api_keys = Table(
     Column("revoked_at", INSTANT, comment="Set once; the row stays for the record."),
     Column("last_used_at", INSTANT, comment="Written at most once a minute, so that reading stays reading."),
     comment="Who may come in. Hashes only.",
+)
+
+rate_windows = Table(
+    "rate_windows",
+    metadata,
+    Column("api_key_id", UUID, primary_key=True),
+    Column("began_at", INSTANT, primary_key=True, comment="The window of time, by the database's clock."),
+    Column("used", Integer, nullable=False, comment="Requests that were given out in it; may end above the limit."),
+    comment="How often each key has asked. A key's past windows go when it begins a new one.",
+    # One row per key, changed again and again: the new versions find room on its page.
+    postgresql_with={"fillfactor": 50},
 )
 
 assistants = Table(
@@ -134,6 +146,7 @@ conversations = Table(
     Column("lease_owner", Text, comment="The process that runs the turn, for operators and for shutdown."),
     Column("lease_expires_at", INSTANT, comment="Moved on by the heartbeat; after it, anybody may end the turn."),
     Column("lease_turn_seq", BigInteger, comment="The number that the running model turn will have."),
+    Column("cancel_requested_at", INSTANT, comment="Somebody wants the running turn to stop; null when none runs."),
     _now("created_at", "For people."),
     _now("updated_at", "For people."),
     CheckConstraint("next_seq >= 1 AND buffer_start_seq >= 1 AND buffer_start_seq <= next_seq", name="seq_order"),
@@ -182,6 +195,7 @@ turns = Table(
     Column("body_hash", LargeBinary, comment="Input turns: SHA-256 of the request, to tell a retry from a reused key."),
     Column("written_under", UUID, nullable=False, comment="The lease it was written under: a repeated write is seen."),
     _now("created_at", "For people; the order is seq."),
+    Column("revision", BigInteger, comment="Model turns: the conversation's when the turn ended; null in a fork's."),
     CheckConstraint("kind IN ('user_task', 'model_response', 'tool_response')", name="kind"),
     CheckConstraint("state IN ('complete', 'interrupted', 'cancelled', 'failed')", name="state"),
     # Recognises a duplicate request.
@@ -230,6 +244,7 @@ calls = Table(
     Column("cost_usd", MONEY, comment="Null where the price is not known."),
     Column("raw_response", LargeBinary, comment="Every byte of the body, zstd. Null while it runs, or past retention."),
     Column("raw_length", BigInteger, comment="Bytes before compression."),
+    Column("layer_order", Text, comment="layered or append_only: whether `dynamic` stood inside the input, for ever."),
     comment="One row per provider call and attempt. Changed when it ends, and when retention takes its bytes.",
 )
 
@@ -242,6 +257,26 @@ call_chunks = Table(
     Column("byte_offset", BigInteger, primary_key=True, comment="Where the piece begins; a repeated write is seen."),
     Column("data", LargeBinary, nullable=False),
     comment="Raw bytes of running calls: what resume and crash recovery read. Gone when the call's row has them.",
+)
+
+waiting_tickets = Sequence("waiting_tickets", metadata=metadata)
+"""Numbers for `waiting_turns`, the same for all conversations: only their order counts."""
+
+waiting_turns = Table(
+    "waiting_turns",
+    metadata,
+    Column("conversation_id", UUID, primary_key=True),
+    Column(
+        "ticket",
+        BigInteger,
+        primary_key=True,
+        # Not SERIAL: whoever draws it says on which side of the queue.
+        autoincrement=False,
+        comment="The lowest is the next; below zero for those that go before all others.",
+    ),
+    Column("expires_at", INSTANT, nullable=False, comment="Moved on by its holder; after it, the ticket is void."),
+    comment="Who waits for a conversation to be free. Void tickets go when the next one is drawn.",
+    postgresql_with={"fillfactor": 70},
 )
 
 epochs = Table(
@@ -258,7 +293,18 @@ epochs = Table(
     Column("template_hash", LargeBinary, nullable=False, comment="SHA-256 of the template that was rendered."),
     Column("buffer_start_seq", BigInteger, nullable=False, comment="Where the buffer began in this epoch."),
     _now("created_at", "For people."),
+    Column("prefix_hash", LargeBinary, comment="SHA-256 of static text and tools: what thinking is bound to."),
+    Column("arguments_hash", LargeBinary, comment="SHA-256 of the args that the text was rendered with."),
     comment="The times in which the static layer does not change. Insert-only.",
+)
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("hash", LargeBinary, primary_key=True, comment="SHA-256 of the source; epochs name it."),
+    Column("source", Text, nullable=False),
+    _now("created_at", "For people."),
+    comment="The templates that static texts were rendered from, once each, whoever uses them. Insert-only.",
 )
 
 segments = Table(

@@ -1,7 +1,8 @@
 """Metrics in Prometheus' text format, in a registry of their own: two servers in one process do not mix.
 
-Every label takes its values from a closed set (route templates, known methods, statuses), so the number of series does
-not depend on what clients send. Each process has its own `/metrics`; behind a load balancer scrape the processes.
+Every label takes its values from a closed set (route templates, known methods, statuses) or a bounded one (models), so
+the number of series does not depend on what clients send. Each process has its own `/metrics`; behind a load balancer
+scrape the processes.
 """
 
 import platform
@@ -21,12 +22,20 @@ from prometheus_client import (
     generate_latest,
 )
 
+from server.model_profile import PROFILES
+from server.telemetry.call_metrics import CallMetrics
+from server.telemetry.limits import NameSet
+from server.telemetry.turn_metrics import TurnMetrics
+
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """From a health check to a streamed turn: its answer lasts as long as the model writes."""
 
 _REQUEST_LABELS: Final = ("method", "route", "status")
+
+_UNLISTED_MODELS: Final = 50
+"""Models have any name that an assistant gives them. Those with a profile are always told apart."""
 
 
 class Metrics:
@@ -51,6 +60,10 @@ class Metrics:
         self.gauge_callback(
             "strata_http_requests_in_flight", "HTTP requests being answered now.", lambda: self._in_flight
         )
+        providers = NameSet({profile.provider for profile in PROFILES.values()})
+        models = NameSet(PROFILES, others=_UNLISTED_MODELS)
+        self.turns = TurnMetrics(self.registry, providers=providers, models=models)
+        self.calls = CallMetrics(self.registry, providers=providers, models=models)
         build = Gauge("strata_build_info", "Always 1.", ("version", "python"), registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
         ProcessCollector(registry=self.registry)

@@ -1,6 +1,6 @@
 """The application: the routes, the edge around them, and what they are given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -9,25 +9,50 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler
 
 from server.key_ring import KeyRing
+from server.rate_limit import RateLimiter
 from server.readiness import Probe
+from server.renderer import Renderer
 from server.running_turns import RunningTurns
+from server.store import Store
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
-from server.web import keys, operations
-from server.web.auth import KEY_RING, provide_caller
+from server.turn_service import TurnService
+from server.web import assistants, conversations, images, keys, operations, turns
+from server.web.assistants import ProviderNames
+from server.web.auth import KEY_RING, RATE_LIMITER, provide_caller
 from server.web.edge import Edge
 from server.web.errors import answer_exception
+from server.web.headers import provide_turn_headers
 from server.web.readiness import Readiness
 from server.web.request import StrataRequest
 from server.web.schema import build_openapi, note_security
+from server.web.turns import TurnOptions
 
 ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     operations.check_health,
     operations.check_readiness,
     operations.show_metrics,
+    assistants.create_assistant,
+    assistants.list_assistants,
+    assistants.show_assistant,
+    assistants.revise_assistant,
+    conversations.create_conversation,
+    conversations.list_conversations,
+    conversations.show_conversation,
+    conversations.change_conversation,
+    conversations.erase_conversation,
+    conversations.replace_context,
+    conversations.fork_conversation,
+    images.show_image,
+    turns.take_turn,
+    turns.list_turns,
+    turns.show_turn,
+    turns.follow_turn,
+    turns.cancel_turn,
     keys.show_own_key,
     keys.list_keys,
     keys.show_key,
@@ -40,11 +65,19 @@ class WebParts:
     """All that the application needs from outside."""
 
     key_ring: KeyRing
+    store: Store
+    turn_service: TurnService
+    renderer: Renderer
+    rate_limiter: RateLimiter
+    default_provider: str | None
+    provider_names: Collection[str]
     probes: Sequence[Probe]
     running_turns: RunningTurns
     metrics: Metrics
     tracing: Tracing
     body_limit_bytes: int
+    image_limit_bytes: int
+    keep_alive_seconds: float
     cors_origins: Sequence[str]
     lifespan: Sequence[Callable[[Litestar], AbstractAsyncContextManager[None]]] = ()
     version: str
@@ -64,16 +97,18 @@ def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> Edge
         request_class=StrataRequest,
         dependencies={
             "caller": Provide(provide_caller),
-            "key_ring": Provide(lambda: parts.key_ring, sync_to_thread=False),
-            "metrics": Provide(lambda: parts.metrics, sync_to_thread=False),
-            "readiness": Provide(lambda: readiness, sync_to_thread=False),
+            "turn_headers": Provide(provide_turn_headers),
+            **{name: _provide(value) for name, value in _values(parts).items()},
+            "readiness": _provide(readiness),
         },
+        # Litestar's own would be lenient, whatever a model says: "3" would be a number.
+        plugins=[PydanticPlugin(validate_strict=True)],
         exception_handlers={Exception: answer_exception},
         request_max_body_size=parts.body_limit_bytes,
         cors_config=_build_cors(parts.cors_origins),
         openapi_config=build_openapi(parts.version),
         lifespan=list(parts.lifespan),
-        state=State({KEY_RING: parts.key_ring}),
+        state=State({KEY_RING: parts.key_ring, RATE_LIMITER: parts.rate_limiter}),
         # Off, also where an environment variable of Litestar's asks for it: both answer with the server's insides.
         debug=False,
         pdb_on_exception=False,
@@ -83,12 +118,48 @@ def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> Edge
     return Edge(litestar, metrics=parts.metrics, tracing=parts.tracing)
 
 
+def _values(parts: WebParts) -> dict[str, object]:
+    """What handlers are given, by the names of their parameters."""
+    return {
+        "key_ring": parts.key_ring,
+        "metrics": parts.metrics,
+        "store": parts.store,
+        "turn_service": parts.turn_service,
+        "renderer": parts.renderer,
+        "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
+        "turn_options": TurnOptions(
+            image_limit_bytes=parts.image_limit_bytes, keep_alive_seconds=parts.keep_alive_seconds
+        ),
+    }
+
+
+def _provide(value: object) -> Provide:
+    return Provide(lambda: value, sync_to_thread=False)
+
+
 def _build_cors(origins: Sequence[str]) -> CORSConfig | None:
     if not origins:
         return None
     return CORSConfig(
         allow_origins=list(origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "prefer"],
-        expose_headers=["x-request-id", "retry-after"],
+        allow_headers=[
+            "authorization",
+            "content-type",
+            "idempotency-key",
+            "if-match",
+            "if-none-match",
+            "last-event-id",
+            "prefer",
+            "x-stainless-retry-count",
+        ],
+        expose_headers=[
+            "etag",
+            "idempotency-replayed",
+            "location",
+            "preference-applied",
+            "retry-after",
+            "x-request-id",
+            "x-should-retry",
+        ],
     )

@@ -7,8 +7,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from server.api_key import ApiKey, Scope, parse_key_text
-from server.errors import KeyRejected, ScopeMissing
+from server.errors import KeyRejected, RateLimited, ScopeMissing
 from server.key_ring import KeyRing
+from server.rate_limit import RateLimiter
 from server.telemetry.logs import extend_log_context
 from server.web.request import StrataRequest
 
@@ -16,7 +17,14 @@ BEARER: Final = "bearer"
 """The name of the security scheme in the OpenAPI document."""
 
 KEY_RING: Final = "key_ring"
-"""Where the application's state holds the key ring; guards have no other way to it."""
+RATE_LIMITER: Final = "rate_limiter"
+"""Where the application's state holds these two; guards have no other way to them."""
+
+REFUSAL: Final = "refusal"
+"""Where the scope's state holds a `RateLimited` that a handler has to raise, unless the request is a duplicate."""
+
+_RETRY_HEADERS: Final = ("idempotency-key", "x-stainless-retry-count")
+"""Without one of these a request cannot be recognised as a duplicate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +35,14 @@ class KeyGuard:
     """
 
     scope: Scope | None
+    limited: bool = True
+    """Whether the request counts against the key's rate."""
+    spares_duplicates: bool = False
+    """The handler decides what to do with a request above the rate that may have been sent before: what was accepted
+    once is answered, whatever the rate, or the client would never learn of it."""
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        """Raises `KeyRejected` and `ScopeMissing`."""
+        """Raises `KeyRejected`, `ScopeMissing` and `RateLimited`."""
         key_ring: KeyRing = connection.app.state[KEY_RING]
         presented = parse_key_text(_bearer_token(connection))
         key = await key_ring.find_live_key(presented) if presented else None
@@ -39,11 +52,23 @@ class KeyGuard:
         extend_log_context(tenant_id=key.tenant_id, api_key_id=key.id)
         if self.scope is not None and self.scope not in key.scopes:
             raise ScopeMissing(scope=self.scope.value)
+        if self.limited:
+            await self._admit(connection, key)
+
+    async def _admit(self, connection: ASGIConnection[Any, Any, Any, Any], key: ApiKey) -> None:
+        rate_limiter: RateLimiter = connection.app.state[RATE_LIMITER]
+        try:
+            await rate_limiter.admit(key.id)
+        except RateLimited as refusal:
+            if not self.spares_duplicates or not any(name in connection.headers for name in _RETRY_HEADERS):
+                raise
+            connection.scope["state"][REFUSAL] = refusal
 
 
 any_live_key: Final = KeyGuard(None)
 client_only: Final = KeyGuard(Scope.CLIENT)
-admin_only: Final = KeyGuard(Scope.ADMIN)
+client_sparing_duplicates: Final = KeyGuard(Scope.CLIENT, spares_duplicates=True)
+admin_only: Final = KeyGuard(Scope.ADMIN, limited=False)
 
 
 async def provide_caller(request: StrataRequest) -> ApiKey:

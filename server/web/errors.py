@@ -17,6 +17,7 @@ from litestar.openapi.spec import Example
 
 from server import errors
 from server.errors import Internal, StrataError
+from server.web.json_text import encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE, Problem
 from server.web.request import FAILURE, PROBLEM_CODE, StrataRequest, request_id_of
 from server.web.validation import read_faults
@@ -30,7 +31,7 @@ class Row:
     retry_after_seconds: int | None = None
     """Sent where waiting helps. An error that knows better says so in its detail `retry_after_seconds`."""
     should_retry: bool | None = None
-    """False is sent as `x-should-retry`: client libraries repeat a 409 by themselves, also where it cannot help."""
+    """False is sent as `x-should-retry`: client libraries repeat 409 and 5xx by themselves, also in vain."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -38,6 +39,7 @@ _HOPELESS_CONFLICT: Final = Row(status=409, should_retry=False)
 _NOT_FOUND: Final = Row(status=404)
 _UNAVAILABLE: Final = Row(status=503, retry_after_seconds=5)
 _BAD_GATEWAY: Final = Row(status=502)
+_HOPELESS_FOR_NOW: Final = Row(status=503, should_retry=False)
 
 ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ValidationFailed: Row(status=422),
@@ -47,8 +49,10 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.MethodNotAllowed: Row(status=405),
     errors.CursorInvalid: Row(status=400),
     errors.HistoryRuleBroken: Row(status=422),
+    errors.TemplateInvalid: Row(status=422),
     errors.KeyRejected: Row(status=401, headers=(("www-authenticate", "Bearer"),)),
     errors.ScopeMissing: Row(status=403),
+    errors.RateLimited: Row(status=429, retry_after_seconds=1),
     errors.RouteNotFound: _NOT_FOUND,
     errors.TenantNotFound: _NOT_FOUND,
     errors.ApiKeyNotFound: _NOT_FOUND,
@@ -56,7 +60,10 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ConversationNotFound: _NOT_FOUND,
     errors.TurnNotFound: _NOT_FOUND,
     errors.CallNotFound: _NOT_FOUND,
+    errors.ImageNotFound: _NOT_FOUND,
     errors.ConversationBusy: Row(status=409, retry_after_seconds=1),
+    errors.QueueFull: Row(status=409, retry_after_seconds=5),
+    errors.TurnNotRunning: _HOPELESS_CONFLICT,
     errors.RevisionMismatch: _HOPELESS_CONFLICT,
     errors.IdempotencyKeyReused: _HOPELESS_CONFLICT,
     errors.EpochMoved: _HOPELESS_CONFLICT,
@@ -66,6 +73,8 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.SchemaBehind: _UNAVAILABLE,
     errors.SchemaAhead: _UNAVAILABLE,
     errors.CheckTimedOut: _UNAVAILABLE,
+    # The turn is over; the same request again would find it so, or begin another one.
+    errors.TurnInterrupted: _HOPELESS_FOR_NOW,
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
     # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
     errors.SettingsInvalid: _UNAVAILABLE,
@@ -76,6 +85,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.EmbeddedStartFailed: _UNAVAILABLE,
     errors.MigrationFailed: _UNAVAILABLE,
     errors.AddressInUse: _UNAVAILABLE,
+    errors.ProviderNotConfigured: _HOPELESS_FOR_NOW,
     errors.ProviderRateLimited: Row(status=429),
     errors.ProviderQuotaExceeded: _BAD_GATEWAY,
     errors.ProviderOverloaded: Row(status=503, retry_after_seconds=5),
@@ -167,7 +177,7 @@ def build_answer(error: StrataError, request_id: str, headers: Mapping[str, str]
 
 def encode_problem(error: StrataError, request_id: str) -> bytes:
     """The body of the answer as it goes over the wire. Absent members are left out rather than null."""
-    return build_problem(error, request_id).model_dump_json(exclude_none=True).encode()
+    return encode_json(build_problem(error, request_id).model_dump(exclude_none=True))
 
 
 def answer_headers(error: StrataError) -> dict[str, str]:
@@ -199,6 +209,13 @@ def document_errors(*kinds: type[StrataError]) -> dict[int, ResponseSpec]:
     }
 
 
+def document_client_errors(*kinds: type[StrataError], body: bool = False) -> dict[int, ResponseSpec]:
+    """The same for a route under `/v1`, with the errors that all of these share; `body`: it reads one."""
+    shared = (errors.ValidationFailed, errors.KeyRejected, errors.ScopeMissing, errors.RateLimited)
+    reading = (errors.BodyMalformed, errors.BodyTooLarge, errors.MediaTypeUnsupported) if body else ()
+    return document_errors(*dict.fromkeys((*shared, *reading, errors.DatabaseUnavailable, *kinds)))
+
+
 _EXAMPLE_DETAILS: Final[Mapping[type[StrataError], Mapping[str, Any]]] = {
     errors.ValidationFailed: {
         "errors": [
@@ -206,6 +223,7 @@ _EXAMPLE_DETAILS: Final[Mapping[type[StrataError], Mapping[str, Any]]] = {
         ]
     },
     errors.ScopeMissing: {"scope": "admin"},
+    errors.RateLimited: {"retry_after_seconds": 1},
 }
 
 

@@ -9,7 +9,7 @@ from litestar.params import FromPath, SkipValidation
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.api_key import ApiKey, Scope
-from server.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, ScopeMissing
+from server.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, RateLimited, ScopeMissing
 from server.key_ring import KeyRing
 from server.web.auth import admin_only, any_live_key
 from server.web.errors import document_errors
@@ -77,7 +77,7 @@ class KeyPage(BaseModel):
     response_description="The key.",
     description="Tells a client which tenant and scopes the key that it sends stands for. Any live key will do.",
     tags=["keys"],
-    responses=document_errors(KeyRejected, DatabaseUnavailable),
+    responses=document_errors(KeyRejected, RateLimited, DatabaseUnavailable),
 )
 async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> KeyView:
     """The caller itself."""

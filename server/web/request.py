@@ -10,6 +10,7 @@ from litestar.types import Empty
 
 from server.api_key import ApiKey
 from server.errors import BodyMalformed, MediaTypeUnsupported
+from server.web.json_text import decode_json
 
 REQUEST_ID: Final = "request_id"
 PROBLEM_CODE: Final = "problem_code"
@@ -42,7 +43,22 @@ class StrataRequest(Request[ApiKey | None, Any, State]):
             raise MediaTypeUnsupported
         try:
             return await super().json()
-        except (SerializationException, UnicodeDecodeError) as error:
-            raise BodyMalformed from error
+        except (SerializationException, UnicodeDecodeError):
+            return await self._read_slowly()
         except RecursionError:
-            raise BodyMalformed("The request body is nested too deeply.", hint="Send a flatter document.") from None
+            raise _too_deep() from None
+
+    async def _read_slowly(self) -> Any:
+        """The quick decoder refuses halves of surrogate pairs; before anything is called malformed, ours has a look."""
+        try:
+            decoded = decode_json(await self.body())
+        except ValueError:
+            raise BodyMalformed from None
+        except RecursionError:
+            raise _too_deep() from None
+        self._json = self._connection_state.json = decoded
+        return decoded
+
+
+def _too_deep() -> BodyMalformed:
+    return BodyMalformed("The request body is nested too deeply.", hint="Send a flatter document.")

@@ -3,6 +3,7 @@
 The document and nothing else: no viewer, whose scripts would come from another host.
 """
 
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from litestar import Litestar, MediaType, Request, Router
@@ -11,12 +12,20 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, License, SecurityScheme, Server, Tag
 from litestar.types import Method
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
 from server.errors import RouteNotFound
 from server.web.auth import BEARER, KeyGuard
+from server.web.body import Body
+from server.web.sse import EVENT_STREAM, EVENTS
 
 _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head"})
 _INVENTED_STATUS: Final = "400"
+_STREAMING: Final = {"take_turn": ("application/json", EVENT_STREAM), "follow_turn": (EVENT_STREAM,)}
+"""Operations that stream, and the media types of their success."""
+_BODY_OPTIONAL: Final = "cancel_turn"
+_OWN_MODELS: Final = "server.web."
 
 _DESCRIPTION: Final = """\
 A self-hosted, stateful conversation server. Send what is new; the server keeps the rest.
@@ -24,6 +33,15 @@ A self-hosted, stateful conversation server. Send what is new; the server keeps 
 Every answer has an `x-request-id`. Errors are `application/problem+json` with a `code` that is never renamed; the \
 documentation lists all codes.
 """
+
+
+def _describe_events() -> str:
+    """The events of a stream, in their order."""
+    rows = "\n".join(f"| `{name}` | {data} |" for name, data in EVENTS.items())
+    return (
+        "A stream has these events, in this order, each with an integer `id`; exactly one of the last three ends it. "
+        f"A comment comes at least every 15 s.\n\n| event | data |\n|---|---|\n{rows}\n"
+    )
 
 
 def build_openapi(version: str) -> OpenAPIConfig:
@@ -36,6 +54,9 @@ def build_openapi(version: str) -> OpenAPIConfig:
         license=License(name="Apache-2.0", identifier="Apache-2.0"),
         servers=[Server(url="/")],
         tags=[
+            Tag(name="assistants", description="Configured personas, versioned."),
+            Tag(name="conversations", description="What owns turns, in a total order."),
+            Tag(name="turns", description=f"Input and answers. {_describe_events()}"),
             Tag(name="keys", description="API keys: who may come in."),
             Tag(name="operations", description="For orchestrators and dashboards; no key needed."),
         ],
@@ -77,17 +98,76 @@ class _Document(JsonRenderPlugin):
 def _correct(document: dict[str, Any]) -> None:
     """Puts right what Litestar writes and OpenAPI does not know, or what does not hold here.
 
-    It documents a 400 of its own shape on every route with a parameter, where ours are 422 and documented, and it gives
-    examples an `id`, which the specification does not have.
+    It documents a 400 of its own shape on every route with a parameter, where ours are 422 and documented; it gives
+    examples an `id`, which the specification does not have; it knows one media type per status; to it every body is
+    required and an optional parameter may be null; and of pydantic's models it sees the fields but not all limits.
     """
     for item in document["paths"].values():
         for method in _METHODS & item.keys():
-            answers: dict[str, Any] = item[method]["responses"]
-            if MediaType.JSON.value in answers.get(_INVENTED_STATUS, {}).get("content", ()):
-                del answers[_INVENTED_STATUS]
-            for content in (body for answer in answers.values() for body in answer.get("content", {}).values()):
-                for example in content.get("examples", {}).values():
-                    example.pop("id", None)
+            _correct_operation(item[method])
+    document["components"]["schemas"] |= _describe_models(document["components"]["schemas"])
+
+
+def _correct_operation(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = _without_null(parameter["schema"])
+    answers: dict[str, Any] = operation["responses"]
+    if MediaType.JSON.value in answers.get(_INVENTED_STATUS, {}).get("content", ()):
+        del answers[_INVENTED_STATUS]
+    for content in (body for answer in answers.values() for body in answer.get("content", {}).values()):
+        for example in content.get("examples", {}).values():
+            example.pop("id", None)
+    if operation["operationId"] in _STREAMING:
+        kinds = _STREAMING[operation["operationId"]]
+        success = answers["200"]
+        success["content"] = {
+            kind: {"schema": {"type": "string", "description": _describe_events()}}
+            if kind == EVENT_STREAM
+            else success["content"][kind]
+            for kind in kinds
+        }
+    if operation["operationId"] == _BODY_OPTIONAL:
+        operation["requestBody"]["required"] = False
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter is there or it is not; it cannot be null."""
+    kinds = [kind for kind in schema.get("oneOf", ()) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return {**kinds[0], **{name: value for name, value in schema.items() if name != "oneOf"}}
+
+
+class _Schemas(GenerateJsonSchema):
+    """pydantic's own, without titles made from names, and without defaults that only stand for absence."""
+
+    def field_title_should_be_set(self, _schema: object) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        described = super().default_schema(schema)
+        if not described.get("default") and described.get("default") is not False:
+            described.pop("default", None)
+        return described
+
+
+def _describe_models(names: Collection[str]) -> dict[str, Any]:
+    """The models of this package that the document names, and what they refer to, as pydantic describes them."""
+    models = [model for model in _models_below(BaseModel) if model.__name__ in names]
+    _, described = models_json_schema(
+        [(model, "validation" if issubclass(model, Body) else "serialization") for model in models],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Schemas,
+    )
+    schemas: dict[str, Any] = described["$defs"]
+    return schemas
+
+
+def _models_below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in root.__subclasses__():
+        if model.__module__.startswith(_OWN_MODELS):
+            yield model
+        yield from _models_below(model)
 
 
 def _name_operation(handler: HTTPRouteHandler, method: Method, _path: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from litestar.exceptions import ValidationException
 
+from server.errors import ValidationFailed
 from server.web.problem import FieldFault
 
 _FAULT_LIMIT: Final = 50
@@ -23,6 +24,11 @@ _PLAIN_TEXT: Final = re.compile(
     r"^(Expected|Object|Invalid|Input|Field|Extra|Value|String|List|Tuple|Set|Data|URL|UUID)\b"
 )
 """How the texts of pydantic and msgspec begin. What begins otherwise comes from a decoder and may quote anything."""
+
+
+def refuse(path: str, message: str, *, source: str = "body") -> ValidationFailed:
+    """The error for one field that only a handler can judge."""
+    return ValidationFailed(errors=[FieldFault(path=path, source=source, message=message).model_dump()])
 
 
 def read_faults(error: ValidationException, body: object) -> list[FieldFault]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from server.wire.exchange import Recording, WireUnreachable
-from server.wire.transport import answer_sdk, take_request
+from server.wire.transport import answer_sdk, empty_stream, take_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         tap, recording = await take_request(request)
+        if tap is not None and tap.dry:
+            return empty_stream()
         self.requests.append(recording.request_body)
         if not self._answers:
             recording.end()

@@ -4,34 +4,16 @@ A vendor supplies three things: how its SDK makes the request, a fold of the byt
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from server.block import JsonValue
 from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable
 from server.event import ProviderEvent
-from server.provider import CallRecord, ProviderAnswer, StreamState
+from server.provider import CallRecord, Fold, ProviderAnswer, StreamState
 from server.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
 from server.wire.transport import Tap
-
-
-class Fold(Protocol):
-    """The meaning of a body so far. Pure: the same bytes in any pieces give the same events and the same answer."""
-
-    @property
-    def answer(self) -> ProviderAnswer:
-        """What has arrived."""
-        ...
-
-    def feed(self, piece: bytes) -> Iterable[ProviderEvent]:
-        """The events that a piece completes. Raises `ProviderFailed` for an error within the stream."""
-        ...
-
-    def finish(self) -> None:
-        """The body has ended properly. Raises `ProviderFailed` unless the model had finished."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +139,13 @@ class WireStream:
         if self._tap.answer is not None:
             await self._tap.answer.close()
         self._tap.recording.end()
+
+
+async def encode_request(call: VendorCall) -> bytes:
+    """The body that the call would send: the SDK writes it as ever, and the transport keeps it to itself."""
+    with Tap(call.holes, dry=True) as tap:
+        await call.send()
+    return tap.recording.request_body
 
 
 def translate_wire(error: BaseException | None) -> ProviderFailed | None:

@@ -2,7 +2,7 @@
 
 What differs from an ordinary one: a request that is made while a `Tap` is open is answered to the tap and not to the
 SDK; the SDK sees an empty answer, which both of them take for a stream that has ended. An answer that is an error goes
-to the SDK too, so that it raises what it would have raised.
+to the SDK too, so that it raises what it would have raised. With a dry tap the request does not leave at all.
 """
 
 from collections.abc import AsyncIterator
@@ -17,6 +17,7 @@ import httpx2
 from server.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
 
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
+_OK: Final = 200
 _ERRORS: Final = 400
 _OPEN_TAP: ContextVar["Tap | None"] = ContextVar("strata_open_tap", default=None)
 
@@ -39,10 +40,14 @@ class Tap:
     need not look at megabytes that it could only change.
     """
 
-    def __init__(self, holes: dict[str, bytes], *, streamed: bool = True) -> None:
-        """Unless `streamed`, the holes are filled and the answer goes to the SDK all the same."""
+    def __init__(self, holes: dict[str, bytes], *, streamed: bool = True, dry: bool = False) -> None:
+        """Unless `streamed`, the holes are filled and the answer goes to the SDK all the same.
+
+        `dry`: the request is only recorded, and the SDK sees a stream that ends at once.
+        """
         self._holes = holes
         self.streamed = streamed
+        self.dry = dry
         self._token: Token[Tap | None] | None = None
         self.recording: Recording = begin_recording()
         self.answer: Exchange | None = None
@@ -106,9 +111,14 @@ async def answer_sdk(tap: Tap | None, answer: Exchange, status: int) -> httpx2.R
     """What the SDK gets to see: all of the answer, or nothing of it where it belongs to a tap."""
     if tap is not None and tap.streamed and status < _ERRORS:
         tap.answer = answer
-        return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
+        return empty_stream(status)
     content = b"".join([piece async for piece in answer.pieces()])
     return httpx2.Response(status, headers=list(answer.recording.headers.items()), content=content)
+
+
+def empty_stream(status: int = _OK) -> httpx2.Response:
+    """A stream that has ended, as both SDKs take it."""
+    return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
 
 
 class WireTransport(httpx2.AsyncBaseTransport):
@@ -120,6 +130,8 @@ class WireTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         tap, recording = await take_request(request)
+        if tap is not None and tap.dry:
+            return empty_stream()
         response = await self._send(request, recording)
         return await answer_sdk(tap, LiveAnswer(response, recording), response.status)
 

@@ -23,6 +23,7 @@ import uvloop
 
 from server.api_key import Tenant
 from server.block import TextBlock
+from server.block_json import encode_blocks
 from server.conversation import Conversation
 from server.identifiers import CONVERSATION, decode_id
 from server.postgres.connecting import Connection, DatabaseOptions, connect
@@ -121,7 +122,8 @@ async def measure_wal(store: PostgresStore, tenant: Tenant, connection: Connecti
         await strata_step(store, tenant, user_input(conversation.id, ASKED), reply(), static_hash)
     written = await connection.fetchval("SELECT pg_current_wal_lsn() - $1::pg_lsn", before)
     answer_ = reply()
-    size = len(ASKED) + len(answer_.native.data) + len(answer_.end.raw_response or b"")
+    raw = answer_.end.raw_response if answer_.end is not None else None
+    size = len(ASKED) + len(answer_.native.data) + len(raw or b"")
     return round(int(written) / ROUNDS), size
 
 
@@ -133,12 +135,16 @@ async def fill(store: PostgresStore, conversation: Conversation, turns: int) -> 
             """
             INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account,
                 attempt, written_under)
-            SELECT $1, n, CASE n % 2 WHEN 1 THEN 'user_task' ELSE 'model_response' END, 'complete',
-                jsonb_build_array(jsonb_build_object('type', 'text', 'text', repeat('y', 800))), $2,
-                CASE n % 2 WHEN 1 THEN 'strata' ELSE 'gemini' END, 'gemini', 'm', 'a', 1, gen_random_uuid()
-            FROM generate_series(1, $3::bigint) AS n
+            SELECT $1, n, kind, 'complete',
+                jsonb_build_array(jsonb_build_object('type', 'text', 'text', repeat('y', 800))), native,
+                dialect, provider, 'm', 'a', attempt, gen_random_uuid()
+            FROM generate_series(1, $4::bigint) AS n
+            JOIN (VALUES (1, 'user_task', $2::bytea, 'strata', NULL, NULL::smallint),
+                (0, 'model_response', $3::bytea, 'gemini', 'gemini', 1::smallint))
+                AS form (rest, kind, native, dialect, provider, attempt) ON rest = n % 2
             """,
             decode_id(CONVERSATION, conversation.id),
+            encode_blocks([TextBlock(text=ASKED)]),
             reply().native.data,
             turns,
         )

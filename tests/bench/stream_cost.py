@@ -40,7 +40,7 @@ GEMINI_MODEL, ANTHROPIC_MODEL = "gemini-3.8-flash", "claude-fable-5-2"
 Step = Callable[[], Awaitable[None]]
 
 
-def gemini_pieces() -> list[bytes]:
+def gemini_pieces(count: int = CHUNKS) -> list[bytes]:
     def chunk(part: dict[str, Any], **more: Any) -> bytes:
         candidate = {"content": {"parts": [part], "role": "model"}, **more, "index": 0}
         usage = {"promptTokenCount": 1200, "candidatesTokenCount": 9, "totalTokenCount": 1209, "thoughtsTokenCount": 80}
@@ -48,12 +48,12 @@ def gemini_pieces() -> list[bytes]:
         return f"data: {json.dumps(document)}\r\n\r\n".encode()
 
     return [
-        *[chunk({"text": WORDS})] * (CHUNKS - 1),
+        *[chunk({"text": WORDS})] * (count - 1),
         chunk({"text": "", "thoughtSignature": "c2ln"}, finishReason="STOP"),
     ]
 
 
-def anthropic_pieces() -> list[bytes]:
+def anthropic_pieces(count: int = CHUNKS) -> list[bytes]:
     def event(**data: Any) -> bytes:
         return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
@@ -63,7 +63,7 @@ def anthropic_pieces() -> list[bytes]:
     return [
         event(type="message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage}),
         event(type="content_block_start", index=0, content_block={"type": "text", "text": ""}),
-        *[delta] * (CHUNKS - 5),
+        *[delta] * (count - 5),
         event(type="content_block_stop", index=0),
         event(
             type="message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, usage={"output_tokens": 9}

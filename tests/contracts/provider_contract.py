@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock
+from server.assistant import Tool
+from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.emulator.reply import FaultKind, Reply
 from server.emulator.server import emulating
 from server.errors import ProviderCut, ProviderFailed
 from server.event import TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.payload import CallSettings
 from server.provider import ProviderAnswer, ProviderStream, StreamState
 from server.turn import StopReason
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Rig, answer_calls, complete, consume, native_of, step
@@ -21,6 +23,7 @@ from tests.recordings.replay import Replay
 
 STEPS = 10
 ENDED = (StreamState.COMPLETE, StreamState.FAILED, StreamState.CANCELLED)
+DYNAMIC = '{"todos":["buy milk"]}'
 HOLE_LIKE = "@strata:messages:0123456789abcdef"
 SPEECH = Reply(thinking="Let me think about it.", text="Here is what I can say about all of it.")
 
@@ -386,6 +389,89 @@ class UnknownContract:
         assert NUMBERS in stream.record.request_body
 
 
+class RequestContract:
+    @staticmethod
+    def texts_of(message: dict[str, Any]) -> list[str]:
+        """The texts among the blocks of a message, in order."""
+        raise NotImplementedError
+
+    async def test_what_would_be_sent_is_what_is_sent(self, rig: Rig) -> None:
+        messages = [rig.ask('A "quoted" Ü\n').messages[0].data, rig.provider.dynamic_message('{"todos":[1.0]}')]
+        payload = rig.payload(messages, breakpoints=(0, 1), settings=CallSettings(max_output_tokens=900))
+        encoded = await rig.provider.encode_request(payload)
+        assert rig.requests() == []
+        stream = rig.provider.open_stream(payload)
+        await consume(stream)
+        assert encoded == stream.record.request_body
+        assert encoded == await rig.provider.encode_request(payload)
+        assert len(rig.requests()) == 1
+
+    async def test_a_request_is_written_while_others_are_under_way(self, rig: Rig) -> None:
+        payloads = [rig.ask(f"Say something about number {n}.") for n in range(8)]
+        streams = [rig.provider.open_stream(payload) for payload in payloads]
+        encoded, _ = await asyncio.gather(
+            asyncio.gather(*(rig.provider.encode_request(payload) for payload in payloads)),
+            asyncio.gather(*(consume(stream) for stream in streams)),
+        )
+        assert encoded == [stream.record.request_body for stream in streams]
+        assert len(rig.requests()) == 8
+
+    async def test_a_fold_reads_a_body_from_elsewhere(self, rig: Rig) -> None:
+        rig.says(SPEECH)
+        stream = rig.provider.open_stream(rig.ask("Tell me."))
+        heard = await consume(stream)
+        fold = rig.provider.open_fold()
+        body = stream.record.body
+        pieces = [body[at : at + 50] for at in range(0, len(body), 50)]
+        assert [event for piece in pieces for event in fold.feed(piece)] == heard
+        fold.finish()
+        assert fold.answer == stream.answer
+
+    async def test_the_dynamic_block_stands_before_a_task_and_behind_results(self, rig: Rig) -> None:
+        task = rig.provider.user_message([TextBlock(text="Go on.")], {}, DYNAMIC)
+        rig.says(step(1), Reply(text="Done."))
+        answer = await complete(rig.provider, rig.payload([task]))
+        results = [
+            ToolResultBlock(tool_call_id=block.id, output=[1.0, None, {"ü": "\ud800"}])
+            for block in answer.blocks
+            if isinstance(block, ToolCallBlock)
+        ]
+        response = rig.provider.tool_message(results, answer.blocks, DYNAMIC)
+        await complete(rig.provider, rig.payload([task, native_of(answer), response]))
+        assert self.texts_of(json.loads(task)) == [DYNAMIC, "Go on."]
+        assert self.texts_of(json.loads(response)) == [DYNAMIC]
+        assert response.rindex(b"todos") > response.rindex("ü".encode())
+        assert {request["status"] for request in rig.requests()} == {200}
+
+    @pytest.mark.parametrize("texts", [[], [""], [" \n"], ["", "\ud83d"], ["\ud83d", "\udc00", "a\x00b"]])
+    async def test_every_user_task_is_one_that_the_provider_takes(self, rig: Rig, texts: list[str]) -> None:
+        blocks = [TextBlock(text=text) for text in texts]
+        for dynamic in (None, DYNAMIC):
+            message = rig.provider.user_message(blocks, {}, dynamic)
+            assert (await complete(rig.provider, rig.payload([message]))).blocks
+
+    async def test_an_answer_without_its_signatures_is_taken(self, rig: Rig) -> None:
+        first = rig.ask("Go.").messages[0].data
+        rig.says(step(1, text="I look."), SPEECH)
+        called = await complete(rig.provider, rig.payload([first]))
+        bare = rig.provider.unsigned_message(native_of(called))
+        assert bare is not None
+        messages = [first, bare, answer_calls(rig.provider, called)]
+        told = await complete(rig.provider, rig.payload(messages))
+        bare = rig.provider.unsigned_message(native_of(told))
+        assert bare is not None
+        assert self.texts_of(json.loads(bare)) == [SPEECH.text]
+        messages += [bare, rig.provider.user_message([TextBlock(text="Thanks.")], {})]
+        other = rig.another("another-account")
+        assert (await complete(other, rig.payload(messages, static_text="You help now and then."))).blocks
+
+    async def test_tools_and_texts_that_are_no_unicode_are_sent_all_the_same(self, rig: Rig) -> None:
+        odd = Tool(name="odd", description="\udc00", parameters={"type": "object", "description": "\ud800!"})
+        payload = rig.payload([rig.ask().messages[0].data], static_text="You help.\ud83d", tools=(odd,))
+        assert (await complete(rig.provider, payload)).blocks
+        assert rig.requests()[-1]["status"] == 200
+
+
 async def tell(rig: Rig, recorded: Recorded) -> None:
     """A recording over the network means what its bytes mean."""
     app = Replay(pieces=[recorded.body[at : at + 700] for at in range(0, len(recorded.body), 700)])
@@ -410,5 +496,5 @@ def _messages(body: dict[str, Any]) -> list[Any]:
     return list(body.get("contents") or body.get("messages") or [])
 
 
-class ProviderContract(StreamContract, CancelContract, LoopContract, PartialContract, UnknownContract):
+class ProviderContract(StreamContract, CancelContract, LoopContract, PartialContract, UnknownContract, RequestContract):
     """All of it. Wants a fixture `rig`."""

@@ -14,6 +14,8 @@ class InMemoryKeyRing:
 
     def __init__(self) -> None:
         self.down = False
+        self.lookups = 0
+        """How often it was asked for a live key."""
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, tuple[ApiKey, bytes]] = {}
 
@@ -62,6 +64,7 @@ class InMemoryKeyRing:
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
         self._reach()
+        self.lookups += 1
         key, secret_hash = self._keys.get(presented.id, (None, b""))
         now = datetime.now(UTC)
         if key is None or not presented.matches(secret_hash) or not key.is_live(now):

@@ -21,8 +21,11 @@ from server.web.app import ROUTES, WebParts, assemble
 from server.web.edge import Edge
 from tests.fakes.key_ring import InMemoryKeyRing
 from tests.fakes.probe import SwitchableProbe
+from tests.fakes.rate_limiter import CountedRate
+from tests.fakes.untouched import untouched
 
 BODY_LIMIT = 4096
+IMAGE_LIMIT = 1024
 VERSION = "9.8.7"
 
 Lifespan = Callable[[Litestar], AbstractAsyncContextManager[None]]
@@ -40,6 +43,7 @@ class Site:
     client_key: str
     admin_key: str
     probe: SwitchableProbe
+    rate_limiter: CountedRate
     running_turns: RunningTurns
     metrics: Metrics
     log: StringIO = field(default_factory=StringIO)
@@ -86,7 +90,7 @@ async def open_site(
     lifespan: Sequence[Lifespan] = (),
 ) -> AsyncIterator[Site]:
     """A running site with one tenant and a key of each scope."""
-    key_ring, probe, running_turns = InMemoryKeyRing(), SwitchableProbe(), RunningTurns()
+    key_ring, probe, running_turns, rate_limiter = InMemoryKeyRing(), SwitchableProbe(), RunningTurns(), CountedRate()
     tenant = await key_ring.create_tenant("acme")
     _, client_key = await key_ring.create_key(
         tenant_id=tenant.id, name="client", scopes=frozenset({Scope.CLIENT}), expires_at=None
@@ -97,6 +101,14 @@ async def open_site(
     metrics = Metrics(version=VERSION)
     parts = WebParts(
         key_ring=key_ring,
+        store=untouched("the store"),
+        turn_service=untouched("the turn service"),
+        renderer=untouched("the renderer"),
+        rate_limiter=rate_limiter,
+        default_provider="gemini",
+        provider_names=("gemini",),
+        image_limit_bytes=IMAGE_LIMIT,
+        keep_alive_seconds=10,
         probes=[probe],
         running_turns=running_turns,
         metrics=metrics,
@@ -117,6 +129,7 @@ async def open_site(
             client_key=client_key,
             admin_key=admin_key,
             probe=probe,
+            rate_limiter=rate_limiter,
             running_turns=running_turns,
             metrics=metrics,
             log=log or StringIO(),

@@ -133,7 +133,7 @@ async def test_doctor_finds_an_old_schema(env: dict[str, str], database: Databas
 
 
 def test_every_command_explains_itself(env: dict[str, str]) -> None:
-    for name in ("serve", "demo", "worker", "migrate", "keys", "doctor", "emulate"):
+    for name in ("serve", "demo", "chat", "worker", "migrate", "keys", "doctor", "emulate"):
         result = strata(name, "--help", env=env)
         assert result.returncode == 0
         assert len(result.stdout.splitlines()) > 4

@@ -12,7 +12,18 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from server.postgres import accepting, conversations, finishing, key_ring, loading, reading
+from server.postgres import (
+    accepting,
+    conversations,
+    epochs,
+    finishing,
+    key_ring,
+    leases,
+    loading,
+    queueing,
+    rate_limit,
+    reading,
+)
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.migrations import migrate_up
@@ -21,19 +32,28 @@ from tests.database_source import with_database
 BY_KEY = {
     "accept": accepting._ACCEPT,
     "accept with images": accepting._ACCEPT_WITH_BLOBS,
+    "find duplicate": accepting._FIND,
+    "enter queue": queueing._ENTER,
+    "keep ticket": queueing._KEEP,
+    "leave queue": queueing._LEAVE,
     "load": loading._LOAD,
+    "load past": loading._LOAD_PAST,
     "begin call": finishing._BEGIN_CALL,
     "end call": finishing._END_CALL,
     "append chunks": finishing._APPEND_CHUNKS,
     "finish": finishing._FINISH,
+    "finish without call": finishing._FINISH_WITHOUT_CALL,
+    "request cancel": leases._REQUEST_CANCEL,
     "load conversation": conversations._LOAD,
-    "begin epoch": conversations._BEGIN_EPOCH,
-    "take over": conversations._TAKE_OVER,
+    "begin epoch": epochs._BEGIN_EPOCH,
+    "take over": leases._TAKE_OVER,
+    "find expired": leases._FIND_EXPIRED,
     "load turn": reading._TURN,
     "list turns": reading._OLDEST_TURNS,
     "list newest turns": reading._NEWEST_TURNS,
     "list chunks": reading._CHUNKS,
     "find key": key_ring._FIND_LIVE_KEY,
+    "reserve requests": rate_limit._RESERVE,
 }
 OWN_KEYS = re.compile(r"pk_\w+|ix_turns_conversation_id_idempotency_key|ix_conversations_running")
 """The last one is by id as well, of the conversations that run."""

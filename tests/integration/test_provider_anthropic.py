@@ -66,6 +66,10 @@ class TestAnthropicProvider(ProviderContract):
     def unsigned_thinking(message: dict[str, Any]) -> list[Any]:
         return [block for block in message["content"] if block["type"] == "thinking" and not block["signature"]]
 
+    @staticmethod
+    def texts_of(message: dict[str, Any]) -> list[str]:
+        return [block["text"] for block in message["content"] if block["type"] == "text"]
+
 
 def thinking_of(message: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = next(block for block in message["content"] if block["type"] == "thinking")

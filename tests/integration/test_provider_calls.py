@@ -1,5 +1,6 @@
 """Patience with a provider that fails: what may be tried again is, what was heard never is."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -12,13 +13,14 @@ from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.errors import ProviderCut, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
-from server.event import TextDelta
+from server.event import ProviderEvent, TextDelta, UsageReported
 from server.payload import Layer, Payload, PayloadMessage
 from server.provider import StreamState
 from server.provider_calls import PatientCall
 from server.retry_policy import RetryPolicy
 from server.token_estimate import TokenEstimate
 from server.turn import StopReason
+from tests.contracts.provider_rig import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(first_delay_seconds=0.001, longest_delay_seconds=0.002)
 
@@ -116,6 +118,65 @@ async def test_what_waiting_does_not_help_is_told_at_once(
     with pytest.raises(error):
         _ = [event async for event in call.events()]
     assert len(call.attempts) == 1
+
+
+@pytest.mark.parametrize("kind", ["overloaded_mid_stream", "cut", "early_end"])
+async def test_a_failure_after_nothing_but_usage_is_not_noticed(
+    emulator: str, provider: AnthropicProvider, kind: str
+) -> None:
+    await arm(emulator, kind=kind, times=1, after_chunks=0)
+    call = PatientCall(provider, payload(provider), QUICK)
+    events = [event async for event in call.events()]
+    assert [stream.state for stream in call.attempts] == [StreamState.FAILED, StreamState.COMPLETE]
+    assert events == events_in(provider, call)
+    assert isinstance(events[0], UsageReported)
+
+
+async def test_the_usage_of_an_attempt_that_failed_for_good_is_told(emulator: str, provider: AnthropicProvider) -> None:
+    await arm(emulator, kind="overloaded_mid_stream", times=QUICK.attempts, after_chunks=0)
+    call = PatientCall(provider, payload(provider), QUICK)
+    heard: list[ProviderEvent] = []
+    with pytest.raises(ProviderOverloaded):
+        await listen(call, heard)
+    assert len(heard) == 1
+    assert isinstance(heard[0], UsageReported)
+    assert len(call.attempts) == QUICK.attempts
+    assert call.failure_codes == ["provider_overloaded"] * QUICK.attempts
+
+
+async def test_how_each_attempt_failed_is_kept(emulator: str, provider: AnthropicProvider) -> None:
+    await arm(emulator, kind="overloaded", times=1)
+    await arm(emulator, kind="cut", times=1, after_chunks=0)
+    call = PatientCall(provider, payload(provider), QUICK)
+    _ = [event async for event in call.events()]
+    assert call.failure_codes == ["provider_overloaded", "provider_cut"]
+    assert len(call.attempts) == 3
+
+
+async def test_cancel_does_not_wait_for_the_next_attempt(emulator: str, provider: AnthropicProvider) -> None:
+    slow = RetryPolicy(first_delay_seconds=3600, longest_delay_seconds=3600, budget_seconds=10**6)
+    await arm(emulator, kind="overloaded", times=1)
+    call = PatientCall(provider, payload(provider), slow)
+    heard: list[ProviderEvent] = []
+    listening = asyncio.create_task(listen(call, heard))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not call.failures:  # noqa: ASYNC110  reason: the call has no event for it, and needs none
+            await asyncio.sleep(0)
+        await call.cancel()
+        await listening
+    assert heard == []
+    assert [stream.state for stream in call.attempts] == [StreamState.FAILED]
+
+
+async def listen(call: PatientCall, heard: list[ProviderEvent]) -> None:
+    """Keeps what was heard, also where the call fails."""
+    async for event in call.events():
+        heard.append(event)  # noqa: PERF401  reason: a comprehension would lose it
+
+
+def events_in(provider: AnthropicProvider, call: PatientCall) -> list[ProviderEvent]:
+    """What the bytes of the attempt that counts say."""
+    return list(provider.open_fold().feed(call.stream.record.body))
 
 
 async def test_a_cancelled_call_is_not_tried_again(emulator: str, provider: AnthropicProvider) -> None:

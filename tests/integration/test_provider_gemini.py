@@ -79,6 +79,10 @@ class TestGeminiProvider(ProviderContract):
         signed = max((place for place, part in enumerate(parts) if "thoughtSignature" in part), default=-1)
         return [part for part in parts[signed + 1 :] if part.get("thought")]
 
+    @staticmethod
+    def texts_of(message: dict[str, Any]) -> list[str]:
+        return [part["text"] for part in message["parts"] if "text" in part]
+
 
 def signed_part(message: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = next(part for part in message["parts"] if "thoughtSignature" in part)

@@ -3,6 +3,7 @@
 The client's connection goes through a proxy that reads the messages.
 """
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -10,11 +11,16 @@ from typing import TypeVar
 import pytest
 
 from server.api_key import PresentedKey, Scope, Tenant, parse_key_text
+from server.block import Blob
 from server.call import Chunk
 from server.conversation import Lease
 from server.epoch import EpochReason, Segment
+from server.identifiers import API_KEY, new_id
+from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.rate_limit import PostgresRateLimiter
+from server.postgres.remembered_keys import RememberedKeys
 from server.postgres.store import PostgresStore
 from tests.builders import (
     LEASE_SECONDS,
@@ -39,6 +45,7 @@ class Wire:
     """A store and a key ring on a single connection, and the proxy that it goes through."""
 
     proxy: WireProxy
+    database: Database
     store: PostgresStore
     key_ring: PostgresKeyRing
 
@@ -59,7 +66,7 @@ class Wire:
 async def wire(database: Database) -> AsyncIterator[Wire]:
     async with open_proxy(database.options.url) as proxy:
         narrow = Database(replace(database.options, url=proxy.url(), pool_size=1))
-        yield Wire(proxy=proxy, store=PostgresStore(narrow), key_ring=PostgresKeyRing(narrow))
+        yield Wire(proxy=proxy, database=narrow, store=PostgresStore(narrow), key_ring=PostgresKeyRing(narrow))
         await narrow.close()
 
 
@@ -75,7 +82,7 @@ async def presented(key_ring: PostgresKeyRing, tenant: Tenant) -> PresentedKey:
 
 async def _walk(wire: Wire, tenant: Tenant, conversation_id: str, presented: PresentedKey) -> dict[str, int]:
     """The steps of a turn in their order, and what each costs."""
-    turn = user_input(conversation_id)
+    turn = user_input(conversation_id, abandons_calls=True)
     lease = Lease(
         conversation_id=conversation_id,
         token=turn.lease_token,
@@ -84,13 +91,18 @@ async def _walk(wire: Wire, tenant: Tenant, conversation_id: str, presented: Pre
     )
     steps: dict[str, Callable[[], Awaitable[object]]] = {
         "find_live_key": lambda: wire.key_ring.find_live_key(presented),
+        "find_duplicate": lambda: wire.store.find_duplicate(tenant.id, turn),
         "accept_turn": lambda: wire.store.accept_turn(tenant.id, turn),
         "load_payload_source": lambda: wire.store.load_payload_source(tenant.id, conversation_id),
         "begin_call": lambda: wire.store.begin_call(lease, call_start()),
         "append_chunks": lambda: wire.store.append_chunks(
             lease, [Chunk(attempt=1, offset=0, data=b"abc")], lease_seconds=LEASE_SECONDS
         ),
-        "finish_turn": lambda: wire.store.finish_turn(lease, answer()),
+        "request_cancel": lambda: wire.store.request_cancel(tenant.id, conversation_id),
+        "finish_turn": lambda: wire.store.finish_turn(lease, answer(calls=["a"])),
+        "load_conversation": lambda: wire.store.load_conversation(tenant.id, conversation_id),
+        "list_conversations": lambda: wire.store.list_conversations(tenant.id),
+        "find_expired_lease": lambda: wire.store.list_expired_leases(conversation_id=conversation_id),
     }
     return {name: await wire.cost(step) for name, step in steps.items()}
 
@@ -106,6 +118,38 @@ async def test_each_step_of_a_turn_is_one_round_trip(
     costs = await _walk(wire, tenant, conversation.id, presented)
     assert costs == dict.fromkeys(costs, 1)
     assert wire.proxy.connections_made == 1
+
+
+async def test_a_turn_that_ends_without_a_call_is_one_round_trip(
+    wire: Wire, store: PostgresStore, tenant: Tenant
+) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    costs = []
+    for _ in range(2):
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        costs.append(await wire.cost(lambda: wire.store.finish_turn(accepted.lease, answer(start=None, end=None))))  # noqa: B023  reason: awaited at once
+    assert costs[1] == 1
+
+
+async def test_a_remembered_key_costs_no_round_trip(wire: Wire, database: Database, presented: PresentedKey) -> None:
+    async with PostgresAnnouncements(database.options) as ears:
+        await ears.until_hearing()
+        keys = RememberedKeys(wire.key_ring, ears)
+        assert await keys.find_live_key(presented) is not None
+        assert await wire.cost(lambda: keys.find_live_key(presented)) == 0
+
+
+async def test_the_rate_limit_asks_once_for_many_requests(wire: Wire) -> None:
+    limiter = PostgresRateLimiter(wire.database, 500, window_seconds=1e10)
+    key_id = new_id(API_KEY)
+    for _ in range(10):
+        await limiter.admit(key_id)  # prepares the statement
+
+    async def admit(count: int) -> None:
+        for _ in range(count):
+            await limiter.admit(key_id)
+
+    assert await wire.cost(lambda: admit(100)) == 10
 
 
 async def _converse(store: PostgresStore, tenant: Tenant, *, compacted: int, buffered: int, static: str) -> str:
@@ -153,6 +197,20 @@ async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: P
     assert whole - rest >= len(static)
     assert rest < 4096
     assert without.buffered == full.buffered
+
+
+async def test_images_that_are_held_are_not_sent_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    data = bytes(range(256)) * 400
+    image = Blob(sha256=hashlib.sha256(data).digest(), media_type="image/png", data=data)
+    await accept(store, tenant.id, user_input(conversation.id, blobs=(image,)))
+    await wire.store.load_payload_source(tenant.id, conversation.id)  # prepares the statement
+    whole, _ = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation.id))
+    rest, _ = await wire.weight(
+        lambda: wire.store.load_payload_source(tenant.id, conversation.id, held_blobs=[image.sha256])
+    )
+    assert whole - rest >= len(data)
+    assert rest < 4096
 
 
 async def test_accepting_in_a_long_conversation_receives_as_little_as_in_a_short_one(

@@ -10,6 +10,7 @@ from server.api_key import Tenant
 from server.block_json import decode_blocks
 from server.conversation import Lease
 from server.errors import ConversationBusy, LeaseLost
+from server.payload import LayerOrder
 from server.postgres.store import PostgresStore
 from server.store import Accepted, Duplicate, NewAnswer, NewInput
 from server.turn import ModelResponseTurn, Native, UserTaskTurn
@@ -125,7 +126,8 @@ def exchanges(draw: st.DrawFn) -> tuple[NewInput, NewAnswer]:
     reply = answer(
         blocks=tuple(draw(st.lists(blocks, max_size=4))),
         native=Native(dialect="anthropic", data=native),
-        start=call_start(model=model, manifest=({"x": reported},), dynamic=native),
+        provider="anthropic",
+        start=call_start(model=model, manifest=({"x": reported},), dynamic=native, layer_order=LayerOrder.APPEND_ONLY),
         end=call_end(
             raw_response=draw(st.binary(max_size=3000)), usage_reported=reported, headers={"h": model}, error_code=None
         ),
@@ -147,14 +149,17 @@ async def test_what_finish_committed_is_what_load_returns(
     assert (asked.blocks, asked.language, asked.args) == (question.blocks, question.language, question.args)
     replied = await store.load_turn(tenant.id, conversation.id, 2)
     assert isinstance(replied, ModelResponseTurn)
-    assert (replied.blocks, replied.model) == (reply.blocks, reply.start.model)
+    assert (replied.blocks, replied.model) == (reply.blocks, reply.model)
     assert await store.load_native(tenant.id, conversation.id, 2) == reply.native
     [call] = await store.list_calls(tenant.id, conversation.id, 2)
     assert (call.start, call.end) == (reply.start, reply.end)
     source = await store.load_payload_source(tenant.id, conversation.id)
     assert [buffered.seq for buffered in source.buffered] == [1, 2]
     assert decode_blocks(source.buffered[0].native.data) == question.blocks
-    assert (source.buffered[1].native, source.buffered[1].dynamic) == (reply.native, reply.start.dynamic)
+    assert source.buffered[0].blocks == question.blocks
+    assert (source.buffered[1].native, source.buffered[1].dynamic) == (reply.native, call.start.dynamic or None)
+    # Another provider than the assistant's said it.
+    assert source.buffered[1].blocks == reply.blocks
 
 
 @FEW

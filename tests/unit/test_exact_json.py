@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.exact_json import dumps_exact, loads_exact, to_plain
+from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable, to_plain
 from tests.strategies import json_values
 
 
@@ -34,6 +34,14 @@ def test_values_survive_and_are_utf_8(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert to_plain(loads_exact(text)) == value
     assert json.loads(dumps_exact(loads_exact(text)).decode()) == json.loads(json.dumps(value))
+
+
+def test_what_is_sendable_has_no_half_a_character() -> None:
+    assert dumps_sendable(["\ud83d", "\ud83d\udc00", "\\ud83d"]) == '["\ufffd","\U0001f400","\\\\ud83d"]'.encode()
+    value = {"\udc00": ["\ud83d", 1.5]}
+    assert make_sendable(value) == {"\ufffd": ["\ufffd", 1.5]}
+    good = {"a": "\\ud83d 😀"}
+    assert make_sendable(good) is good
 
 
 def test_halves_of_a_character_find_each_other_and_a_lone_one_is_escaped() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from server.emulator.gemini.models import MODELS
-from server.model_profile import PROFILES, LayerOrder, ThinkingControl, find_profile
+from server.model_profile import PROFILES, ThinkingControl, find_profile
+from server.payload import LayerOrder
 from server.pricing import PRICES
 
 

@@ -10,6 +10,7 @@ from server.retry_policy import RetryPolicy, plan_retry
 POLICY = RetryPolicy()
 FAILURES = list(every_error(ProviderFailed))
 HOPELESS = {
+    "provider_not_configured",
     "provider_quota_exceeded",
     "provider_malformed",
     "provider_rejected",

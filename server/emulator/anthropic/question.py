@@ -26,6 +26,9 @@ class Question:
     """What the request asks of the model."""
 
     prompt: str
+    """All of the newest user text."""
+    topic: str
+    """The last block of it: what stands before is usually there to be looked up, not to be talked about."""
     tool_results: tuple[str, ...]
     offers: tuple[ToolOffer, ...]
     history_length: int
@@ -41,10 +44,11 @@ def read_question(body: dict[str, Any]) -> Question:
     messages = [message for message in body["messages"] if message["role"] == "user"]
     newest = content_blocks(messages[-1]["content"]) if messages else []
     results = [block for block in newest if block["type"] == "tool_result"]
-    words = [text for message in messages if (text := read_text(message["content"]))]
+    worded = [message["content"] for message in messages if read_text(message["content"])]
     output = body.get("output_config", {}).get("format") or {}
     return Question(
-        prompt=words[-1] if words else "",
+        prompt=read_text(worded[-1]) if worded else "",
+        topic=_last_text(worded[-1]) if worded else "",
         tool_results=tuple(_result_text(block) for block in results),
         offers=tuple(_read_offers(body)),
         history_length=len(body["messages"]) - 1,
@@ -57,11 +61,11 @@ def improvise_reply(question: Question, body: dict[str, Any]) -> Reply:
     choice = body.get("tool_choice", {})
     if choice.get("type") in {"any", "tool"}:
         named = [offer for offer in question.offers if offer.name == choice.get("name", offer.name)][:1]
-        reply = improvise(" ".join([question.prompt, *(offer.name for offer in named)]), 0, named, ())
+        reply = improvise(" ".join([question.topic, *(offer.name for offer in named)]), 0, named, ())
     else:
-        reply = improvise(question.prompt, question.history_length, question.offers, question.tool_results)
+        reply = improvise(question.topic, question.history_length, question.offers, question.tool_results)
     if question.output_schema is not None and not reply.tool_calls:
-        value = build_value(question.output_schema, "answer", question.prompt)
+        value = build_value(question.output_schema, "answer", question.topic)
         reply = replace(reply, text=canonical_json(value))
     if choice.get("disable_parallel_tool_use"):
         reply = replace(reply, tool_calls=reply.tool_calls[:1])
@@ -83,6 +87,17 @@ def find_refusal(body: dict[str, Any]) -> str | None:
 def is_redaction_wanted(thinking: str, body: dict[str, Any]) -> bool:
     """Whether this thinking is to come redacted: the script says so, or the prompt holds the documented trigger."""
     return thinking.startswith(REDACTED) or REDACTION_TRIGGER in read_question(body).prompt
+
+
+def _last_text(content: Any) -> str:
+    return next(
+        (
+            str(block["text"])
+            for block in reversed(content_blocks(content))
+            if block["type"] == "text" and block["text"]
+        ),
+        "",
+    )
 
 
 def _read_offers(body: dict[str, Any]) -> Iterator[ToolOffer]:

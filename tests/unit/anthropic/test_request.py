@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.anthropic.request import (
+    NOTHING_SAID,
     build_extra,
     build_parameters,
     build_thinking,
+    dynamic_message,
     foreign_message,
     join_messages,
+    name_call,
     tool_message,
+    unsigned_message,
     user_message,
 )
 from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
@@ -75,7 +79,7 @@ def test_results_come_in_the_order_of_the_calls() -> None:
     assert json.loads(tool_message(results, calls)) == {
         "role": "user",
         "content": [
-            {"type": "tool_result", "tool_use_id": "a", "content": '{"n": "ü"}'},
+            {"type": "tool_result", "tool_use_id": "a", "content": '{"n":"ü"}'},
             {"type": "tool_result", "tool_use_id": "b", "content": "broken", "is_error": True},
         ],
     }
@@ -98,6 +102,53 @@ def test_another_vendors_answer_is_text_and_calls() -> None:
         ],
     }
     assert foreign_message([ThinkingBlock(text="secret")]) is None
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" ", "\n"]])
+def test_a_user_task_without_a_word_is_not_an_empty_message(texts: list[str]) -> None:
+    message = json.loads(user_message([TextBlock(text=text) for text in texts], {}))
+    assert message["content"] == [{"type": "text", "text": NOTHING_SAID}]
+
+
+def test_the_dynamic_block_is_a_text_before_the_task_behind_results_or_alone() -> None:
+    dynamic = {"type": "text", "text": '{"todos":[]}'}
+    task = json.loads(user_message([TextBlock(text="Go.")], {}, dynamic["text"]))
+    assert task["content"] == [dynamic, {"type": "text", "text": "Go."}]
+    call, result = ToolCallBlock(id="a", name="f", arguments={}), ToolResultBlock(tool_call_id="a", output="4")
+    response = json.loads(tool_message([result], [call], dynamic["text"]))
+    assert response["content"] == [{"type": "tool_result", "tool_use_id": "a", "content": "4"}, dynamic]
+    assert json.loads(dynamic_message(dynamic["text"])) == {"role": "user", "content": [dynamic]}
+
+
+def test_results_are_written_exactly_and_always_alike() -> None:
+    call = ToolCallBlock(id="a", name="f", arguments={})
+    result = ToolResultBlock(tool_call_id="a", output={"b": 1.0, "a": [2**70, None, "\ud800ü"]})
+    content = json.loads(tool_message([result], [call]))["content"][0]["content"]
+    assert content == '{"b":1.0,"a":[1180591620717411303424,null,"\\ud800ü"]}'
+
+
+def test_half_a_character_is_replaced_in_what_is_sent() -> None:
+    assert json.loads(user_message([TextBlock(text="a\ud83d")], {}))["content"][0]["text"] == "a\ufffd"
+
+
+def test_an_id_that_claude_does_not_take_is_the_same_stand_in_in_call_and_result() -> None:
+    call = ToolCallBlock(id="call|1 ü", name="f", arguments={})
+    message = foreign_message([call])
+    assert message is not None
+    used = json.loads(message)["content"][0]["id"]
+    answered = json.loads(tool_message([ToolResultBlock(tool_call_id=call.id, output=1)], [call]))["content"][0]
+    assert used == answered["tool_use_id"] == name_call(call.id) != name_call("call|2 ü")
+    assert name_call("toolu_01-A") == "toolu_01-A"
+
+
+def test_an_own_answer_without_thinking_is_otherwise_byte_for_byte_what_it_was() -> None:
+    kept = b'{"type":"text","text":"a","note":1.0},{"type":"tool_use","id":"1","name":"f","input":{"b":1E400,"a":1}}'
+    thought = b'{"type":"thinking","thinking":"","signature":"s"},{"type":"redacted_thinking","data":"d"}'
+    native = b'{"role":"assistant","content":[%s,%s],"extra":{"x":1.50}}'
+    assert (
+        unsigned_message(native % (thought, kept)) == b'{"role":"assistant","content":[%s],"extra":{"x":1.50}}' % kept
+    )
+    assert unsigned_message(b'{"role":"assistant","content":[%s]}' % thought) is None
 
 
 def test_the_parameters_are_those_of_the_payload() -> None:

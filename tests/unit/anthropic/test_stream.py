@@ -112,6 +112,13 @@ def test_a_call_whose_arguments_are_no_object_is_no_call() -> None:
     assert [block["type"] for block in content(answer)] == ["text"]
 
 
+def test_text_without_a_letter_is_shown_and_not_sent_back() -> None:
+    blank = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "\n\n"}])
+    answer = fold_body(body_of(anthropic_events([blank, call("1", "{}")], "tool_use")))
+    assert answer.blocks[0] == TextBlock(text="\n\n")
+    assert [block["type"] for block in content(answer)] == ["tool_use"]
+
+
 def test_redacted_thinking_is_kept_and_marked() -> None:
     answer = fold_body(load("anthropic", "redacted_thinking"))
     redacted, shown, _ = answer.blocks
@@ -248,7 +255,7 @@ def grown(block: tuple[dict[str, Any], list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def may_go_back(block: dict[str, Any]) -> bool:
-    return bool(block.get("text", "-")) and not (block["type"] == "thinking" and not block["signature"])
+    return bool(block.get("text", "-").strip()) and not (block["type"] == "thinking" and not block["signature"])
 
 
 @given(st.text(min_size=1, max_size=40))

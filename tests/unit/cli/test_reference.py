@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.reference import PAGES
-from server.settings import Settings
+from server.settings import ClientSettings, Settings
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -16,6 +16,6 @@ def test_the_page_in_the_docs_is_the_generated_one(page: str) -> None:
 
 
 def test_every_setting_says_what_it_means() -> None:
-    for name, field in Settings.model_fields.items():
+    for name, field in (Settings.model_fields | ClientSettings.model_fields).items():
         assert field.description, name
         assert field.description.endswith("."), name

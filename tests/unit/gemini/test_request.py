@@ -14,9 +14,11 @@ from server.gemini.request import (
     build_safety,
     build_thinking,
     build_tools,
+    dynamic_message,
     foreign_message,
     join_contents,
     tool_message,
+    unsigned_message,
     user_message,
 )
 from server.model_profile import find_profile
@@ -109,6 +111,44 @@ def test_another_vendors_answer_is_text_and_calls_of_which_the_first_is_marked()
 
 def test_an_answer_of_thinking_alone_is_no_message() -> None:
     assert foreign_message([ThinkingBlock(text="secret")]) is None
+
+
+def test_the_dynamic_block_is_a_part_before_the_task_behind_results_or_alone() -> None:
+    dynamic = {"text": '{"todos":[]}'}
+    task = json.loads(user_message([TextBlock(text="Go.")], {}, dynamic["text"]))
+    assert task["parts"] == [dynamic, {"text": "Go."}]
+    call, result = ToolCallBlock(id="a", name="f", arguments={}), ToolResultBlock(tool_call_id="a", output=4)
+    response = json.loads(tool_message([result], [call], dynamic["text"]))
+    answered = {"functionResponse": {"id": "a", "name": "f", "response": {"output": 4}}}
+    assert response["parts"] == [answered, dynamic]
+    assert json.loads(dynamic_message(dynamic["text"])) == {"role": "user", "parts": [dynamic]}
+
+
+def test_a_user_task_without_blocks_is_an_empty_text() -> None:
+    assert json.loads(user_message([], {})) == {"role": "user", "parts": [{"text": ""}]}
+
+
+def test_half_a_character_is_replaced_in_what_is_sent() -> None:
+    assert json.loads(user_message([TextBlock(text="a\ud83d")], {}))["parts"] == [{"text": "a\ufffd"}]
+
+
+def test_an_own_answer_without_signatures_keeps_everything_else_and_its_calls_are_marked() -> None:
+    native = (
+        b'{"role":"model","parts":[{"text":"Hm.","thought":true},{"text":"I look.","thoughtSignature":"cw=="},'
+        b'{"functionCall":{"id":"1","args":{"b":1.0,"a":1E400},"name":"f"},"thoughtSignature":"cw==","futureHint":1.50},'
+        b'{"functionCall":{"id":"2","name":"f"}},{"text":"","thoughtSignature":"cw=="},{"futureContent":{"x":[]}}]}'
+    )
+    mark = b'"thoughtSignature":"%s"' % UNSIGNED_CALL.encode()
+    assert unsigned_message(native) == (
+        b'{"role":"model","parts":[{"text":"I look."},'
+        b'{"functionCall":{"id":"1","args":{"b":1.0,"a":1E400},"name":"f"},"futureHint":1.50,' + mark + b"},"
+        b'{"functionCall":{"id":"2","name":"f"}},{"futureContent":{"x":[]}}]}'
+    )
+
+
+def test_an_own_answer_of_thoughts_alone_is_no_message() -> None:
+    thoughts = b'{"role":"model","parts":[{"text":"Hm.","thought":true},{"text":"","thoughtSignature":"cw=="}]}'
+    assert unsigned_message(thoughts) is None
 
 
 def test_nothing_is_done_by_the_sdk_itself() -> None:

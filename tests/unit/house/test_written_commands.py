@@ -6,7 +6,7 @@ import click
 import pytest
 
 from server.cli import main
-from server.settings import Settings
+from server.settings import ClientSettings, Settings
 from tests.unit.house.repository import ROOT, Call, calls_in, fault_of, read, settings_in, words_of, written_files
 
 READ_BY_THE_TESTS = {"STRATA_TEST_DATABASE_URL"}
@@ -22,7 +22,7 @@ def test_every_command_that_is_named_exists(path: str) -> None:
 
 @pytest.mark.parametrize("path", written_files())
 def test_every_setting_that_is_named_exists(path: str) -> None:
-    fields = {f"STRATA_{name.upper()}" for name in Settings.model_fields}
+    fields = {f"STRATA_{name.upper()}" for kind in (Settings, ClientSettings) for name in kind.model_fields}
 
     assert settings_in(words_of(path)) <= fields | READ_BY_THE_TESTS
 

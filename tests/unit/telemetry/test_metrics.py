@@ -1,7 +1,10 @@
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.telemetry.metrics import Metrics
+from tests.unit.house.repository import ROOT
 
 
 @pytest.fixture
@@ -58,3 +61,14 @@ def test_two_registries_share_nothing(metrics: Metrics) -> None:
     other.request_begun()
     other.request_ended(method="GET", route="/x", status=200, seconds=0)
     assert 'route="/x"' not in metrics.render().decode()
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
+    table = set(re.findall(r"^\| `(strata_\w+)` \|", (ROOT / "docs/running.md").read_text(), re.MULTILINE))
+    made = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in Metrics(version="1").registry.collect()
+        if family.name.startswith("strata_")
+    }
+    wired = set(re.findall(r'"(strata_\w+)"', (ROOT / "server/wiring.py").read_text()))
+    assert table == made | wired

@@ -21,13 +21,14 @@ def test_every_route_under_v1_and_admin_is_guarded(site: Site) -> None:
             guards = [guard for guard in handler.resolve_guards() if isinstance(guard, KeyGuard)]
             if route.path.startswith(LOCKED):
                 assert len(guards) == 1, f"{route.path} has no lock"
-                wanted = {Scope.ADMIN} if route.path.startswith("/admin") else {Scope.CLIENT, None}
-                assert guards[0].scope in wanted, f"{route.path} has the wrong lock"
+                wanted = Scope.ADMIN if route.path.startswith("/admin") else Scope.CLIENT
+                assert guards[0].scope is (None if route.path == "/v1/key" else wanted), route.path
+                assert guards[0].limited == route.path.startswith("/v1")
             else:
                 assert not guards
                 open_paths.add(route.path)
     assert open_paths == OPEN
-    assert len(ROUTES) == 7
+    assert len(ROUTES) == 24
 
 
 @pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x"])
@@ -96,3 +97,32 @@ async def test_a_database_that_is_away_is_not_the_callers_fault(site: Site) -> N
 async def test_the_key_is_asked_for_before_the_body_is_read(site: Site) -> None:
     answer = await site.client.request("DELETE", "/admin/api/keys/key_x", content=b" " * 10_000)
     assert answer.status_code == 401
+
+
+async def test_every_request_under_v1_counts_against_its_key(site: Site) -> None:
+    site.rate_limiter.left = 1
+    assert (await site.get("/v1/key", key=site.client_key)).status_code == 200
+    for path in ("/v1/key", "/v1/assistants", "/v1/conversations/conv_x/turns"):
+        answer = await site.get(path, key=site.client_key)
+        assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
+        assert answer.headers["retry-after"] == "7"
+    assert len(set(site.rate_limiter.asked)) == 1
+
+
+async def test_what_has_no_key_or_the_wrong_one_counts_against_nobody(site: Site) -> None:
+    await site.get("/v1/key")
+    await site.get("/v1/assistants", key=site.admin_key)
+    await site.get("/admin/api/keys", key=site.admin_key)
+    await site.get("/healthz")
+    assert site.rate_limiter.asked == []
+
+
+async def test_a_turn_above_the_rate_is_refused_before_its_body_is_read_unless_it_may_be_a_duplicate(
+    site: Site,
+) -> None:
+    site.rate_limiter.left = 0
+    bearer = {"authorization": f"Bearer {site.client_key}"}
+    url = "/v1/conversations/conv_x/turns"
+    assert (await site.client.post(url, content=b"{", headers=bearer)).status_code == 429
+    for header in ("idempotency-key", "x-stainless-retry-count"):
+        assert (await site.client.post(url, content=b"{", headers={**bearer, header: "1"})).status_code == 400

@@ -24,13 +24,35 @@ async def test_a_good_body_gets_in(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b'{"input": "hi"', b"\xff\xfe", b'{"input": "\xff"}', b"nope", b'{"input": NaN}'],
-    ids=["cut", "unclosed", "utf-16", "not utf-8", "bare word", "NaN"],
+    [
+        b"{",
+        b'{"input": "hi"',
+        b"\xff\xfe",
+        b'{"input": "\xff"}',
+        b"nope",
+        b'{"input": NaN}',
+        b'{"input": "\\ud83d", "count": 1e400}',
+    ],
+    ids=["cut", "unclosed", "utf-16", "not utf-8", "bare word", "NaN", "a number beyond all"],
 )
 async def test_a_body_that_is_not_json_is_malformed(site: Site, body: bytes) -> None:
     answer = await site.client.post(URL, content=body, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (400, "body_malformed")
     assert not site.events("http.request_failed")
+
+
+async def test_half_of_a_surrogate_pair_gets_in_as_a_text_and_is_no_name(site: Site) -> None:
+    answer = await site.client.post(URL, content=b'{"input": "half an emoji: \\ud83d"}', headers=JSON)
+    assert (answer.status_code, answer.json()) == (201, {"kind": "str"})
+    refused = await site.client.post(URL, content=b'{"input": "a", "\\ud83d": 1}', headers=JSON)
+    assert (refused.status_code, refused.json()["code"]) == (422, "validation_failed")
+
+
+async def test_a_number_is_not_taken_from_a_text(site: Site) -> None:
+    answer = await site.client.post(URL, content=b'{"input": "a", "count": "3"}', headers=JSON)
+    assert answer.json()["errors"] == [
+        {"path": "count", "source": "body", "message": "Input should be a valid integer"}
+    ]
 
 
 async def test_a_body_that_is_nested_too_deeply_is_malformed(site: Site) -> None:

@@ -1,9 +1,10 @@
+import json
 from http import HTTPStatus
 
 import pytest
 
-from server.errors import Internal, ScopeMissing, StrataError, every_error
-from server.web.errors import ANSWERS, answer_headers, build_problem
+from server.errors import Internal, ScopeMissing, StrataError, ValidationFailed, every_error
+from server.web.errors import ANSWERS, answer_headers, build_problem, encode_problem
 from tests.fakes.site import Site
 
 
@@ -32,11 +33,15 @@ async def test_every_error_is_answered_as_a_problem(site: Site) -> None:
 @pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.code)
 def test_clients_are_told_whether_to_try_again(kind: type[StrataError]) -> None:
     status, headers = ANSWERS[kind].status, answer_headers(kind())
-    assert ("retry-after" in headers) == (status == 503 or kind.code == "conversation_busy")
-    if status == 409 and "retry-after" not in headers:
-        assert headers["x-should-retry"] == "false"
+    if status in {409, 503} or kind.code == "rate_limited":
+        assert ("retry-after" in headers) != (headers.get("x-should-retry") == "false")
     else:
-        assert "x-should-retry" not in headers
+        assert not {"retry-after", "x-should-retry"} & headers.keys()
+    hopeless = {"turn_interrupted", "provider_not_configured"}
+    assert ("retry-after" in headers) == (
+        kind.code in {"conversation_busy", "queue_full", "rate_limited"}
+        or (status == 503 and kind.code not in hopeless)
+    )
 
 
 def test_an_error_that_knows_better_sets_the_delay() -> None:
@@ -48,6 +53,12 @@ def test_details_are_members_and_never_hide_those_of_the_format() -> None:
     problem = build_problem(ScopeMissing(scope="admin", status=200, code="x", request_id="y"), "req_1").model_dump()
     assert problem["scope"] == "admin"
     assert (problem["status"], problem["code"], problem["request_id"]) == (403, "scope_missing", "req_1")
+
+
+def test_a_problem_is_valid_json_whatever_a_name_in_it_holds() -> None:
+    fault = {"path": "half \ud83d", "source": "body", "message": "Extra inputs are not permitted"}
+    encoded = encode_problem(ValidationFailed(errors=[fault]), "req_1")
+    assert json.loads(encoded.decode())["errors"] == [fault]
 
 
 def test_an_internal_error_gives_nothing_of_itself_away() -> None:

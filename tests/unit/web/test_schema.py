@@ -4,6 +4,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from server.web.sse import EVENTS
 from tests.fakes.site import VERSION, Site
 
 METHODS = {"get", "put", "post", "delete", "patch", "head"}
@@ -26,6 +27,12 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
         for method in METHODS & item.keys()
         if not path.startswith("/test/")
     ]
+
+
+def validate(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    jsonschema.Draft202012Validator(
+        {**schema, "components": document["components"]}, format_checker=jsonschema.FormatChecker()
+    ).validate(value)
 
 
 def references(node: object) -> list[str]:
@@ -51,6 +58,11 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
     found = operations(document)
     assert {path for path, _, _ in found} == {
         "/healthz", "/readyz", "/metrics", "/v1/key", "/admin/api/keys", "/admin/api/keys/{key_id}",
+        "/v1/assistants", "/v1/assistants/{assistant_id}", "/v1/conversations", "/v1/conversations/{conversation_id}",
+        "/v1/conversations/{conversation_id}/context", "/v1/conversations/{conversation_id}/fork",
+        "/v1/conversations/{conversation_id}/cancel", "/v1/conversations/{conversation_id}/images/{sha256}",
+        "/v1/conversations/{conversation_id}/turns", "/v1/conversations/{conversation_id}/turns/{seq}",
+        "/v1/conversations/{conversation_id}/turns/{seq}/events",
     }  # fmt: skip
     ids = [operation["operationId"] for _, _, operation in found]
     assert len(set(ids)) == len(ids)
@@ -81,7 +93,8 @@ def test_guarded_routes_say_so_and_only_these(document: dict[str, Any]) -> None:
         if path.startswith(("/v1", "/admin")):
             assert operation["security"] == [{"bearer": []}]
             assert "401" in operation["responses"]
-            assert ("403" in operation["responses"]) == path.startswith("/admin")
+            assert ("403" in operation["responses"]) == (path != "/v1/key")
+            assert ("429" in operation["responses"]) == path.startswith("/v1")
         else:
             assert "security" not in operation
 
@@ -95,10 +108,7 @@ def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[
 
 async def test_answers_are_as_documented(site: Site, document: dict[str, Any]) -> None:
     def check(name: str, body: object) -> None:
-        jsonschema.Draft202012Validator(
-            {"$ref": f"#/components/schemas/{name}", "components": document["components"]},
-            format_checker=jsonschema.FormatChecker(),
-        ).validate(body)
+        validate(document, {"$ref": f"#/components/schemas/{name}"}, body)
 
     check("HealthView", (await site.get("/healthz")).json())
     check("ReadyView", (await site.get("/readyz")).json())
@@ -106,6 +116,45 @@ async def test_answers_are_as_documented(site: Site, document: dict[str, Any]) -
     check("KeyPage", (await site.get("/admin/api/keys", key=site.admin_key)).json())
     for path in ("/v1/key", "/nowhere", "/test/crash", "/test/pages"):
         check("Problem", (await site.get(path)).json())
+
+
+def test_every_example_is_as_its_schema_says(document: dict[str, Any]) -> None:
+    tried = 0
+    for name, schema in document["components"]["schemas"].items():
+        for example in schema.get("examples", ()):
+            validate(document, {"$ref": f"#/components/schemas/{name}"}, example)
+            tried += 1
+        for field, described in schema.get("properties", {}).items():
+            for example in described.get("examples", ()):
+                validate(document, schema["properties"][field], example)
+                tried += 1
+    assert tried > 100
+
+
+def test_every_body_has_an_example_and_takes_nothing_unknown(document: dict[str, Any]) -> None:
+    for path, method, operation in operations(document):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            names = [target.rsplit("/", 1)[1] for target in references(content["schema"])]
+            assert names or path.endswith("/context"), (path, method)
+            for name in names:
+                assert document["components"]["schemas"][name]["examples"], name
+                assert document["components"]["schemas"][name]["additionalProperties"] is False, name
+
+
+def test_the_events_are_described_in_their_order(document: dict[str, Any]) -> None:
+    turns = document["paths"]["/v1/conversations/{conversation_id}/turns"]["post"]["responses"]["200"]["content"]
+    assert set(turns) == {"application/json", "text/event-stream"}
+    events = document["paths"]["/v1/conversations/{conversation_id}/turns/{seq}/events"]["get"]["responses"]["200"]
+    assert set(events["content"]) == {"text/event-stream"}
+    for content in (turns, events["content"]):
+        told = re.findall(r"^\| `([a-z_.]+)` \|", content["text/event-stream"]["schema"]["description"], re.MULTILINE)
+        assert told == list(EVENTS)
+
+
+def test_a_parameter_is_never_null(document: dict[str, Any]) -> None:
+    for path, method, operation in operations(document):
+        for parameter in operation.get("parameters", ()):
+            assert "null" not in str(parameter["schema"]), (path, method, parameter["name"])
 
 
 def test_nothing_in_it_comes_from_another_host(document: dict[str, Any]) -> None:

@@ -15,8 +15,7 @@ from server.errors import ProviderFailed
 from server.event import ProviderEvent, UsageReported
 from server.gemini.stream import GeminiFold
 from server.gemini.stream import fold_body as fold_gemini
-from server.provider import ProviderAnswer
-from server.wire.stream import Fold
+from server.provider import Fold, ProviderAnswer
 from tests.recordings.catalogue import RECORDINGS, Recorded
 from tests.strategies import json_values
 from tests.unit.wire.generated import anthropic_bodies, gemini_bodies

@@ -1,0 +1,75 @@
+"""What is written down of a call: before it is over, and after."""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from server.call import CallEnd, CallStart
+from server.manifest import encode_manifest
+from server.payload_preparation import PreparedPayload, record_failures
+from server.pricing import price_call
+from server.provider import ProviderAnswer, ProviderStream
+from server.usage import Usage
+
+
+def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream) -> CallStart:
+    """The call as it left."""
+    record = stream.record
+    return CallStart(
+        attempt=attempt,
+        provider=prepared.provider.name,
+        model=prepared.model,
+        account=prepared.provider.account,
+        epoch=prepared.epoch,
+        started_at=record.started_at,
+        manifest=encode_manifest(prepared.built.manifest),
+        request_hash=hashlib.sha256(record.request_body).digest(),
+        layer_order=prepared.built.order,
+        dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
+        repairs=prepared.built.repairs,
+        template_failures=record_failures(prepared.template_failures),
+        warnings=(*stream.warnings, *prepared.built.warnings),
+    )
+
+
+def end_of(prepared: PreparedPayload, stream: ProviderStream, error_code: str | None) -> CallEnd:
+    """The call as it ended."""
+    record, answer = stream.record, stream.answer
+    return CallEnd(
+        ended_at=record.ended_at or datetime.now(UTC),
+        first_byte_at=record.first_byte_at,
+        status=record.status,
+        headers=record.headers,
+        raw_response=record.body,
+        usage=answer.usage,
+        usage_reported=answer.usage_reported,
+        cache_miss_reason=answer.cache_miss_reason,
+        cost_usd=cost_of(prepared.model, record.started_at, answer),
+        error_code=error_code,
+    )
+
+
+def cost_of(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
+    """What a call cost: nothing where nothing was reported, None where the price is not known."""
+    if answer.usage == Usage():
+        return Decimal(0)
+    cost = price_call(model, at, answer.usage, long_write_tokens=answer.long_write_tokens)
+    return None if cost is None else cost.total_usd
+
+
+def add_usages(usages: Sequence[Usage]) -> Usage:
+    """The sum, bucket by bucket."""
+    return Usage(
+        fresh_input_tokens=sum(usage.fresh_input_tokens for usage in usages),
+        cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
+        cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+def add_costs(costs: Sequence[Decimal | None]) -> Decimal | None:
+    """The sum; None where any of them is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known, Decimal(0)) if len(known) == len(costs) else None

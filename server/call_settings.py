@@ -1,0 +1,127 @@
+"""An assistant's settings, read strictly: a member that nobody reads is a mistake that nobody would notice.
+
+| member              | takes                                                                            |
+|---------------------|----------------------------------------------------------------------------------|
+| `max_output_tokens` | a positive number                                                                |
+| `thinking`          | a level or an effort, `off`, or a number of tokens, as the model has it          |
+| `show_thinking`     | whether thinking is shown, where the provider can show it                        |
+| `temperature`       | a number from 0 to 2, where the model takes one                                  |
+| `stop_sequences`    | a list of texts                                                                  |
+| `safety`            | thresholds by category; Gemini's                                                 |
+| `extra`             | members for the provider's request as they are                                   |
+| `layer_order`       | `layered` or `append_only`, where the model allows it                            |
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from server.block import JsonValue
+from server.errors import ValidationFailed
+from server.model_profile import ModelProfile, ThinkingControl, find_profile
+from server.payload import CallSettings, LayerOrder
+
+_OFF: Final = "off"
+_LAYER_ORDER: Final = "layer_order"
+_HOTTEST: Final = 2
+
+
+def read_settings(settings: Mapping[str, JsonValue]) -> CallSettings:
+    """The settings of a call. Raises `ValidationFailed` for a member that is unknown or of another type."""
+    _refuse(_find_faults(settings))
+    members = {name: value for name, value in settings.items() if name != _LAYER_ORDER and value is not None}
+    if "thinking" in members:
+        members["thinking"] = str(members["thinking"])
+    if "stop_sequences" in members:
+        members["stop_sequences"] = tuple(members["stop_sequences"])
+    return CallSettings(**members)
+
+
+def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> LayerOrder:
+    """The order that the assistant chose, else the model's own. Raises `ValidationFailed` for one it does not allow."""
+    chosen = settings.get(_LAYER_ORDER)
+    if chosen is None:
+        return profile.orders[0]
+    if chosen not in list(profile.orders):
+        allowed = " or ".join(profile.orders)
+        _refuse([(_LAYER_ORDER, f"{profile.model} takes {allowed}.")])
+    return LayerOrder(chosen)
+
+
+def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue]) -> None:
+    """That the model takes them, for the time when an assistant is saved. Raises `ValidationFailed`."""
+    profile = find_profile(provider, model)
+    asked = read_settings(settings)
+    read_order(settings, profile)
+    faults: list[tuple[str, str]] = []
+    if asked.thinking is not None and (fault := _find_thinking_fault(asked.thinking, profile)):
+        faults.append(("thinking", fault))
+    if asked.temperature is not None and not profile.accepts_sampling:
+        faults.append(("temperature", f"{model} takes no temperature."))
+    limit = profile.output_limit_tokens
+    if not profile.assumed and (asked.max_output_tokens or 0) > limit:
+        faults.append(("max_output_tokens", f"{model} gives at most {limit} tokens."))
+    _refuse(faults)
+
+
+def _find_thinking_fault(asked: str, profile: ModelProfile) -> str | None:
+    if asked == _OFF:
+        return None if profile.thinking_optional else f"{profile.model} always thinks."
+    if profile.thinking is ThinkingControl.BUDGET:
+        return None if _is_number_text(asked) else f"{profile.model} takes thinking as a number of tokens, or off."
+    if asked in profile.thinking_levels:
+        return None
+    return f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}."
+
+
+def _find_faults(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if name not in _MEMBERS:
+            yield name, f"There is no such setting; there are {', '.join(_MEMBERS)}."
+        elif value is not None:
+            is_good, wanted = _MEMBERS[name]
+            if not is_good(value):
+                yield name, f"This takes {wanted}."
+
+
+def _refuse(faults: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
+    errors = [{"path": f"settings.{name}", "source": "body", "message": message} for name, message in faults]
+    if errors:
+        raise ValidationFailed(f"{errors[0]['path']}: {errors[0]['message']}", errors=errors)
+
+
+def _is_whole(value: JsonValue) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number_text(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _is_temperature(value: JsonValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _HOTTEST
+
+
+def _are_texts(value: JsonValue) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) and item for item in value)
+
+
+def _is_object(value: JsonValue) -> bool:
+    return isinstance(value, Mapping)
+
+
+_MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
+    "max_output_tokens": (lambda value: _is_whole(value) and value > 0, "a positive whole number"),
+    "thinking": (
+        lambda value: _is_whole(value) or (isinstance(value, str) and value != ""),
+        "a word or a number of tokens",
+    ),
+    "show_thinking": (lambda value: isinstance(value, bool), "true or false"),
+    "temperature": (_is_temperature, "a number from 0 to 2"),
+    "stop_sequences": (_are_texts, "a list of texts"),
+    "safety": (
+        lambda value: _is_object(value) and all(isinstance(word, str) for word in value.values()),
+        "an object of categories and thresholds",
+    ),
+    "extra": (_is_object, "an object"),
+    _LAYER_ORDER: (lambda value: value in list(LayerOrder), " or ".join(LayerOrder)),
+}

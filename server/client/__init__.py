@@ -1,0 +1,91 @@
+"""A Python client for a Strata server: typed, async, and able to take up a stream where it broke.
+
+    async with StrataClient("http://127.0.0.1:8400", key) as client:
+        async with client.stream(conversation_id, "Hello") as stream:
+            async for event in stream:
+                ...
+
+docs/client.md has the rest. The command `strata chat` is built on it.
+"""
+
+from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.client.answers import (
+    Conversation,
+    ConversationStatus,
+    Erasure,
+    Turn,
+    TurnEnded,
+    TurnError,
+    TurnStart,
+)
+from server.client.client import StrataClient
+from server.client.connection import Timeouts
+from server.client.errors import (
+    AnswerMalformed,
+    ClientError,
+    ServerUnreachable,
+    StrataProblem,
+    ToolRoundsExceeded,
+    TurnFailed,
+)
+from server.client.event import ClientEvent, UnknownEvent
+from server.client.patience import Patience
+from server.client.requests import (
+    AssistantDraft,
+    ConversationChange,
+    ImagePart,
+    Task,
+    TextPart,
+    ToolResult,
+    TurnOptions,
+)
+from server.client.tool_loop import ToolFunction, ToolLoop, ToolRan
+from server.client.turn_stream import TurnStream
+from server.conversation import ConversationDraft, OnBusy
+from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.turn_event import TurnStarted
+
+__all__ = [
+    "AnswerMalformed",
+    "Assistant",
+    "AssistantDefinition",
+    "AssistantDraft",
+    "ClientError",
+    "ClientEvent",
+    "Conversation",
+    "ConversationChange",
+    "ConversationDraft",
+    "ConversationStatus",
+    "Erasure",
+    "ImagePart",
+    "Instructions",
+    "OnBusy",
+    "Patience",
+    "ServerUnreachable",
+    "StrataClient",
+    "StrataProblem",
+    "Task",
+    "TextDelta",
+    "TextPart",
+    "ThinkingDelta",
+    "Timeouts",
+    "Tool",
+    "ToolCallBegin",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolFunction",
+    "ToolLoop",
+    "ToolRan",
+    "ToolResult",
+    "ToolRoundsExceeded",
+    "Turn",
+    "TurnEnded",
+    "TurnError",
+    "TurnFailed",
+    "TurnOptions",
+    "TurnStart",
+    "TurnStarted",
+    "TurnStream",
+    "UnknownEvent",
+    "UsageReported",
+]

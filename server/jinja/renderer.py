@@ -1,0 +1,126 @@
+"""The renderer port on Jinja."""
+
+import json
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+from server.assistant import AssistantDefinition
+from server.block import JsonValue
+from server.errors import TemplateInvalid
+from server.jinja.environment import RENDER_ERRORS, TextTooLong, describe, line_of, render_within, to_json
+from server.jinja.limits import RenderLimits
+from server.jinja.templates import LayerTemplate, TemplateSet
+from server.jinja.worker_process import WorkerProcess
+from server.prompt_arguments import clone
+from server.renderer import RenderedDynamic, RenderedStatic, TemplateFailure
+
+_TAGS: Final = ("{{", "{%", "{#")
+"""A text with none of them is no template and is left as it is, without any engine."""
+_LISTS: Final = ("file_references", "artifacts", "todos")
+
+
+class JinjaRenderer:
+    """Layers in this process, instructions in another one. `close` ends that one."""
+
+    def __init__(self, templates: TemplateSet, limits: RenderLimits) -> None:
+        self._templates = templates
+        self._limits = limits
+        self._worker = WorkerProcess(limits)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the process that renders instructions, if it runs."""
+        return self._worker.pid
+
+    async def render_static(
+        self, provider: str, assistant: AssistantDefinition, arguments: Mapping[str, JsonValue]
+    ) -> RenderedStatic:
+        template = self._templates.static[provider]
+        texts: dict[str, str] = {}
+        failures: list[TemplateFailure] = []
+        for name, source in _instructions(assistant):
+            texts[name], failure = await self._render_instruction(name, source, arguments)
+            failures += [failure] if failure is not None else []
+        try:
+            text = _base_text(template, template.compiled.render({**arguments, **texts}))
+        except RENDER_ERRORS as error:
+            text = template.source
+            failures.append(_failure(template.name, "render", error))
+        return RenderedStatic(
+            text=text, template_source=template.source, template_hash=template.sha256, failures=tuple(failures)
+        )
+
+    def render_dynamic(
+        self, provider: str, context: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+    ) -> RenderedDynamic:
+        template = self._templates.dynamic[provider]
+        own = clone(context)
+        values = {
+            **arguments,
+            **{name: own.get(name, []) for name in _LISTS},
+            "current_datetime": arguments["system"]["current_datetime"],
+            "context": own,
+        }
+        try:
+            text = render_within(template.compiled, values, self._limits.output_chars)
+        except (TextTooLong, OverflowError) as error:
+            return RenderedDynamic(text=template.source, failures=(_failure(template.name, "too_large", error),))
+        except RENDER_ERRORS as error:
+            return RenderedDynamic(text=template.source, failures=(_failure(template.name, "render", error),))
+        try:
+            return RenderedDynamic(text=_compact(text), failures=())
+        except (ValueError, RecursionError) as error:
+            return RenderedDynamic(text=text, failures=(_failure(template.name, "not_json", error),))
+
+    async def check_instructions(self, assistant: AssistantDefinition) -> None:
+        for name, source in _instructions(assistant):
+            if not _is_template(source):
+                continue
+            answer = await self._worker.ask({"task": "check", "source": source})
+            if "failure" in answer:
+                found = answer["failure"]
+                place = f"`{name}`" if found["line"] is None else f"`{name}`, line {found['line']}"
+                raise TemplateInvalid(f"{place}: {found['message']}", template=name, line=found["line"])
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def _render_instruction(
+        self, name: str, source: str, arguments: Mapping[str, JsonValue]
+    ) -> tuple[str, TemplateFailure | None]:
+        if not _is_template(source):
+            return source, None
+        answer = await self._worker.ask({"task": "render", "source": source, "arguments": arguments})
+        if "failure" in answer:
+            return source, TemplateFailure(template=name, **answer["failure"])
+        return answer["text"], None
+
+
+def _instructions(assistant: AssistantDefinition) -> tuple[tuple[str, str], ...]:
+    texts = assistant.instructions
+    return ("roles", texts.roles), ("procedure", texts.procedure), ("constraints", texts.constraints)
+
+
+def _is_template(source: str) -> bool:
+    return any(tag in source for tag in _TAGS)
+
+
+def _base_text(template: LayerTemplate, text: str) -> str:
+    """Where history is added behind a template that says nothing about it, a blank line stands between the two."""
+    if template.ends_in_history:
+        return text
+    stripped = text.rstrip()
+    return f"{stripped}\n\n" if stripped else ""
+
+
+def _compact(text: str) -> str:
+    return to_json(json.loads(text, parse_constant=_refuse_constant))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _failure(template: str, kind: str, error: Exception) -> TemplateFailure:
+    line = error.lineno if isinstance(error, json.JSONDecodeError) else line_of(error)
+    return TemplateFailure(template=template, kind=kind, message=describe(error), line=line)

@@ -1,0 +1,156 @@
+"""The layers' templates: files of whoever runs the server, one static and one dynamic per provider.
+
+They are read once, at start, and what is wrong with one is said then. A file that is not in the user's directory comes
+from the built-in ones, which lie in `templates/`: beside the package in a checkout, inside it in an installed wheel.
+
+`{{ cached_history }}` stands at the very end of a static template, or nowhere. The compactor adds frozen segments at
+that place, and the static text of one epoch has to begin with that of the last, byte for byte: nothing can follow the
+history, and nothing before it may depend on it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Template, nodes
+
+from server.errors import SettingsInvalid
+from server.jinja.environment import RENDER_ERRORS, Sandbox, describe, line_of
+from server.jinja.frozen import Fault, find_fault, find_loading
+from server.provider_choice import ANTHROPIC, GEMINI
+
+HISTORY: Final = "cached_history"
+_STATIC_NAMES: Final = {provider: f"{provider}_static_prompt.j2" for provider in (GEMINI, ANTHROPIC)}
+_DYNAMIC_NAMES: Final = {provider: f"{provider}_dynamic_prompt.j2" for provider in (GEMINI, ANTHROPIC)}
+_HINT: Final = "docs/templates.md says what a template may do."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTemplate:
+    """A template that is ready to be rendered."""
+
+    name: str
+    """Of the file."""
+    source: str
+    compiled: Template
+    """A static one without its `{{ cached_history }}` and the white space behind it."""
+    ends_in_history: bool = False
+
+    @property
+    def sha256(self) -> bytes:
+        return hashlib.sha256(self.source.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSet:
+    """All templates of a server, by provider."""
+
+    static: Mapping[str, LayerTemplate]
+    dynamic: Mapping[str, LayerTemplate]
+
+
+def load_templates(directory: Path | None) -> TemplateSet:
+    """The user's templates where there are some, the built-in ones for the rest. Raises `SettingsInvalid`."""
+    if directory is not None:
+        directory = directory.expanduser()
+        _require_known_names(directory)
+    sandbox = Sandbox()
+    return TemplateSet(
+        static={name: _load_static(sandbox, _find(directory, file)) for name, file in _STATIC_NAMES.items()},
+        dynamic={name: _load_dynamic(sandbox, _find(directory, file)) for name, file in _DYNAMIC_NAMES.items()},
+    )
+
+
+def _require_known_names(directory: Path) -> None:
+    if not directory.is_dir():
+        raise SettingsInvalid(f"STRATA_TEMPLATES_DIR: {directory} is no directory.", hint=_HINT)
+    known = {*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values()}
+    strange = sorted(path.name for path in directory.glob("*_prompt.j2") if path.name not in known)
+    if strange:
+        names = ", ".join(sorted(known))
+        raise SettingsInvalid(f"{directory / strange[0]} has a name that is never read; those read are {names}.")
+
+
+def _find(directory: Path | None, name: str) -> Path:
+    if directory is not None and (directory / name).exists():
+        return directory / name
+    package = Path(__file__).resolve().parents[1]
+    bundled = package / "_bundled" / "templates"
+    return (bundled if bundled.is_dir() else package.parent / "templates") / name
+
+
+def _load_static(sandbox: Sandbox, path: Path) -> LayerTemplate:
+    source = _read(path)
+    tree = _parse(sandbox, path, source)
+    _refuse(path, find_fault(tree))
+    ends_in_history = _cut_history(tree)
+    _refuse(path, _find_stray_history(tree))
+    return LayerTemplate(
+        name=path.name, source=source, compiled=sandbox.from_string(tree), ends_in_history=ends_in_history
+    )
+
+
+def _load_dynamic(sandbox: Sandbox, path: Path) -> LayerTemplate:
+    source = _read(path)
+    tree = _parse(sandbox, path, source)
+    _refuse(path, find_loading(tree))
+    return LayerTemplate(name=path.name, source=source, compiled=sandbox.from_string(tree))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}.", hint=_HINT) from error
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not UTF-8: byte {error.start} cannot be read.", hint=_HINT) from error
+
+
+def _parse(sandbox: Sandbox, path: Path, source: str) -> nodes.Template:
+    """The tree of a template that also compiles: a filter that does not exist is noticed only then."""
+    try:
+        tree = sandbox.parse(source)
+        sandbox.compile(source)
+    except RENDER_ERRORS as error:
+        raise _invalid(path, Fault(message=describe(error), line=line_of(error) or 1)) from error
+    return tree
+
+
+def _cut_history(tree: nodes.Template) -> bool:
+    """Takes `{{ cached_history }}` off the end. False where it is not there."""
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, nodes.Output):
+        return False
+    kept = list(last.nodes)
+    while kept and isinstance(kept[-1], nodes.TemplateData) and not kept[-1].data.strip():
+        kept.pop()
+    if not kept or not _is_history(kept[-1]):
+        return False
+    last.nodes = kept[:-1]
+    return True
+
+
+def _find_stray_history(tree: nodes.Template) -> Fault | None:
+    line = next((node.lineno for node in tree.find_all(nodes.Name) if _is_history(node)), None)
+    if line is None:
+        return None
+    message = (
+        f"`{{{{ {HISTORY} }}}}` has to be the very end of the template, or not be in it: "
+        "history grows there, and all before it must stay as it is."
+    )
+    return Fault(message=message, line=line)
+
+
+def _is_history(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == HISTORY
+
+
+def _refuse(path: Path, fault: Fault | None) -> None:
+    if fault is not None:
+        raise _invalid(path, fault)
+
+
+def _invalid(path: Path, fault: Fault) -> SettingsInvalid:
+    return SettingsInvalid(f"{path}, line {fault.line}: {fault.message}", hint=_HINT, line=fault.line)

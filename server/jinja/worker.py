@@ -1,0 +1,112 @@
+"""The process in which templates of strangers are compiled, checked and rendered: `python -m server.jinja.worker`.
+
+One JSON document per line comes in and one goes out:
+
+    <- {"ready": true}
+    -> {"task": "render", "source": …, "arguments": {…}}      <- {"text": …} or {"failure": {"kind", "message", "line"}}
+    -> {"task": "check", "source": …}                         <- {} or {"failure": …}
+
+It ends when its input does. It takes its own limits before it reads anything: memory, open files, no new process, no
+file written; and for each task a time, after which the kernel ends it in whatever it is doing. So it needs no parent
+that watches, and none that lives.
+"""
+
+import json
+import signal
+import sys
+from typing import Any, Final
+
+from server.jinja.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
+from server.jinja.frozen import find_fault
+from server.jinja.limits import RenderLimits
+
+if sys.platform != "win32":
+    import resource
+
+_OPEN_FILES: Final = 32
+_NO_MEMORY: Final = b'{"failure":{"kind":"too_large","message":"The template needs too much memory.","line":null}}\n'
+
+
+def main(arguments: list[str]) -> None:
+    """Works until the input ends."""
+    limits = RenderLimits(seconds=float(arguments[0]), output_chars=int(arguments[1]), memory_bytes=int(arguments[2]))
+    sandbox = Sandbox()
+    _confine(limits)
+    _send(b'{"ready":true}\n')
+    while line := sys.stdin.buffer.readline():
+        _set_timer(limits.seconds)
+        answer = _answer(sandbox, limits, line)
+        _set_timer(0)
+        _send(answer)
+
+
+def _answer(sandbox: Sandbox, limits: RenderLimits, line: bytes) -> bytes:
+    try:
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        answer = _check(sandbox, request) if request["task"] == "check" else _render(sandbox, limits, request)
+        return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    except MemoryError:
+        return _NO_MEMORY
+
+
+def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        tree = sandbox.parse(request["source"])
+        fault = find_fault(tree)
+        sandbox.compile(tree)
+    except RENDER_ERRORS as error:
+        return _failure("parse", error)
+    return {} if fault is None else _failure_at("parse", fault.message, fault.line)
+
+
+def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        template = sandbox.from_string(request["source"])
+    except RENDER_ERRORS as error:
+        return _failure("parse", error)
+    try:
+        return {"text": render_within(template, request["arguments"], limits.output_chars)}
+    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number beyond all measure
+        return _failure("too_large", error)
+    except RENDER_ERRORS as error:
+        return _failure("render", error)
+
+
+def _failure(kind: str, error: Exception) -> dict[str, Any]:
+    return _failure_at(kind, describe(error), line_of(error))
+
+
+def _failure_at(kind: str, message: str, line: int | None) -> dict[str, Any]:
+    return {"failure": {"kind": kind, "message": message, "line": line}}
+
+
+def _confine(limits: RenderLimits) -> None:
+    if sys.platform == "win32":
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    _lower(resource.RLIMIT_NPROC, 0)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+    if sys.platform == "linux":  # elsewhere the kernel takes this limit and does not keep it, or does not take it
+        _lower(resource.RLIMIT_AS, limits.memory_bytes)
+
+
+def _lower(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    lowered = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (lowered, lowered))
+
+
+def _set_timer(seconds: float) -> None:
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _send(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Manifests: what a payload was made of, block by block, by hash.
+
+A manifest is stored with every call. It shows an operator what was sent without keeping it twice, it is what a rebuilt
+request is compared with, and it tells the first block that differs between two requests that should begin alike.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from server.assistant import Tool
+from server.block import JsonValue
+from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
+
+
+def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
+    """The blocks of a payload. `marks_static`: a cache marker stands behind the static text."""
+    return tuple(_entries(payload, marks_static=marks_static))
+
+
+def encode_tools(tools: Sequence[Tool]) -> bytes:
+    """The tools as one text, their keys in the order in which they are sent."""
+    listed = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+    return json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def encode_manifest(manifest: Sequence[ManifestEntry]) -> tuple[dict[str, JsonValue], ...]:
+    """As it is stored: what has its default value is left out."""
+    return tuple(_encode_entry(entry) for entry in manifest)
+
+
+def decode_manifest(stored: Sequence[Mapping[str, JsonValue]]) -> tuple[ManifestEntry, ...]:
+    """The inverse of `encode_manifest`."""
+    return tuple(
+        ManifestEntry(
+            layer=Layer(entry["layer"]),
+            kind=entry["kind"],
+            role=entry["role"],
+            hash=entry["hash"],
+            length=entry["length"],
+            seq=entry.get("seq"),
+            marked=entry.get("marked", False),
+        )
+        for entry in stored
+    )
+
+
+def find_prefix_break(
+    previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder
+) -> dict[str, JsonValue] | None:
+    """The first block of the previous request that the current one does not begin with, or None.
+
+    In the append-only order all blocks have to come again, in the layered order the tools and the static text. Markers
+    may move. Only for requests of one order behind the same prefix: a new epoch is announced by itself.
+    """
+    if order is LayerOrder.LAYERED:
+        previous = [entry for entry in previous if entry.layer is Layer.STATIC]
+    for index, expected in enumerate(previous):
+        found = current[index] if index < len(current) else None
+        if found is None or (found.kind, found.hash) != (expected.kind, expected.hash):
+            return {
+                "kind": "prefix_break",
+                "index": index,
+                "block": expected.kind,
+                "layer": str(expected.layer),
+                "role": expected.role,
+                "seq": expected.seq,
+                "expected_hash": expected.hash,
+                "found_hash": None if found is None else found.hash,
+            }
+    return None
+
+
+def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
+    if payload.tools:
+        yield _entry(encode_tools(payload.tools), layer=Layer.STATIC, kind="tools", role="system")
+    if payload.static_text:
+        static = payload.static_text.encode("utf-8", "surrogatepass")
+        yield _entry(static, layer=Layer.STATIC, kind="static", role="system", marked=marks_static)
+    for index, message in enumerate(payload.messages):
+        if message.layer is Layer.DYNAMIC:
+            yield _message_entry(message, kind="dynamic", marked=index in payload.breakpoints)
+            continue
+        if message.dynamic is not None:
+            dynamic = message.dynamic.encode("utf-8", "surrogatepass")
+            yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
+        yield _message_entry(message, kind="message", marked=index in payload.breakpoints)
+
+
+def _message_entry(message: PayloadMessage, *, kind: str, marked: bool) -> ManifestEntry:
+    return _entry(message.data, layer=message.layer, kind=kind, role=message.role, seq=message.seq, marked=marked)
+
+
+def _entry(
+    data: bytes, *, layer: Layer, kind: str, role: str, seq: int | None = None, marked: bool = False
+) -> ManifestEntry:
+    return ManifestEntry(
+        layer=layer,
+        kind=kind,
+        role=role,
+        hash=hashlib.sha256(data).hexdigest()[:32],
+        length=len(data),
+        seq=seq,
+        marked=marked,
+    )
+
+
+def _encode_entry(entry: ManifestEntry) -> dict[str, JsonValue]:
+    encoded: dict[str, JsonValue] = {
+        "layer": str(entry.layer),
+        "kind": entry.kind,
+        "role": entry.role,
+        "hash": entry.hash,
+        "length": entry.length,
+    }
+    if entry.seq is not None:
+        encoded["seq"] = entry.seq
+    if entry.marked:
+        encoded["marked"] = True
+    return encoded

@@ -1,0 +1,197 @@
+"""From a conversation in the store to the payload of its next call: load, settle the epoch, render, build."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from server.block import Blob, JsonValue
+from server.epoch import Epoch, EpochReason
+from server.errors import EpochMoved, ProviderNotConfigured
+from server.held_texts import HeldBlobs, HeldTexts, StaticText
+from server.model_profile import find_profile
+from server.payload import LayerOrder
+from server.payload_builder import BuiltPayload, build_payload, hash_prefix
+from server.prompt_arguments import (
+    build_arguments,
+    build_static_arguments,
+    choose_language,
+    hash_arguments,
+    latest_user_text,
+)
+from server.provider import Provider
+from server.renderer import Renderer, TemplateFailure
+from server.store import BufferedTurn, PayloadSource, Store
+from server.turn import TurnKind
+
+_TRIES: Final = 3
+"""A compaction may begin an epoch between our look and our own; then we look again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPayload:
+    """A payload that is ready to leave, and what has to be recorded of it."""
+
+    provider: Provider
+    model: str
+    epoch: int
+    order: LayerOrder
+    built: BuiltPayload
+    template_failures: tuple[TemplateFailure, ...]
+
+
+class PayloadPreparation:
+    """Prepares the payloads of this process; holds what it has read of static texts and images."""
+
+    def __init__(self, store: Store, renderer: Renderer, providers: Mapping[str, Provider]) -> None:
+        self._store = store
+        self._renderer = renderer
+        self._providers = providers
+        self._texts = HeldTexts()
+        self._blobs = HeldBlobs()
+
+    async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
+        """All that the payload for the newest turn is made of. One round trip; raises what the store raises."""
+        held = self._blobs.blobs_of(conversation_id)
+        return await self._store.load_payload_source(
+            tenant_id,
+            conversation_id,
+            held_static_hashes=self._texts.hashes_for(conversation_id),
+            held_blobs=[blob.sha256 for blob in held.values()],
+        )
+
+    async def prepare(self, tenant_id: str, source: PayloadSource) -> PreparedPayload:
+        """The payload. No round trip, but one where an epoch begins.
+
+        Raises `ProviderNotConfigured`, `ValidationFailed` for settings that the model does not take, and what the store
+        raises.
+        """
+        for _ in range(_TRIES):
+            try:
+                return await self._build(tenant_id, source)
+            except EpochMoved:
+                source = await self.load(tenant_id, source.conversation.id)
+        raise EpochMoved
+
+    async def _build(self, tenant_id: str, source: PayloadSource) -> PreparedPayload:
+        definition = source.assistant.definition
+        provider = self._providers.get(definition.provider)
+        if provider is None:
+            raise ProviderNotConfigured(f"This server has no key for {definition.provider}.")
+        profile = find_profile(provider.name, definition.model)
+        epoch, static, failures = await self._settle_epoch(tenant_id, source)
+        rendered = self._renderer.render_dynamic(
+            provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
+        )
+        built = build_payload(
+            source,
+            provider=provider,
+            profile=profile,
+            static_text=static.text,
+            prefix_hash=epoch.prefix_hash,
+            dynamic=rendered.text,
+            blobs=self._gather_blobs(source),
+        )
+        return PreparedPayload(
+            provider=provider,
+            model=definition.model,
+            epoch=epoch.number,
+            order=built.order,
+            built=built,
+            template_failures=(*failures, *rendered.failures),
+        )
+
+    async def _settle_epoch(
+        self, tenant_id: str, source: PayloadSource
+    ) -> tuple[Epoch, StaticText, tuple[TemplateFailure, ...]]:
+        """The epoch that the call belongs to: the current one, or a new one where something static has changed."""
+        reason = plan_epoch(source)
+        current = self._current_static(source)
+        if reason is None and source.epoch is not None and current is not None:
+            self._texts.hold(source.conversation.id, source.epoch.static_hash, current)
+            return source.epoch, current, ()
+        epoch, static, failures = await self._begin_epoch(tenant_id, source, reason or EpochReason.STARTED, current)
+        self._texts.hold(source.conversation.id, epoch.static_hash, static)
+        return epoch, static, failures
+
+    def _current_static(self, source: PayloadSource) -> StaticText | None:
+        if source.epoch is None:
+            return None
+        if source.static_text is not None:
+            return StaticText(text=source.static_text, base_length=len(source.epoch.base_text))
+        return self._texts.find(source.epoch.static_hash)
+
+    async def _begin_epoch(
+        self, tenant_id: str, source: PayloadSource, reason: EpochReason, current: StaticText | None
+    ) -> tuple[Epoch, StaticText, tuple[TemplateFailure, ...]]:
+        conversation, assistant = source.conversation, source.assistant
+        rendered = await self._renderer.render_static(
+            assistant.definition.provider,
+            assistant.definition,
+            build_static_arguments(assistant=assistant, conversation=conversation),
+        )
+        history = "" if current is None else current.history
+        static = StaticText(text=rendered.text + history, base_length=len(rendered.text))
+        epoch = Epoch(
+            number=conversation.epoch + 1,
+            reason=reason,
+            assistant_version=assistant.version,
+            generation=0 if source.epoch is None else source.epoch.generation,
+            segment_count=0 if source.epoch is None else source.epoch.segment_count,
+            base_text=rendered.text,
+            static_hash=hashlib.sha256(static.text.encode("utf-8", "surrogatepass")).digest(),
+            prefix_hash=hash_prefix(static.text, assistant.definition.tools),
+            arguments_hash=hash_arguments(conversation.args),
+            template_hash=rendered.template_hash,
+            buffer_start_seq=conversation.buffer_start_seq,
+        )
+        await self._store.begin_epoch(tenant_id, conversation.id, epoch, template_source=rendered.template_source)
+        return epoch, static, rendered.failures
+
+    def _gather_blobs(self, source: PayloadSource) -> Mapping[str, Blob]:
+        blobs = {**self._blobs.blobs_of(source.conversation.id), **source.blobs}
+        if blobs:
+            self._blobs.hold(source.conversation.id, blobs)
+        return blobs
+
+
+def plan_epoch(source: PayloadSource) -> EpochReason | None:
+    """Why a new epoch has to begin, or None where the current one goes on.
+
+    An open tool loop is finished in the epoch that it began in: its thinking and its calls belong to that epoch's tools
+    and texts, and a provider would refuse them behind others.
+    """
+    if source.epoch is None:
+        return EpochReason.STARTED
+    if source.buffered[-1].kind is TurnKind.TOOL_RESPONSE:
+        return None
+    if source.epoch.assistant_version != source.conversation.assistant_version:
+        return EpochReason.ASSISTANT_CHANGED
+    if source.epoch.arguments_hash != hash_arguments(source.conversation.args):
+        return EpochReason.ARGUMENTS_CHANGED
+    return None
+
+
+def collect_arguments(source: PayloadSource, now: datetime) -> dict[str, JsonValue]:
+    """The arguments of the dynamic layer. In a tool loop the message is the user task that began it."""
+    trigger = source.buffered[-1]
+    task = _latest_task(source.buffered)
+    args = {**((task.args if task else None) or {}), **(trigger.args or {})}
+    return build_arguments(
+        assistant=source.assistant,
+        conversation=source.conversation,
+        now=now,
+        message_text=latest_user_text(source.buffered),
+        message_language=choose_language(source.buffered, source.conversation.metadata),
+        turn_args=args,
+    )
+
+
+def record_failures(failures: Sequence[TemplateFailure]) -> tuple[dict[str, JsonValue], ...]:
+    """Template failures as the call keeps them."""
+    return tuple(asdict(failure) for failure in failures)
+
+
+def _latest_task(turns: Sequence[BufferedTurn]) -> BufferedTurn | None:
+    return next((turn for turn in reversed(turns) if turn.kind is TurnKind.USER_TASK), None)

@@ -1,0 +1,117 @@
+"""The rate limit on Postgres: fixed windows of a minute by the database's clock, the same for every process.
+
+A process does not ask for each request. It reserves a few permissions with one statement and gives them out itself;
+when a window is used up it remembers that until the window's end. Of its reserve only what is left at the end is lost.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from server.errors import RateLimited
+from server.identifiers import API_KEY, decode_id
+from server.postgres.engine import Database, Statement
+
+# `used` may go past the limit by less than a batch; who sees it there gets what was left, and the next one nothing.
+_RESERVE: Final = Statement("""
+WITH present AS (
+    SELECT to_timestamp(floor(extract(epoch FROM now()) / :window_seconds) * :window_seconds) AS began_at
+),
+past AS (
+    DELETE FROM rate_windows USING present
+    WHERE rate_windows.api_key_id = :key AND rate_windows.began_at < present.began_at
+),
+reserved AS (
+    INSERT INTO rate_windows AS counted (api_key_id, began_at, used)
+    SELECT :key, began_at, :batch FROM present
+    ON CONFLICT (api_key_id, began_at) DO UPDATE SET used = counted.used + :batch WHERE counted.used < :limit
+    RETURNING :batch - greatest(counted.used - :limit, 0) AS permissions
+)
+SELECT coalesce(permissions, 0) AS permissions,
+    extract(epoch FROM present.began_at - now())::float8 + :window_seconds AS seconds_left
+FROM present LEFT JOIN reserved ON true
+""")
+_MINUTE: Final = 60.0
+_BATCHES: Final = 50
+"""In so many reservations a process can have all of a window."""
+_REMEMBERED_KEYS: Final = 10_000
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reserve:
+    """What this process may give out to one key, and until when."""
+
+    permissions: int = 0
+    used_up: bool = False
+    """There are no more for this key, in any process, until the window ends."""
+    ends_at: float = -math.inf
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class PostgresRateLimiter:
+    """Implements `server.rate_limit.RateLimiter`."""
+
+    def __init__(
+        self,
+        database: Database,
+        per_minute: int,
+        *,
+        window_seconds: float = _MINUTE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`per_minute`: 0 is no limit, and then nothing is asked or counted."""
+        self._database = database
+        self._limit = per_minute
+        self._batch = max(1, per_minute // _BATCHES)
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._reserves: dict[str, _Reserve] = {}
+
+    async def admit(self, key_id: str) -> None:
+        if not self._limit:
+            return
+        reserve = self._reserve_of(key_id)
+        if self._take(reserve):
+            return
+        async with reserve.asking:
+            # Whoever had the lock before has asked for all that wait.
+            while not self._take(reserve):
+                await self._ask(key_id, reserve)
+
+    def _take(self, reserve: _Reserve) -> bool:
+        """Whether a permission of the present window was there. Raises `RateLimited` where it is used up for all."""
+        seconds_left = reserve.ends_at - self._clock()
+        if seconds_left <= 0:
+            return False
+        if reserve.permissions > 0:
+            reserve.permissions -= 1
+            return True
+        if reserve.used_up:
+            raise RateLimited(retry_after_seconds=math.ceil(seconds_left))
+        return False
+
+    async def _ask(self, key_id: str, reserve: _Reserve) -> None:
+        # Before the statement leaves: the end is never thought to be later than it is.
+        asked_at = self._clock()
+        rows = await self._database.run(
+            _RESERVE,
+            key=decode_id(API_KEY, key_id),
+            batch=self._batch,
+            limit=self._limit,
+            window_seconds=self._window_seconds,
+        )
+        reserve.permissions = rows[0]["permissions"]
+        reserve.used_up = not reserve.permissions
+        reserve.ends_at = asked_at + rows[0]["seconds_left"]
+
+    def _reserve_of(self, key_id: str) -> _Reserve:
+        found = self._reserves.get(key_id)
+        if found is None:
+            if len(self._reserves) >= _REMEMBERED_KEYS:
+                # The oldest goes; what it had in reserve is lost to its key for this window.
+                del self._reserves[next(iter(self._reserves))]
+            found = self._reserves[key_id] = _Reserve()
+        return found

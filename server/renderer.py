@@ -1,0 +1,77 @@
+"""The renderer port: templates and arguments to text.
+
+Two kinds of templates meet here. The *layers' templates* are files of whoever runs the server: one static and one
+dynamic per provider. The *instructions* of an assistant come over the network, from people who may create assistants;
+they are templates too, and rendering one may cost no more time, memory or text than the limits allow. What a user of
+the assistant types is neither: it is only ever a value.
+
+A template that cannot be parsed or rendered gives its own source as the text, and a `TemplateFailure`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.assistant import AssistantDefinition
+from server.block import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFailure:
+    """A template that fell back to its source. Stored with the call, shown to the operator."""
+
+    template: str
+    """`roles`, `procedure`, `constraints`, or the name of a file."""
+    kind: str
+    """`parse`, `render`, `too_long`, `too_large`, or `not_json` for a dynamic layer that rendered but is no JSON."""
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedStatic:
+    """The static layer up to where the history begins."""
+
+    text: str
+    template_source: str
+    template_hash: bytes
+    """SHA-256 of the source."""
+    failures: tuple[TemplateFailure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedDynamic:
+    """The dynamic layer."""
+
+    text: str
+    failures: tuple[TemplateFailure, ...]
+
+
+class Renderer(Protocol):
+    """Renders the layers of a payload."""
+
+    async def render_static(
+        self, provider: str, assistant: AssistantDefinition, arguments: Mapping[str, JsonValue]
+    ) -> RenderedStatic:
+        """The instructions, each rendered with the arguments, in the provider's static template.
+
+        `arguments` as `prompt_arguments.build_static_arguments` gives them: nothing in them depends on the clock.
+        """
+        ...
+
+    def render_dynamic(
+        self, provider: str, context: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+    ) -> RenderedDynamic:
+        """The conversation's context in the provider's dynamic template, as compact JSON.
+
+        The template sees `file_references`, `artifacts`, `todos`, `current_datetime` and `context`, the whole of it.
+        """
+        ...
+
+    async def check_instructions(self, assistant: AssistantDefinition) -> None:
+        """Raises `TemplateInvalid` for instructions that do not parse, or that depend on the clock or the message."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what rendering has started."""
+        ...

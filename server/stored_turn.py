@@ -1,0 +1,242 @@
+"""A turn as it is in the store: one that has ended, or one that another process runs.
+
+What has arrived of the answer is read as bytes and folded here, by the same fold that the running process uses, so the
+events and their numbers are the same. While the turn runs, the store says that there is more; when it has ended, the
+rest comes from the call's own bytes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from server.announcements import Announcements, News, Watch
+from server.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
+from server.call import Call
+from server.errors import ProviderFailed, TurnNotFound
+from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.provider import Fold
+from server.store import Store
+from server.turn import ModelResponseTurn, TurnState
+from server.turn_event import TurnEnded, TurnEvent, TurnStarted, end_of
+
+OpenFold: TypeAlias = Callable[[], Fold]
+
+_LOOK_SECONDS: Final = 1.0
+"""How often the store is asked when no news comes: news may be lost."""
+_OK: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLibrary:
+    """What reading stored turns takes."""
+
+    store: Store
+    announcements: Announcements
+    folds: Mapping[str, OpenFold]
+    """By provider; of all that there are, whether or not this process has their keys."""
+
+    async def find_answer(self, tenant_id: str, conversation_id: str, seq: int) -> ModelResponseTurn | None:
+        """The answer, if it is durable.
+
+        Raises `ConversationNotFound`; `TurnNotFound` where the number is an input's.
+        """
+        try:
+            turn = await self.store.load_turn(tenant_id, conversation_id, seq)
+        except TurnNotFound:
+            return None
+        if not isinstance(turn, ModelResponseTurn):
+            raise TurnNotFound(
+                "This turn is input; it has no events.", hint=f"The answer to it is turn {seq + 1}: listen to that one."
+            )
+        return turn
+
+
+def fold_events(fold: Fold, piece: bytes) -> tuple[list[ProviderEvent], bool]:
+    """The events that a piece completes, and whether the fold can go on after it."""
+    events: list[ProviderEvent] = []
+    try:
+        events.extend(fold.feed(piece))
+    except ProviderFailed:
+        # A generator that raises has given what came before; `extend` has taken it.
+        return events, False
+    return events, True
+
+
+def is_stream(call: Call) -> bool:
+    """Whether the call's bytes are a stream of the model's, and not the body of an error."""
+    return call.end is not None and call.end.status in {None, _OK}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHandle:
+    """Implements `server.turn_handle.TurnHandle`."""
+
+    library: TurnLibrary
+    tenant_id: str
+    conversation_id: str
+    seq: int
+    duplicate: bool = False
+
+    @property
+    def input_seq(self) -> int:
+        return self.seq - 1
+
+    def read(self, after: int = 0) -> "StoredReader":
+        return StoredReader(self, after)
+
+    async def wait(self) -> TurnEnded:
+        library = self.library
+        with library.announcements.watch(self.conversation_id, News.ENDED) as watch:
+            while True:
+                turn = await library.find_answer(self.tenant_id, self.conversation_id, self.seq)
+                if turn is not None:
+                    return end_of(self.conversation_id, turn)
+                await watch.wait(_LOOK_SECONDS)
+
+
+@dataclass(slots=True)
+class _Body:
+    """How far the bytes of the running call have been read."""
+
+    attempt: int = 1
+    offset: int = 0
+    fold: Fold | None = None
+    readable: bool = True
+    """False once the stream has said something that ends it."""
+    held: list[ProviderEvent] = field(default_factory=list)
+    """Usage that was reported before anything was said: until then the call may still be made again."""
+
+
+class StoredReader:
+    """Implements `server.turn_handle.EventReader`."""
+
+    def __init__(self, handle: StoredHandle, after: int) -> None:
+        self._handle = handle
+        self._after = max(after, 0)
+        self._number = 0
+        self._said = False
+        self._body = _Body()
+        self._watch: Watch | None = None
+        self._done = False
+
+    async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        if self._done:
+            return None
+        if self._number == 0:
+            return await self._begin(limit_seconds)
+        return await self._go_on(limit_seconds)
+
+    def close(self) -> None:
+        self._done = True
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
+
+    async def _begin(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        handle = self._handle
+        self._watch = handle.library.announcements.watch(handle.conversation_id, News.GROWN, News.ENDED)
+        self._watch.__enter__()
+        started = TurnStarted(conversation_id=handle.conversation_id, input_seq=handle.input_seq, seq=handle.seq)
+        return list(self._numbered([started])) or await self._go_on(limit_seconds)
+
+    async def _go_on(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        handle = self._handle
+        deadline = time.monotonic() + limit_seconds
+        while self._watch is not None:
+            turn = await handle.library.find_answer(handle.tenant_id, handle.conversation_id, handle.seq)
+            if turn is not None:
+                return await self._finish(turn) or None
+            fresh = list(self._numbered(await self._read_chunks()))
+            left = deadline - time.monotonic()
+            if fresh or left <= 0:
+                return fresh
+            await self._watch.wait(min(left, _LOOK_SECONDS))
+        return None
+
+    async def _read_chunks(self) -> list[ProviderEvent]:
+        """What the running call has said since the last look; of a new attempt from its beginning."""
+        handle, body = self._handle, self._body
+        chunks = await handle.library.store.list_chunks(
+            handle.tenant_id, handle.conversation_id, handle.seq, attempt=body.attempt, from_offset=body.offset
+        )
+        events: list[ProviderEvent] = []
+        for chunk in chunks:
+            if chunk.attempt != body.attempt or body.fold is None:
+                body = self._body = _Body(attempt=chunk.attempt, fold=await self._open_fold(chunk.attempt))
+            if chunk.offset == body.offset and body.fold is not None:
+                events.extend(self._fold(chunk.data))
+        return events
+
+    def _fold(self, piece: bytes) -> list[ProviderEvent]:
+        body = self._body
+        if body.fold is None or not body.readable:
+            return []
+        events, body.readable = fold_events(body.fold, piece)
+        body.offset += len(piece)
+        if not self._said:
+            body.held.extend(events)
+            if all(isinstance(event, UsageReported) for event in events):
+                return []
+            self._said = True
+            events, body.held = body.held, []
+        return events
+
+    async def _open_fold(self, attempt: int) -> Fold | None:
+        handle = self._handle
+        calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
+        providers = [call.start.provider for call in calls if call.start.attempt == attempt]
+        open_fold = handle.library.folds.get(providers[0]) if providers else None
+        return None if open_fold is None else open_fold()
+
+    async def _finish(self, turn: ModelResponseTurn) -> Sequence[tuple[int, TurnEvent]]:
+        rest = await self._rest_of(turn)
+        ended = end_of(self._handle.conversation_id, turn)
+        events = list(self._numbered([*rest, ended]))
+        if not events and turn.state is TurnState.INTERRUPTED:
+            # The process that died had given out more than it had written down. The listener must hear the end all the
+            # same, under a number that it has not heard.
+            events = [(self._after + 1, ended)]
+        self.close()
+        return events
+
+    async def _rest_of(self, turn: ModelResponseTurn) -> list[ProviderEvent]:
+        """What the answer's bytes say beyond what was given out; from the turn itself where the bytes are gone."""
+        handle, body = self._handle, self._body
+        calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
+        call = next((call for call in calls if call.start.attempt == turn.attempt), None)
+        raw = None if call is None or call.end is None else call.end.raw_response
+        if call is None or raw is None or call.start.provider not in handle.library.folds:
+            return [] if self._said or call is None else list(events_of_blocks(turn))
+        if not is_stream(call):
+            return []
+        if body.fold is None or body.attempt != call.start.attempt:
+            body = self._body = _Body(attempt=call.start.attempt, fold=handle.library.folds[call.start.provider]())
+        self._said, held = True, body.held
+        return [*held, *self._fold(raw[body.offset :])]
+
+    def _numbered(self, events: Sequence[TurnEvent]) -> Iterator[tuple[int, TurnEvent]]:
+        for event in events:
+            self._number += 1
+            if self._number > self._after:
+                yield self._number, event
+
+
+def events_of_blocks(turn: ModelResponseTurn) -> Iterator[ProviderEvent]:
+    """A turn told in whole blocks. Their numbers are not those of the stream that it once was."""
+    for block in turn.blocks:
+        yield from _events_of(block)
+    yield UsageReported(usage=turn.usage)
+
+
+def _events_of(block: Block) -> Iterator[ProviderEvent]:
+    match block:
+        case TextBlock() if block.text:
+            yield TextDelta(text=block.text)
+        case ThinkingBlock() if block.text:
+            yield ThinkingDelta(text=block.text)
+        case ToolCallBlock():
+            yield ToolCallBegin(call_id=block.id, name=block.name)
+            yield ToolCallEnd(call_id=block.id, name=block.name, arguments=block.arguments)
+        case _:
+            return

@@ -1,0 +1,133 @@
+"""The keeper of a running turn: writes down what has arrived, shows that the turn is alive, hears a wish to stop.
+
+It runs beside the turn and off its path: a turn that is over before the first look costs nothing here. What it writes
+is what a crash leaves behind, and what other processes follow.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from server.announcements import News
+from server.call import Chunk
+from server.call_records import end_of, start_of
+from server.conversation import Lease
+from server.errors import DatabaseUnavailable, LeaseLost
+from server.live_turn import LiveTurn
+from server.payload_preparation import PreparedPayload
+from server.provider import ProviderStream
+from server.provider_calls import PatientCall
+from server.turn_tools import TurnTools
+
+_OK: Final = 200
+_log = logging.getLogger("strata.turn")
+
+
+class TurnKeeper:
+    """Keeps one turn."""
+
+    def __init__(self, tools: TurnTools, lease: Lease, live: LiveTurn) -> None:
+        self._tools = tools
+        self._lease = lease
+        self._live = live
+        self._prepared: PreparedPayload | None = None
+        self._call: PatientCall | None = None
+        self._begun_attempt = 0
+        self._ended_attempts = 0
+        self._written = (0, 0)
+        """Attempt and offset up to which the bytes are durable."""
+
+    def attend(self, prepared: PreparedPayload, call: PatientCall) -> None:
+        """From now on there is something to write down, and to stop."""
+        self._prepared = prepared
+        self._call = call
+
+    @asynccontextmanager
+    async def keeping(self) -> AsyncIterator[None]:
+        """Keeps the turn while the block runs."""
+        tasks = [
+            asyncio.create_task(self._keep(), name="turn keeper"),
+            asyncio.create_task(self._heed(), name="turn stopper"),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def record_failed_attempts(self) -> None:
+        """Makes the calls durable that another one has followed. Raises `LeaseLost`, `DatabaseUnavailable`."""
+        if self._call is None or self._prepared is None:
+            return
+        attempts: Sequence[ProviderStream] = self._call.attempts[:-1]
+        for number, stream in enumerate(attempts[self._ended_attempts :], start=self._ended_attempts + 1):
+            start = start_of(self._prepared, number, stream)
+            end = end_of(self._prepared, stream, self._call.failure_codes[number - 1])
+            await self._tools.store.end_call(self._lease, start, end)
+            self._tools.observer.call_ended(self._lease, start, end)
+            self._ended_attempts = number
+
+    async def _heed(self) -> None:
+        """Ends the call when somebody wants that."""
+        await self._live.cancel_asked.wait()
+        if self._call is not None:
+            await self._call.cancel()
+
+    async def _keep(self) -> None:
+        limits = self._tools.limits
+        shown_at = time.monotonic()
+        with self._tools.announcements.watch(self._lease.conversation_id, News.CANCELLING) as watch:
+            while True:
+                called = await watch.wait(limits.flush_seconds)
+                due = time.monotonic() - shown_at >= limits.lease_seconds / 3
+                try:
+                    if await self._write(called or due):
+                        shown_at = time.monotonic()
+                except DatabaseUnavailable as error:
+                    # No reason to stop: the bytes are here, and the database may be back before the turn ends.
+                    _log.warning("turn.flush_failed", extra=self._facts(code=error.code))
+                except LeaseLost:
+                    # Another process has ended the turn. What still comes could not be written, so it need not come.
+                    _log.warning("turn.lease_lost", extra=self._facts())
+                    self._live.cancel_asked.set()
+                    return
+
+    async def _write(self, must_show: bool) -> bool:  # noqa: FBT001  reason: one caller, right above
+        """Writes what has arrived; with nothing new, only that the turn is alive, where that is due."""
+        chunks = await self._collect()
+        if not chunks and not must_show:
+            return False
+        stop_wanted = await self._tools.store.append_chunks(
+            self._lease, chunks, lease_seconds=self._tools.limits.lease_seconds
+        )
+        if chunks:
+            self._written = (chunks[-1].attempt, chunks[-1].offset + len(chunks[-1].data))
+        if stop_wanted:
+            self._live.cancel_asked.set()
+        return True
+
+    async def _collect(self) -> list[Chunk]:
+        """The bytes of the running attempt that are not durable yet. The attempt itself is recorded first."""
+        if self._call is None or self._prepared is None or not self._call.attempts:
+            return []
+        attempt, stream = len(self._call.attempts), self._call.stream
+        record = stream.record
+        if not record.request_body:
+            return []
+        if self._begun_attempt < attempt:
+            await self.record_failed_attempts()
+            await self._tools.store.begin_call(self._lease, start_of(self._prepared, attempt, stream))
+            self._begun_attempt = attempt
+        if record.status != _OK:
+            # Nothing came yet, or an error, which is short and is written when it is whole.
+            return []
+        offset = self._written[1] if self._written[0] == attempt else 0
+        data = record.body[offset:]
+        return [Chunk(attempt=attempt, offset=offset, data=data)] if data else []
+
+    def _facts(self, **more: object) -> dict[str, object]:
+        return {"conversation_id": self._lease.conversation_id, "turn_seq": self._lease.turn_seq, **more}

@@ -1,0 +1,94 @@
+"""Waiting for a conversation: first come, first served, over all processes.
+
+The order is kept by tickets in the store. Within a process only the first in line knocks; the others keep their tickets
+alive and wait until they are first. A ticket whose holder died lapses, and the next is served.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from server.announcements import News
+from server.conversation import OnBusy
+from server.errors import ConversationBusy, ShuttingDown, TurnNotRunning
+from server.running_turns import RunningTurns
+from server.store import AcceptOutcome, NewInput
+from server.turn_tools import TurnTools
+
+_TICKET_SECONDS: Final = 15.0
+_KEEP_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 1.0
+"""How often the first in line knocks when no news comes: a ticket before it may have lapsed."""
+
+
+class TurnQueue:
+    """Lets turns into busy conversations, one after the other."""
+
+    def __init__(self, tools: TurnTools, running_turns: RunningTurns) -> None:
+        self._tools = tools
+        self._running_turns = running_turns
+        self._lines: defaultdict[str, list[int]] = defaultdict(list)
+
+    async def wait_in(
+        self,
+        tenant_id: str,
+        turn: NewInput,
+        on_busy: OnBusy,
+        accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
+    ) -> AcceptOutcome:
+        """What `accept` gives when the turn's time has come.
+
+        Raises `QueueFull`; `ConversationBusy` when it waited too long; `ShuttingDown`; and what `accept` raises.
+        """
+        limits, store = self._tools.limits, self._tools.store
+        first = on_busy is OnBusy.SUPERSEDE
+        ticket = await store.enter_queue(
+            tenant_id, turn.conversation_id, limit=limits.queue_limit, seconds=_TICKET_SECONDS, first=first
+        )
+        line = self._lines[turn.conversation_id]
+        line.append(ticket)
+        try:
+            return await self._wait(tenant_id, replace(turn, ticket=ticket), accept, supersedes=first)
+        finally:
+            line.remove(ticket)
+            if not line:
+                del self._lines[turn.conversation_id]
+            await store.leave_queue(turn.conversation_id, ticket)
+
+    async def _wait(
+        self,
+        tenant_id: str,
+        turn: NewInput,
+        accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
+        *,
+        supersedes: bool,
+    ) -> AcceptOutcome:
+        assert turn.ticket is not None  # noqa: S101  reason: given by the only caller
+        deadline = time.monotonic() + self._tools.limits.queue_seconds
+        kept_at = time.monotonic()
+        with self._tools.announcements.watch(turn.conversation_id, News.ENDED) as watch:
+            while True:
+                if self._running_turns.draining:
+                    raise ShuttingDown
+                if supersedes:
+                    await self._ask_to_stop(tenant_id, turn.conversation_id)
+                if turn.ticket == min(self._lines[turn.conversation_id]):
+                    try:
+                        return await accept(turn)
+                    except ConversationBusy:
+                        if time.monotonic() >= deadline:
+                            raise
+                if time.monotonic() >= deadline:
+                    raise ConversationBusy("The conversation did not become free in time.")
+                await watch.wait(_LOOK_SECONDS)
+                if time.monotonic() - kept_at >= _KEEP_SECONDS:
+                    await self._tools.store.keep_ticket(turn.conversation_id, turn.ticket, seconds=_TICKET_SECONDS)
+                    kept_at = time.monotonic()
+
+    async def _ask_to_stop(self, tenant_id: str, conversation_id: str) -> None:
+        try:
+            await self._tools.store.request_cancel(tenant_id, conversation_id)
+        except TurnNotRunning:
+            return

@@ -1,0 +1,232 @@
+"""One turn from its accepted input to its durable answer: prepare, call, stream, finish.
+
+However a turn goes, it ends in one place: the answer is written, whole or not, before anybody hears that it has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Final
+
+from server.assistant import AssistantDefinition
+from server.call_records import add_costs, add_usages, end_of, start_of
+from server.conversation import Lease
+from server.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError, TurnInterrupted
+from server.live_turn import LiveTurn
+from server.payload_preparation import PreparedPayload
+from server.provider import StreamState
+from server.provider_calls import PatientCall
+from server.store import Finished, NewAnswer
+from server.stored_turn import fold_events
+from server.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
+from server.turn_event import end_of as last_event_of
+from server.turn_keeper import TurnKeeper
+from server.turn_observer import TurnTimes
+from server.turn_tools import TurnTools
+from server.usage import Usage
+
+_OK: Final = 200
+_FINISH_TRIES: Final = 60
+_FINISH_PAUSE_SECONDS: Final = 0.5
+"""An answer that is paid for is not given up because the database restarts."""
+_log = logging.getLogger("strata.turn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How a turn ended, before it is written."""
+
+    state: TurnState
+    stop_reason: StopReason | None
+    error_code: str | None = None
+
+
+_CANCELLED: Final = _Outcome(state=TurnState.CANCELLED, stop_reason=StopReason.ABORTED)
+_INTERRUPTED: Final = _Outcome(
+    state=TurnState.INTERRUPTED, stop_reason=StopReason.ABORTED, error_code=TurnInterrupted.code
+)
+
+
+class TurnRunner:
+    """Runs one turn, once."""
+
+    def __init__(self, tools: TurnTools, tenant_id: str, lease: Lease, live: LiveTurn, *, began: float) -> None:
+        """`began` by the monotonic clock: when the request came in."""
+        self._tools = tools
+        self._tenant_id = tenant_id
+        self._lease = lease
+        self._live = live
+        self._began = began
+        self._times = TurnTimes(accepted=time.monotonic() - began)
+        self._keeper = TurnKeeper(tools, lease, live)
+        self._definition: AssistantDefinition | None = None
+        self._prepared: PreparedPayload | None = None
+        self._call: PatientCall | None = None
+
+    async def run(self) -> None:
+        """Until the answer is durable, or cannot be made so. Cancelling ends the turn as interrupted."""
+        self._tools.observer.turn_began(self._lease)
+        try:
+            outcome = await self._answer()
+        except asyncio.CancelledError:
+            await _undisturbed(self._conclude(_INTERRUPTED))
+            raise
+        await _undisturbed(self._conclude(outcome))
+
+    async def _answer(self) -> _Outcome:
+        try:
+            async with self._keeper.keeping():
+                return await self._ask()
+        except StrataError as error:
+            if self._live.cancel_asked.is_set():
+                return _CANCELLED
+            return _failed(error.code)
+        # The boundary of a task that nobody awaits. A bug too must end the turn: a client and a lease wait for it.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `internal`
+            _log.exception("turn.crashed", extra=self._facts())
+            return _failed(Internal.code)
+
+    async def _ask(self) -> _Outcome:
+        tools = self._tools
+        source = await tools.preparation.load(self._tenant_id, self._lease.conversation_id)
+        self._definition = source.assistant.definition
+        self._prepared = prepared = await tools.preparation.prepare(self._tenant_id, source)
+        self._note(built=time.monotonic() - self._began)
+        self._call = call = PatientCall(
+            prepared.provider, prepared.built.payload, tools.retry_policy, estimate=tools.estimate
+        )
+        self._keeper.attend(prepared, call)
+        if not self._live.cancel_asked.is_set():
+            await self._listen(call)
+        if _is_complete(call):
+            return _Outcome(state=TurnState.COMPLETE, stop_reason=call.stream.answer.stop_reason)
+        return _CANCELLED
+
+    async def _listen(self, call: PatientCall) -> None:
+        async with aclosing(call.events()) as events:
+            async for event in events:
+                if self._times.first_event is None:
+                    self._note(first_event=time.monotonic() - self._began)
+                self._live.tell((event,))
+
+    async def _conclude(self, outcome: _Outcome) -> None:
+        """Makes the answer durable and tells those who listen. Tries for as long as it may help."""
+        answer = self._build_answer(outcome)
+        lost: StrataError = DatabaseUnavailable()
+        for _ in range(_FINISH_TRIES):
+            try:
+                await self._keeper.record_failed_attempts()
+                finished = await self._tools.store.finish_turn(self._lease, answer)
+            except DatabaseUnavailable as error:
+                lost = error
+                await asyncio.sleep(_FINISH_PAUSE_SECONDS)
+            except LeaseLost as error:
+                lost = error
+                break
+            else:
+                self._announce(answer, finished)
+                return
+        _log.error("turn.lost", extra=self._facts(code=lost.code))
+        if answer.start is not None and answer.end is not None:
+            self._tools.observer.call_ended(self._lease, answer.start, answer.end)
+        self._tools.observer.turn_lost(self._lease, lost.code)
+        self._live.lose(lost)
+
+    def _announce(self, answer: NewAnswer, finished: Finished) -> None:
+        turn = ModelResponseTurn(
+            seq=self._lease.turn_seq,
+            created_at=finished.created_at,
+            blocks=answer.blocks,
+            state=answer.state,
+            stop_reason=answer.stop_reason,
+            error_code=answer.error_code,
+            provider=answer.provider,
+            model=answer.model,
+            usage=answer.usage,
+            cost_usd=answer.cost_usd,
+            attempt=None if answer.start is None else answer.start.attempt,
+            revision=finished.revision,
+        )
+        self._tell_the_rest()
+        self._live.end(last_event_of(self._lease.conversation_id, turn))
+        self._note(ended=time.monotonic() - self._began)
+        if answer.start is not None and answer.end is not None:
+            self._tools.observer.call_ended(self._lease, answer.start, answer.end)
+        self._tools.observer.turn_ended(self._lease, turn, self._times)
+
+    def _tell_the_rest(self) -> None:
+        """Whatever the stored bytes say and nobody has heard yet, so that whoever reads them later hears the same."""
+        if self._prepared is None or self._call is None or not self._call.attempts or _is_complete(self._call):
+            return
+        record = self._call.stream.record
+        if record.status == _OK:
+            events, _ = fold_events(self._tools.folds[self._prepared.provider.name](), record.body)
+            self._live.tell(events[self._live.answer_event_count :])
+
+    def _build_answer(self, outcome: _Outcome) -> NewAnswer:
+        prepared, call = self._prepared, self._call
+        if prepared is None or call is None or not call.attempts:
+            return self._build_answer_without_call(outcome)
+        answer = call.stream.answer
+        codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
+        ends = [end_of(prepared, stream, code) for stream, code in zip(call.attempts, codes, strict=True)]
+        return NewAnswer(
+            blocks=answer.blocks,
+            native=answer.native or Native(dialect=prepared.provider.name, data=b""),
+            state=outcome.state,
+            stop_reason=outcome.stop_reason,
+            error_code=outcome.error_code,
+            usage=add_usages([end.usage for end in ends]),
+            cost_usd=add_costs([end.cost_usd for end in ends]),
+            pending_call_ids=open_call_ids(answer.blocks) if outcome.state is TurnState.COMPLETE else (),
+            provider=prepared.provider.name,
+            model=prepared.model,
+            account=prepared.provider.account,
+            start=start_of(prepared, len(call.attempts), call.stream),
+            end=ends[-1],
+        )
+
+    def _build_answer_without_call(self, outcome: _Outcome) -> NewAnswer:
+        provider, model = ("", "") if self._definition is None else (self._definition.provider, self._definition.model)
+        return NewAnswer(
+            blocks=(),
+            native=Native(dialect=provider, data=b""),
+            state=outcome.state,
+            stop_reason=outcome.stop_reason,
+            error_code=outcome.error_code,
+            usage=Usage(),
+            cost_usd=Decimal(0),
+            provider=provider,
+            model=model,
+            account=None,
+            start=None,
+            end=None,
+        )
+
+    def _note(self, **times: float) -> None:
+        self._times = replace(self._times, **times)
+
+    def _facts(self, **more: object) -> dict[str, object]:
+        return {"conversation_id": self._lease.conversation_id, "turn_seq": self._lease.turn_seq, **more}
+
+
+def _failed(code: str) -> _Outcome:
+    return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code)
+
+
+def _is_complete(call: PatientCall) -> bool:
+    return bool(call.attempts) and call.stream.state is StreamState.COMPLETE
+
+
+async def _undisturbed(work: Coroutine[Any, Any, None]) -> None:
+    """Does the work to its end, also where the caller is cancelled meanwhile, which is passed on afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

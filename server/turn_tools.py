@@ -1,0 +1,43 @@
+"""What running turns takes, gathered once for a process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.announcements import Announcements
+from server.payload_preparation import PayloadPreparation
+from server.retry_policy import RetryPolicy
+from server.store import Store
+from server.stored_turn import OpenFold
+from server.token_estimate import TokenEstimate
+from server.turn_observer import TurnObserver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """Times and numbers of turns."""
+
+    lease_seconds: float = 30.0
+    """How long a process may be silent before another ends its turns."""
+    flush_seconds: float = 0.25
+    """How often what has arrived is written down."""
+    queue_limit: int = 100
+    """How many turns may wait for one conversation."""
+    queue_seconds: float = 300.0
+    """How long one of them waits at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTools:
+    """The parts."""
+
+    owner: str
+    """What this process is called on the leases that it holds."""
+    store: Store
+    preparation: PayloadPreparation
+    announcements: Announcements
+    observer: TurnObserver
+    folds: Mapping[str, OpenFold]
+    """By provider, of all that there are."""
+    limits: TurnLimits = field(default_factory=TurnLimits)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    estimate: TokenEstimate = field(default_factory=TokenEstimate)

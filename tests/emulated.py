@@ -1,0 +1,82 @@
+"""Both providers as emulators in the test's own process: what they say, what goes wrong, what they were asked."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.gemini.app import build_gemini_app
+from server.emulator.reply import Fault, FaultKind, Turn
+from server.emulator.server import emulating
+from server.emulator.state import EmulatorState, build_state
+from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.provider_wiring import Providers, open_providers
+from server.settings import Settings
+from tests.contracts.provider_rig import Lines
+
+MODELS = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-opus-5-5"}
+BOTH = tuple(MODELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """One provider."""
+
+    name: str
+    url: str
+    state: EmulatorState
+    lines: Lines
+
+    @property
+    def model(self) -> str:
+        return MODELS[self.name]
+
+    def says(self, *turns: Turn) -> None:
+        """What the model says next; then it improvises again."""
+        self.lines.turns.extend(turns)
+
+    def fails(self, kind: FaultKind, *, times: int = 1, **options: Any) -> None:
+        """What goes wrong with the next requests."""
+        self.state.faults.arm(Fault(kind=kind, **options), times)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What it was asked, oldest first."""
+        return self.state.request_log.list()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedProviders:
+    """Both."""
+
+    gemini: Emulated
+    anthropic: Emulated
+
+    def __getitem__(self, name: str) -> Emulated:
+        return {GEMINI: self.gemini, ANTHROPIC: self.anthropic}[name]
+
+    def point(self, settings: Settings) -> Settings:
+        """The settings with the emulators' addresses."""
+        return settings.model_copy(
+            update={"gemini_base_url": self.gemini.url, "anthropic_base_url": self.anthropic.url}
+        )
+
+    @asynccontextmanager
+    async def open(self, settings: Settings, key: str = "test") -> AsyncIterator[Providers]:
+        """Our own providers, pointed at the emulators."""
+        environment = {names[0]: key for names in KEY_VARIABLES.values()}
+        choice = ProviderChoice(provider=GEMINI, api_key=key)
+        async with open_providers(self.point(settings), choice, environment) as providers:
+            yield providers
+
+
+@asynccontextmanager
+async def emulating_both() -> AsyncIterator[EmulatedProviders]:
+    async with AsyncExitStack() as stack:
+        sides = {}
+        for name, build in ((GEMINI, build_gemini_app), (ANTHROPIC, build_anthropic_app)):
+            lines = Lines()
+            state = build_state(script=lines)
+            url = await stack.enter_async_context(emulating(build(state)))
+            sides[name] = Emulated(name=name, url=url, state=state, lines=lines)
+        yield EmulatedProviders(gemini=sides[GEMINI], anthropic=sides[ANTHROPIC])

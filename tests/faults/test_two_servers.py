@@ -1,0 +1,161 @@
+"""Two server processes on one database: a turn that runs in one is listened to, waited for and ended in the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from server.api_key import Tenant
+from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.exchange import ASGIApp, Receive, Scope, Send
+from server.emulator.gemini.app import build_gemini_app
+from server.emulator.reply import Reply
+from server.emulator.server import emulating
+from server.emulator.state import build_state
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
+from server.postgres.store import PostgresStore
+from tests.contracts.provider_rig import Lines
+from tests.emulated import BOTH, Emulated, EmulatedProviders
+from tests.faults.server_fleet import PATIENCE_SECONDS, Fleet, Launcher, open_fleet, open_launcher
+from tests.http_talk import Told, turns
+from tests.turn_talk import open_conversation
+
+STORY = Reply(thinking="What would be nice?", text="Once upon a time there was a fox who lived by the sea.")
+TASK = {"input": "Tell me a story."}
+HELD_AFTER = 9
+"""Chunks: the thinking, and some of the text."""
+
+
+class Gate:
+    """Lets the first chunks of every answer through, and the rest when it is opened."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        async def gated(scope: Scope, receive: Receive, send: Send) -> None:
+            passed = 0
+
+            async def send_gated(message: dict[str, object]) -> None:
+                nonlocal passed
+                passed += message["type"] == "http.response.body"
+                if passed > HELD_AFTER:
+                    await self._open.wait()
+                await send(message)
+
+            await app(scope, receive, send_gated)
+
+        return gated
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def emulated(gate: Gate) -> AsyncIterator[EmulatedProviders]:
+    """Both providers, behind the gate."""
+    async with AsyncExitStack() as stack:
+        sides = {}
+        for name, build in (("gemini", build_gemini_app), ("anthropic", build_anthropic_app)):
+            lines = Lines()
+            state = build_state(script=lines)
+            url = await stack.enter_async_context(emulating(gate.around(build(state))))
+            sides[name] = Emulated(name=name, url=url, state=state, lines=lines)
+        stack.callback(gate.open)
+        yield EmulatedProviders(**sides)
+
+
+@pytest.fixture(scope="module")
+async def launcher() -> AsyncIterator[Launcher]:
+    async with open_launcher() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def fleet(
+    launcher: Launcher,
+    database: Database,
+    database_options: DatabaseOptions,
+    emulated: EmulatedProviders,
+    tenant: Tenant,
+) -> AsyncIterator[Fleet]:
+    async with open_fleet(launcher, database, database_options, emulated, tenant) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_a_stream_begun_on_one_is_resumed_on_the_other_while_it_runs(
+    fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
+) -> None:
+    conversation = await open_conversation(store, fleet.tenant.id, provider)
+    fleet.emulated[provider].says(STORY)
+    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    async with one.listen("POST", turns(conversation.id), TASK) as (_, events):
+        heard = await take(events, 3)
+    # The first connection is gone, and the answer is far from its end.
+    path = f"{turns(conversation.id, 2)}/events"
+    async with two.listen("GET", path, last_event_id=str(heard[-1][0])) as (answer, events):
+        assert answer.status_code == 200
+        heard += await take(events, 2)
+        assert (await two.expect(200, "GET", turns(conversation.id, 2)))["state"] == "running"
+        gate.open()
+        heard += [event async for event in events]
+    assert [number for number, _, _ in heard] == list(range(1, len(heard) + 1))
+    assert heard[-1][1] == "turn.completed"
+    assert "".join(data["text"] for _, name, data in heard if name == "text.delta") == STORY.text
+    assert await one.hear("GET", path) == heard
+    assert await two.hear("GET", path) == heard
+    assert len(fleet.emulated[provider].requests()) == 1
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_a_turn_of_one_is_cancelled_through_the_other(
+    fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
+) -> None:
+    conversation = await open_conversation(store, fleet.tenant.id, provider)
+    fleet.emulated[provider].says(STORY)
+    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    async with one.listen("POST", turns(conversation.id), TASK) as (_, events):
+        heard = await take(events, 3)
+        cancelled = await two.expect(200, "POST", f"/v1/conversations/{conversation.id}/cancel", {"turn_seq": 2})
+        heard += [event async for event in events]
+    assert cancelled["turn"]["state"] == "cancelled"
+    assert heard[-1][1:] == ("turn.cancelled", cancelled)
+    assert await two.hear("GET", f"{turns(conversation.id, 2)}/events") == heard
+    gate.open()
+    assert (await two.say(conversation.id, "Go on."))["turn"]["state"] == "complete"
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_a_request_repeated_on_the_other_waits_for_the_turn_of_the_first(
+    fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
+) -> None:
+    conversation = await open_conversation(store, fleet.tenant.id, provider)
+    fleet.emulated[provider].says(STORY)
+    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    begun = await one.expect(202, "POST", turns(conversation.id), TASK, idempotency_key="once", prefer="respond-async")
+    assert begun["turn"] == {"seq": 2, "kind": "model_response", "state": "running"}
+    waiting = [
+        asyncio.create_task(talk.ask("POST", turns(conversation.id), TASK, idempotency_key="once"))
+        for talk in (one, two)
+    ]
+    assert (await two.ask("POST", turns(conversation.id), {"input": "Me too."})).status_code == 409
+    gate.open()
+    here, there = await asyncio.gather(*waiting)
+    assert here.json() == there.json()
+    assert there.headers["idempotency-replayed"] == "true"
+    assert there.json()["turn"]["state"] == "complete"
+    assert len(fleet.emulated[provider].requests()) == 1
+
+
+async def take(events: AsyncIterator[Told], count: int) -> list[Told]:
+    """The next ones."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return [await anext(events) for _ in range(count)]

@@ -1,0 +1,107 @@
+"""Every route with another tenant's ids: nothing is told, and nothing changes."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from server.api_key import Scope
+from server.identifiers import ASSISTANT, CONVERSATION, new_id
+from server.postgres.tables import metadata
+from tests.conftest import StrataServer
+from tests.http_talk import Talk, open_talk, turns
+from tests.integration.test_http_conversations import picture_of
+
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+FOREIGN_ROUTES: list[tuple[str, str, Any]] = [
+    ("GET", "/v1/assistants/{assistant_id}", None),
+    ("PUT", "/v1/assistants/{assistant_id}", {"name": "mine now"}),
+    ("GET", _CONVERSATION, None),
+    ("PATCH", _CONVERSATION, {"metadata": {"mine": True}}),
+    ("DELETE", _CONVERSATION, None),
+    ("PUT", f"{_CONVERSATION}/context", {"mine": True}),
+    ("POST", f"{_CONVERSATION}/fork", {"at_seq": 2}),
+    ("POST", f"{_CONVERSATION}/cancel", {}),
+    ("POST", f"{_CONVERSATION}/turns", {"input": "Hello"}),
+    ("GET", f"{_CONVERSATION}/turns", None),
+    ("GET", f"{_CONVERSATION}/turns/{{seq}}", None),
+    ("GET", f"{_CONVERSATION}/turns/{{seq}}/events", None),
+    ("GET", f"{_CONVERSATION}/images/{{sha256}}", None),
+]
+"""Routes that name an object of a tenant's, with a body that its owner could send."""
+
+
+@pytest.fixture
+async def owner(strata_server: StrataServer) -> AsyncIterator[Talk]:
+    async with open_talk(strata_server) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stranger(strata_server: StrataServer) -> AsyncIterator[Talk]:
+    tenant = await strata_server.key_ring.create_tenant("other")
+    _, key = await strata_server.key_ring.create_key(
+        tenant_id=tenant.id, name="other", scopes=frozenset({Scope.CLIENT}), expires_at=None
+    )
+    async with open_talk(strata_server, key) as opened:
+        yield opened
+
+
+async def everything(server: StrataServer) -> dict[str, list[Any]]:
+    """All rows of all tables but those that note the use of a key."""
+    connection = await asyncpg.connect(server.program.options.url)
+    try:
+        return {
+            table.name: sorted(map(repr, await connection.fetch(f'SELECT * FROM "{table.name}"')))  # noqa: S608  reason: our own tables
+            for table in metadata.sorted_tables
+            if table.name not in {"api_keys", "rate_limits"}
+        }
+    finally:
+        await connection.close()
+
+
+async def test_another_tenants_ids_are_not_found_and_nothing_changes(
+    strata_server: StrataServer, owner: Talk, stranger: Talk
+) -> None:
+    conversation, sha256 = await picture_of(owner)
+    assistant = (await owner.expect(200, "GET", f"/v1/conversations/{conversation}"))["assistant_id"]
+    foreign = {"conversation_id": conversation, "assistant_id": assistant, "seq": "2", "sha256": sha256}
+    missing = {**foreign, "conversation_id": new_id(CONVERSATION), "assistant_id": new_id(ASSISTANT)}
+    before = await everything(strata_server)
+    assert before["turns"]
+    for method, path, body in FOREIGN_ROUTES:
+        told = []
+        for ids in (foreign, missing):
+            answer = await stranger.ask(method, path.format(**ids), body)
+            told.append(re.sub("req_[0-9a-f]+", "", answer.text))
+            assert answer.status_code == 404, (method, path, answer.text)
+        assert told[0] == told[1], "an answer tells that the object exists"
+        for key in ("none", strata_server.admin_key):
+            answer = await Talk(client=stranger.client, key=key).ask(method, path.format(**foreign), body)
+            assert answer.status_code == (401 if key == "none" else 403)
+    body = {"assistant_id": assistant}
+    assert (await stranger.expect(404, "POST", "/v1/conversations", body))["code"] == "assistant_not_found"
+    for path in ("/v1/assistants", "/v1/conversations", f"/v1/conversations?assistant_id={assistant}"):
+        assert (await stranger.expect(200, "GET", path))["data"] == []
+    assert await everything(strata_server) == before
+
+
+async def test_the_owner_can_do_all_of_it(owner: Talk) -> None:
+    """The routes above are refused for the stranger's sake, not because they would not work."""
+    conversation, sha256 = await picture_of(owner)
+    assistant = (await owner.expect(200, "GET", f"/v1/conversations/{conversation}"))["assistant_id"]
+    ids = {"conversation_id": conversation, "assistant_id": assistant, "seq": "2", "sha256": sha256}
+    last = ("DELETE", _CONVERSATION)
+    for method, path, body in sorted(FOREIGN_ROUTES, key=lambda route: route[:2] == last):
+        answer = await owner.ask(method, path.format(**ids), body)
+        assert answer.status_code in ({409} if path.endswith("/cancel") else {200, 201}), (method, path, answer.text)
+
+
+async def test_an_image_of_another_conversation_of_the_tenant_is_not_the_strangers(owner: Talk, stranger: Talk) -> None:
+    _, sha256 = await picture_of(owner)
+    own = await stranger.begin()
+    await stranger.say(own)
+    assert (await stranger.expect(404, "GET", f"/v1/conversations/{own}/images/{sha256}"))["code"] == "image_not_found"
+    assert (await stranger.expect(200, "GET", turns(own, 2)))["state"] == "complete"

@@ -1,0 +1,62 @@
+"""What is typed is a message, a command, or named as neither."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.cli.chat_commands import (
+    HELP,
+    AnswerCalls,
+    CancelTurn,
+    Command,
+    Fork,
+    Leave,
+    Misspelt,
+    ReplaceContext,
+    Say,
+    SendImage,
+    ShowHelp,
+    parse_command,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("Hello", Say(text="Hello")),
+        ("  two\nlines ", Say(text="  two\nlines ")),
+        ("//etc is a directory", Say(text="/etc is a directory")),
+        ("/fork 4", Fork(at_seq=4)),
+        ("/image cat.png What is this?", SendImage(path="cat.png", text="What is this?")),
+        ("/image 'my cat.png' What?", SendImage(path="my cat.png", text="What?")),
+        ('/image "my cat.png"', SendImage(path="my cat.png", text="")),
+        ("/context world.json", ReplaceContext(path="world.json")),
+        ("/result", AnswerCalls()),
+        ("/cancel", CancelTurn()),
+        ("/help ", ShowHelp()),
+        ("/exit", Leave()),
+    ],
+)
+def test_a_line_means(line: str, command: Command) -> None:
+    assert parse_command(line) == command
+
+
+@pytest.mark.parametrize("line", ["", "  ", "\n"])
+def test_a_blank_line_means_nothing(line: str) -> None:
+    assert parse_command(line) is None
+
+
+@pytest.mark.parametrize("line", ["/fork", "/fork two", "/image", "/context", "/frok 4", "/"])
+def test_a_misspelt_command_is_named_and_not_sent(line: str) -> None:
+    assert isinstance(parse_command(line), Misspelt)
+
+
+@given(st.text())
+def test_no_line_breaks_it(line: str) -> None:
+    command = parse_command(line)
+    assert (command is None) == (not line.strip())
+
+
+def test_every_command_is_in_the_help() -> None:
+    for name in ("/image", "/context", "/fork", "/result", "/cancel", "/exit"):
+        assert f"\n{name} " in HELP

@@ -1,0 +1,298 @@
+"""A chat without a terminal: what is typed becomes turns, tools are answered, Ctrl-C cancels the turn alone."""
+
+import asyncio
+import json
+from collections import deque
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from server.cli.chat_commands import parse_command
+from server.cli.chat_screen import TerminalScreen
+from server.cli.chat_session import ChatSession, read_result
+from server.cli.chat_tools import DEMO_FUNCTIONS, DEMO_TOOLS, roll_dice
+from server.client import StrataClient, ToolResult
+from tests.fakes.scripted_strata import (
+    CONVERSATION_ID,
+    ScriptedStrata,
+    answer_json,
+    called,
+    failed,
+    problem,
+    said,
+    status_of,
+    turn_json,
+)
+
+CONVERSATION = f"/v1/conversations/{CONVERSATION_ID}"
+WEATHER = {"id": "call_1", "name": "get_weather", "arguments": {"city": "Oslo"}}
+TIME = {"id": "call_2", "name": "get_time", "arguments": {}}
+
+
+class Typist:
+    """Answers questions with what was prepared; then it leaves."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque()
+
+    async def ask(self, question: str) -> str | None:
+        return self.lines.popleft() if self.lines else None
+
+
+class Chat:
+    """A session, what it shows, and who is asked."""
+
+    def __init__(self, client: StrataClient, *, asks: bool = True) -> None:
+        self.client = client
+        self.out = StringIO()
+        self.typist = Typist()
+        self._asks = asks
+        self.screen = TerminalScreen(Console(file=self.out, highlight=False), thinking=True)
+
+    async def open(self) -> ChatSession:
+        self.conversation = await self.client.load_conversation(CONVERSATION_ID)
+        self.session = ChatSession(
+            self.client,
+            self.conversation,
+            screen=self.screen,
+            asker=self.typist if self._asks else None,
+            tools=DEMO_FUNCTIONS,
+        )
+        return self.session
+
+    async def type(self, line: str) -> bool:
+        command = parse_command(line)
+        assert command is not None
+        return await self.session.obey(command)
+
+    @property
+    def shown(self) -> str:
+        return self.out.getvalue()
+
+
+@pytest.fixture
+async def chat(client: StrataClient) -> Chat:
+    chat = Chat(client)
+    await chat.open()
+    return chat
+
+
+def turns_of(strata: ScriptedStrata) -> list[Any]:
+    return [request.body for request in strata.asked("POST", f"{CONVERSATION}/turns")]
+
+
+async def test_a_message_is_a_turn_and_its_answer_is_shown(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.replies.append(lambda seq: said(seq, "Hel", "lo.", thinking="Hm."))
+    assert await chat.type("Hi")
+    assert turns_of(strata) == [{"input": "Hi", "on_busy": "reject"}]
+    assert chat.shown.startswith("Hm.\nHello.\nturn 2 · 1,000 in (80 % cached) · 12 out · $0.0123")
+
+
+async def test_tools_that_are_here_run_and_the_others_are_asked_for(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.replies.extend([lambda seq: called(seq, WEATHER, TIME), lambda seq: said(seq, "Cold.")])
+    chat.typist.lines.append('{"celsius": 4}')
+    assert await chat.session.say("Weather?")
+    weather, time = turns_of(strata)[1]["tool_results"]
+    assert weather == {"tool_call_id": "call_1", "output": {"celsius": 4}, "is_error": False}
+    assert time["tool_call_id"] == "call_2"
+    assert not time["is_error"]
+    assert '→ get_weather(city="Oslo")' in chat.shown
+    assert "Cold." in chat.shown
+
+
+async def test_calls_that_are_skipped_wait_and_can_be_answered_later(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Cold.")])
+    chat.typist.lines.append("/skip")
+    assert not await chat.session.say("Weather?")
+    assert "The calls wait." in chat.shown
+    chat.typist.lines.append("rain")
+    await chat.type("/result")
+    assert turns_of(strata)[1]["tool_results"][0]["output"] == "rain"
+    assert chat.session.pending == ()
+
+
+async def test_a_new_message_gives_waiting_calls_up(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Fine.")])
+    await chat.session.say("Weather?")
+    await chat.session.say("Never mind.")
+    first, second = turns_of(strata)
+    assert "abandon_pending_calls" not in first
+    assert second["abandon_pending_calls"] is True
+
+
+async def test_a_pipe_cannot_be_asked(client: StrataClient, strata: ScriptedStrata) -> None:
+    chat = Chat(client, asks=False)
+    session = await chat.open()
+    strata.replies.append(lambda seq: called(seq, WEATHER))
+    assert not await session.say("Weather?")
+    assert "which is not here" in chat.shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "output", "is_error"),
+    [
+        ("4", 4, False),
+        ("cold", "cold", False),
+        ('{"a": [1]}', {"a": [1]}, False),
+        ("/error no network", "no network", True),
+        ("", "", False),
+    ],
+)
+def test_a_typed_result_is_json_or_text(typed: str, output: object, *, is_error: bool) -> None:
+    assert read_result("call_1", typed) == ToolResult(tool_call_id="call_1", output=output, is_error=is_error)
+
+
+async def test_a_failed_turn_is_shown_and_the_chat_goes_on(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.replies.extend([lambda seq: failed(seq, "Hel"), lambda seq: said(seq, "Hello.")])
+    assert not await chat.session.say("Hi")
+    assert "Hel\nThe provider is overloaded. Try again in a moment. [provider_overloaded]" in chat.shown
+    assert await chat.session.say("Hi")
+
+
+async def test_a_refusal_is_one_sentence(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.script("POST", f"{CONVERSATION}/turns", problem(401, "key_rejected", "The key is unknown.", "Make one."))
+    assert not await chat.session.say("Hi")
+    assert chat.shown == "The key is unknown. Make one. [key_rejected]\n"
+
+
+async def begin_turn(chat: Chat, strata: ScriptedStrata) -> asyncio.Task[bool]:
+    """A turn that has said something and is not at its end."""
+    strata.replies.append(lambda seq: said(seq, "Hel", state="cancelled", stop_reason="aborted"))
+    strata.held.clear()
+    strata.request_came.clear()
+    taking = asyncio.create_task(chat.session.say("Hi"))
+    while "Hel" not in chat.shown:  # noqa: ASYNC110  reason: what is shown has no event to wait for
+        await asyncio.sleep(0.001)
+    return taking
+
+
+async def test_ctrl_c_cancels_the_turn_and_keeps_what_had_arrived(chat: Chat, strata: ScriptedStrata) -> None:
+    cancelled = {"turn": turn_json(2, [], state="cancelled"), "conversation": status_of(2)}
+    strata.script("POST", f"{CONVERSATION}/cancel", answer_json(cancelled))
+    taking = await begin_turn(chat, strata)
+    strata.request_came.clear()
+    chat.session.interrupt()
+    await strata.request_came.wait()
+    strata.held.set()
+    assert not await taking
+    assert strata.asked("POST", f"{CONVERSATION}/cancel")[0].body == {"turn_seq": 2}
+    assert "Hel\nCancelled. What had arrived is kept.\n" in chat.shown
+    strata.replies.append(lambda seq: said(seq, "Hello."))
+    assert await chat.session.say("Again.")
+
+
+async def test_ctrl_c_twice_leaves_the_turn_to_the_server(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.script("POST", f"{CONVERSATION}/cancel", problem(409, "turn_not_running", x_should_retry="false"))
+    taking = await begin_turn(chat, strata)
+    chat.session.interrupt()
+    chat.session.interrupt()
+    assert not await taking
+    assert "left to the server" in chat.shown
+
+
+async def test_ctrl_c_without_a_turn_does_nothing(chat: Chat, strata: ScriptedStrata) -> None:
+    chat.session.interrupt()
+    strata.replies.append(lambda seq: said(seq, "Hello."))
+    assert await chat.session.say("Hi")
+    assert not strata.asked("POST", f"{CONVERSATION}/cancel")
+
+
+async def test_a_chat_that_is_ended_from_outside_ends(chat: Chat, strata: ScriptedStrata) -> None:
+    taking = await begin_turn(chat, strata)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+
+
+async def test_a_running_turn_is_cancelled_by_command(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.script("POST", f"{CONVERSATION}/cancel", problem(409, "turn_not_running", "Nothing runs."))
+    assert await chat.type("/cancel")
+    assert "Nothing runs." in chat.shown
+
+
+async def test_resuming_shows_the_newest_turns_and_joins_the_one_that_runs(
+    client: StrataClient, strata: ScriptedStrata
+) -> None:
+    strata.replies.append(lambda seq: said(seq, "Hel", "lo."))
+    await client.start(CONVERSATION_ID, "Hi")
+    task = {"seq": 1, "kind": "user_task", "state": "complete", "blocks": [{"type": "text", "text": "Hi"}]}
+    strata.script("GET", f"{CONVERSATION}/turns", answer_json({"data": [task], "next_cursor": None}))
+    strata.conversation["state"] = "running"
+    chat = Chat(client)
+    session = await chat.open()
+    assert await session.resume(chat.conversation) == ["Hi"]
+    assert chat.shown.startswith("> Hi\nTurn 2 is running.\nHello.\nturn 2 · ")
+
+
+async def test_resuming_asks_for_results_that_are_waited_for(client: StrataClient, strata: ScriptedStrata) -> None:
+    strata.conversation.update(status_of(2, [WEATHER]))
+    answered = [turn_json(seq, [{"type": "text", "text": f"Answer {seq}."}]) for seq in range(20, 1, -2)]
+    strata.script("GET", f"{CONVERSATION}/turns", answer_json({"data": answered, "next_cursor": "more"}))
+    strata.replies.append(lambda seq: said(seq, "Cold."))
+    chat = Chat(client)
+    session = await chat.open()
+    chat.typist.lines.append("4")
+    await session.resume(chat.conversation)
+    assert "Answer 8." not in chat.shown
+    assert "Answer 10." in chat.shown
+    assert chat.shown.index("Answer 10.") < chat.shown.index("Answer 20.") < chat.shown.index("Cold.")
+    assert turns_of(strata)[0]["tool_results"][0]["output"] == 4
+
+
+async def test_an_image_is_sent_with_its_text(chat: Chat, strata: ScriptedStrata, tmp_path: Path) -> None:
+    path = tmp_path / "my cat.png"
+    path.write_bytes(b"\x89PNG")
+    strata.replies.append(lambda seq: said(seq, "A cat."))
+    await chat.type(f"/image '{path}' What is this?")
+    assert [part["type"] for part in turns_of(strata)[0]["input"]] == ["image", "text"]
+
+
+async def test_the_context_is_replaced_from_a_file(chat: Chat, strata: ScriptedStrata, tmp_path: Path) -> None:
+    strata.script("PUT", f"{CONVERSATION}/context", answer_json(strata.conversation))
+    path = tmp_path / "context.json"
+    path.write_text(json.dumps({"todos": ["tea"]}))
+    await chat.type(f"/context {path}")
+    assert strata.asked("PUT", f"{CONVERSATION}/context")[0].body == {"todos": ["tea"]}
+    assert "The context is replaced." in chat.shown
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/image {dir}/none.png x", "none.png cannot be read: No such file or directory."),
+        ("/context {dir}/none.json", "none.json cannot be read: No such file or directory."),
+        ("/context {dir}/text", "text is no JSON"),
+        ("/context {dir}/list", "list has to hold a JSON object."),
+        ("/fork 3", "It cannot be. [turn_not_found]"),
+        ("/frok", "There is no /frok; /help lists what there is."),
+        ("/help", "Ctrl-C cancels a running turn"),
+    ],
+)
+async def test_what_cannot_be_done_is_one_sentence_and_nothing_is_sent(
+    chat: Chat, strata: ScriptedStrata, tmp_path: Path, line: str, sentence: str
+) -> None:
+    (tmp_path / "text").write_text("{")
+    (tmp_path / "list").write_text("[]")
+    strata.script("POST", f"{CONVERSATION}/fork", problem(404, "turn_not_found"))
+    assert await chat.type(line.format(dir=tmp_path))
+    assert sentence in chat.shown
+    assert not turns_of(strata)
+
+
+async def test_a_fork_is_gone_on_with(chat: Chat, strata: ScriptedStrata) -> None:
+    strata.script("POST", f"{CONVERSATION}/fork", answer_json({**strata.conversation, "id": "conv_2"}, status=201))
+    await chat.type("/fork 2")
+    assert chat.session.conversation_id == "conv_2"
+    assert "This is conv_2 now" in chat.shown
+
+
+async def test_leaving_is_asked_for(chat: Chat) -> None:
+    assert not await chat.type("/exit")
+
+
+def test_the_demo_tools_are_declared_as_they_are() -> None:
+    assert {tool.name for tool in DEMO_TOOLS} == set(DEMO_FUNCTIONS)
+    assert {roll_dice(sides=2) for _ in range(200)} == {1, 2}

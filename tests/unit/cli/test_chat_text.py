@@ -1,0 +1,117 @@
+"""What a chat shows: harmless to a terminal, and on one line where it should be."""
+
+import unicodedata
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.block import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.cli.chat_text import (
+    describe_blocks,
+    describe_call,
+    describe_end,
+    describe_error,
+    describe_turn,
+    harmless,
+    one_line,
+)
+from server.client import ServerUnreachable, StrataProblem, Turn, TurnError
+from server.usage import Usage
+
+ANY_TEXT = st.text(st.characters() | st.sampled_from("\x1b\x07\r\n\t\x9b\u202e\ud800"))
+
+
+def turn(**members: object) -> Turn:
+    return Turn(**{"seq": 4, "kind": "model_response", "state": "complete", **members})  # type: ignore[arg-type]  # reason: the members of an example
+
+
+@given(ANY_TEXT)
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    shown = harmless(text)
+    controls = {char for char in shown if unicodedata.category(char) in {"Cc", "Cs"}}
+    assert controls <= {"\n", "\t"}
+    assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+    shown.encode()
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_a_text_may_come_in_pieces(first: str, second: str) -> None:
+    assert harmless(first) + harmless(second) == harmless(first + second)
+
+
+@given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t")))
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert harmless(text) == text
+
+
+def test_an_escape_sequence_is_shown_and_not_obeyed() -> None:
+    assert harmless("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
+
+
+@given(ANY_TEXT)
+def test_a_line_is_one_line(text: str) -> None:
+    assert len(one_line(text).splitlines()) <= 1
+
+
+def test_a_call_is_shown_as_it_would_be_written() -> None:
+    assert describe_call("get_weather", {"city": "Tromsø", "days": 3}) == 'get_weather(city="Tromsø", days=3)'
+    assert describe_call("x\x1b[2J", {}) == "x␛[2J()"
+    assert len(describe_call("x", {"text": "y" * 10_000})) < 600
+
+
+@pytest.mark.parametrize(
+    ("members", "line"),
+    [
+        (
+            {
+                "usage": Usage(fresh_input_tokens=200, cache_read_tokens=800, output_tokens=1234, reasoning_tokens=5),
+                "cost_usd": Decimal("0.0123"),
+                "model": "gemini-3.1-pro-preview",
+            },
+            "turn 4 · 1,000 in (80 % cached) · 1,234 out · 5 thinking · $0.0123 · gemini-3.1-pro-preview",
+        ),
+        ({"usage": Usage()}, "turn 4 · 0 in · 0 out · price not known"),
+        ({"cost_usd": Decimal("0.00001")}, "turn 4 · <$0.0001"),
+        ({"cost_usd": Decimal(0)}, "turn 4 · $0.0000"),
+    ],
+)
+def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> None:
+    assert describe_turn(turn(**members)) == line
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"stop_reason": "end_turn"}, None),
+        ({"stop_reason": "something new"}, None),
+        ({"stop_reason": "length"}, "The answer reached its length limit."),
+        ({"state": "cancelled"}, "Cancelled. What had arrived is kept."),
+        ({"state": "failed"}, "The turn failed."),
+        (
+            {"state": "interrupted", "error": TurnError(code="turn_interrupted", message="It stopped.", hint="Go on.")},
+            "It stopped. Go on. [turn_interrupted]",
+        ),
+    ],
+)
+def test_an_unusual_end_is_a_sentence(members: dict[str, object], sentence: str | None) -> None:
+    assert describe_end(turn(**members)) == sentence
+
+
+def test_an_error_is_a_sentence_with_its_hint_and_code() -> None:
+    problem = StrataProblem("No\nkey.", code="key_rejected", status=401, hint="Make one.")
+    assert describe_error(problem) == "No key. Make one. [key_rejected]"
+    assert describe_error(ServerUnreachable("Nobody there.", sent=False)) == "Nobody there."
+
+
+def test_a_stored_turn_is_shown_without_its_reasoning() -> None:
+    blocks = (
+        ThinkingBlock(text="Hm."),
+        TextBlock(text="Hello\x1b"),
+        ToolCallBlock(id="call_1", name="get_time", arguments={}),
+        ToolResultBlock(tool_call_id="call_1", output={"a": "ø"}),
+        ImageBlock(media_type="image/png", sha256="ab", size_bytes=2048),
+    )
+    shown = describe_blocks(turn(blocks=blocks))
+    assert shown == ["Hello␛", "→ get_time()", '← {"a": "ø"}', "(image/png, 2,048 bytes)"]

@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.log_capture import capture_log
+from tests.fakes.watched import Watched
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """The telemetry of turns with spans in memory and the log in a text."""
+    with capture_log() as log:
+        yield Watched(log)

@@ -1,0 +1,78 @@
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from server.usage import Usage
+from tests.builders import A_TIME, call_end, call_start
+from tests.fakes.watched import SECRET, USAGE, Watched, lease
+
+
+def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
+    failed = call_end(
+        status=529,
+        error_code="provider_overloaded",
+        usage=Usage(fresh_input_tokens=4),
+        cost_usd=Decimal("0.5"),
+        first_byte_at=None,
+        ended_at=A_TIME + timedelta(seconds=1),
+    )
+    good = call_end(
+        usage=USAGE,
+        cost_usd=Decimal("0.25"),
+        first_byte_at=A_TIME + timedelta(seconds=2),
+        ended_at=A_TIME + timedelta(seconds=5),
+    )
+    watched.observer.call_ended(lease(), call_start(), failed)
+    watched.observer.call_ended(lease(), call_start(attempt=2), good)
+    assert watched.value("strata_calls_total", status="5xx", error_code="provider_overloaded") == 1
+    assert watched.value("strata_calls_total", status="2xx", error_code="none") == 1
+    assert watched.value("strata_call_retries_total") == 1
+    assert watched.value("strata_call_time_to_first_byte_seconds_sum") == 2
+    assert watched.value("strata_call_duration_seconds_sum") == 6
+    buckets = ("fresh_input", "cache_read", "cache_write", "output", "reasoning")
+    assert [watched.value("strata_tokens_total", bucket=bucket) for bucket in buckets] == [11, 5, 3, 2, 1]
+    assert watched.value("strata_cost_usd_total", provider="gemini") == pytest.approx(0.75)
+    assert watched.value("strata_unpriced_calls_total") == 0
+
+
+def test_the_share_of_the_cache_is_two_counters_and_what_was_expected_a_third(watched: Watched) -> None:
+    watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), call_end(usage=USAGE))
+    watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), call_end(usage=Usage()))
+    assert watched.value("strata_cached_input_tokens_total") == 5
+    assert watched.value("strata_input_tokens_total") == 15
+    assert watched.value("strata_expected_cached_input_tokens_total") == 6
+
+
+def test_an_unknown_price_is_not_a_price_of_nothing(watched: Watched) -> None:
+    watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE, cost_usd=None))
+    watched.observer.call_ended(lease(), call_start(), call_end(usage=Usage(), cost_usd=None, status=429))
+    assert watched.value("strata_unpriced_calls_total") == 1
+    assert watched.value("strata_cost_usd_total") == 0
+
+
+def test_what_should_not_have_been_necessary_is_counted(watched: Watched) -> None:
+    start = call_start(
+        repairs=({"kind": "result_supplied", "seq": 3, "ids": ["call_1"]}, {"kind": "result_supplied", "seq": 5}),
+        template_failures=({"template": "roles", "kind": "render", "message": SECRET},),
+        warnings=(
+            {"kind": "prefix_break", "index": 4, "layer": "buffered", "seq": 3, "text": SECRET},
+            {"kind": "signatures_withheld", "reason": "family", "seqs": [2, 4]},
+            {"kind": "profile_assumed", "model": "x"},
+        ),
+    )
+    assert watched.value("strata_prefix_breaks_total", provider="gemini") == 0
+    watched.observer.call_ended(lease(), start, call_end())
+    assert watched.value("strata_history_repairs_total", kind="result_supplied") == 2
+    assert watched.value("strata_template_failures_total", kind="render") == 1
+    assert watched.value("strata_prefix_breaks_total", provider="gemini") == 1
+    assert watched.value("strata_signatures_withheld_total", reason="family") == 1
+
+
+def test_alarms_have_their_series_before_anything_happens(watched: Watched) -> None:
+    assert {labels["provider"] for labels in watched.series("strata_prefix_breaks_total")} == {
+        "gemini",
+        "anthropic",
+    }
+    assert len(watched.series("strata_template_failures_total")) == 5
+    assert len(watched.series("strata_signatures_withheld_total")) == 5

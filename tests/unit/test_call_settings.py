@@ -1,0 +1,121 @@
+"""Settings are read strictly, and checked against the model when an assistant is saved."""
+
+from typing import Any
+
+import pytest
+
+from server.call_settings import check_settings, read_order, read_settings
+from server.errors import ValidationFailed
+from server.model_profile import find_profile
+from server.payload import CallSettings, LayerOrder
+
+FLASH = find_profile("gemini", "gemini-3.8-flash")
+
+
+def faults(error: ValidationFailed) -> list[str]:
+    found: Any = error.details["errors"]
+    return [fault["path"] for fault in found]
+
+
+def test_every_member_is_read() -> None:
+    given = {
+        "max_output_tokens": 7,
+        "thinking": 2048,
+        "show_thinking": False,
+        "temperature": 1,
+        "stop_sequences": ["END"],
+        "safety": {"HARM_CATEGORY_HARASSMENT": "OFF"},
+        "extra": {"labels": {"a": 1}},
+        "layer_order": "append_only",
+    }
+    assert read_settings(given) == CallSettings(
+        max_output_tokens=7,
+        thinking="2048",
+        show_thinking=False,
+        temperature=1,
+        stop_sequences=("END",),
+        safety={"HARM_CATEGORY_HARASSMENT": "OFF"},
+        extra={"labels": {"a": 1}},
+    )
+    assert read_order(given, FLASH) is LayerOrder.APPEND_ONLY
+
+
+def test_what_is_not_said_is_left_to_the_model() -> None:
+    assert read_settings({"thinking": None, "temperature": None, "layer_order": None}) == CallSettings()
+    assert read_order({}, FLASH) is LayerOrder.LAYERED
+    assert read_order({"layer_order": None}, find_profile("anthropic", "claude-fable-5-2")) is LayerOrder.APPEND_ONLY
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_output_tokens", 0),
+        ("max_output_tokens", "7"),
+        ("max_output_tokens", True),
+        ("max_output_tokens", 1.5),
+        ("thinking", ""),
+        ("thinking", 1.5),
+        ("thinking", ["low"]),
+        ("show_thinking", "yes"),
+        ("temperature", "hot"),
+        ("temperature", 2.5),
+        ("temperature", False),
+        ("stop_sequences", "END"),
+        ("stop_sequences", [1]),
+        ("stop_sequences", [""]),
+        ("safety", []),
+        ("safety", {"a": 1}),
+        ("extra", "x"),
+        ("layer_order", "sideways"),
+        ("layer_order", {}),
+        ("temprature", 1),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_path(name: str, value: object) -> None:
+    with pytest.raises(ValidationFailed, match=f"settings.{name}") as caught:
+        read_settings({"max_output_tokens": 7, name: value})
+    assert faults(caught.value) == [f"settings.{name}"]
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        read_settings({"a": 1, "thinking": [], "b": 2})
+    assert faults(caught.value) == ["settings.a", "settings.thinking", "settings.b"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("gemini-3.8-flash", {"thinking": "minimal", "temperature": 0.5, "layer_order": "append_only"}),
+        ("gemini-2.5-flash", {"thinking": "off"}),
+        ("gemini-2.5-flash", {"thinking": -1}),
+        ("claude-fable-5-2", {"thinking": "max", "layer_order": "append_only", "max_output_tokens": 128_000}),
+        ("claude-sonnet-5", {"thinking": "off", "layer_order": "layered"}),
+        ("claude-sonnet-4-5", {"thinking": "2048"}),
+        ("claude-tomorrow-9", {"max_output_tokens": 10**7}),
+    ],
+)
+def test_what_the_model_takes_is_good(model: str, settings: dict[str, Any]) -> None:
+    check_settings("gemini" if model.startswith("gemini") else "anthropic", model, settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "path"),
+    [
+        ("gemini-4-argon", {"thinking": "minimal"}, "thinking"),
+        ("gemini-4-argon", {"thinking": "off"}, "thinking"),
+        ("gemini-4-argon", {"temperature": 0.5}, "temperature"),
+        ("gemini-2.5-flash", {"thinking": "high"}, "thinking"),
+        ("gemini-2.5-pro", {"thinking": "off"}, "thinking"),
+        ("claude-fable-5-2", {"thinking": "off"}, "thinking"),
+        ("claude-fable-5-2", {"thinking": 2048}, "thinking"),
+        ("claude-fable-5-2", {"temperature": 0.5}, "temperature"),
+        ("claude-fable-5-2", {"layer_order": "layered"}, "layer_order"),
+        ("claude-fable-5-2", {"max_output_tokens": 128_001}, "max_output_tokens"),
+        ("claude-fable-5-2", {"tone": "kind"}, "tone"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused(model: str, settings: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        check_settings("gemini" if model.startswith("gemini") else "anthropic", model, settings)
+    assert faults(caught.value) == [f"settings.{path}"]

@@ -1,0 +1,121 @@
+"""A manifest tells what was sent, and where two requests part."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.assistant import Tool
+from server.manifest import build_manifest, decode_manifest, encode_manifest, encode_tools, find_prefix_break
+from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
+
+TOOL = Tool(name="f", description="Does.", parameters={"type": "object", "properties": {"z": {}, "a": {}}})
+MESSAGES = (
+    PayloadMessage(layer=Layer.BUFFERED, data=b"one", role="user", seq=1, dynamic='{"todos":[]}'),
+    PayloadMessage(layer=Layer.BUFFERED, data=b"two", role="model", seq=2),
+    PayloadMessage(layer=Layer.TRIGGER, data=b"three", role="tool", seq=3),
+)
+PAYLOAD = Payload(model="m", static_text="You help.", tools=(TOOL,), messages=MESSAGES, breakpoints=(1, 2))
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def test_the_blocks_stand_as_the_provider_reads_them() -> None:
+    manifest = build_manifest(PAYLOAD, marks_static=True)
+    assert [(entry.kind, entry.layer, entry.role, entry.seq, entry.marked) for entry in manifest] == [
+        ("tools", Layer.STATIC, "system", None, False),
+        ("static", Layer.STATIC, "system", None, True),
+        ("dynamic", Layer.DYNAMIC, "user", 1, False),
+        ("message", Layer.BUFFERED, "user", 1, False),
+        ("message", Layer.BUFFERED, "model", 2, True),
+        ("message", Layer.TRIGGER, "tool", 3, True),
+    ]
+    assert [entry.hash for entry in manifest[1:4]] == [hash_of(b"You help."), hash_of(b'{"todos":[]}'), hash_of(b"one")]
+    assert [entry.length for entry in manifest[1:4]] == [9, 12, 3]
+
+
+def test_a_dynamic_message_of_its_own_is_one_block() -> None:
+    dynamic = PayloadMessage(layer=Layer.DYNAMIC, data=b"now", role="user")
+    manifest = build_manifest(replace(PAYLOAD, static_text="", tools=(), messages=(dynamic,), breakpoints=()))
+    assert manifest == (
+        ManifestEntry(layer=Layer.DYNAMIC, kind="dynamic", role="user", hash=hash_of(b"now"), length=3),
+    )
+
+
+def test_tools_are_hashed_with_their_keys_in_order() -> None:
+    other = replace(TOOL, parameters={"type": "object", "properties": {"a": {}, "z": {}}})
+    assert encode_tools([TOOL]) != encode_tools([other])
+
+
+def test_a_stored_manifest_is_compact_and_comes_back() -> None:
+    manifest = build_manifest(PAYLOAD)
+    stored = encode_manifest(manifest)
+    assert set(stored[0]) == {"layer", "kind", "role", "hash", "length"}
+    assert stored[-1]["marked"] is True
+    assert decode_manifest(json.loads(json.dumps(stored))) == manifest
+
+
+ENTRIES = st.lists(
+    st.builds(
+        ManifestEntry,
+        layer=st.sampled_from(Layer),
+        kind=st.sampled_from(["tools", "static", "dynamic", "message"]),
+        role=st.sampled_from(["system", "user", "model", "tool"]),
+        hash=st.sampled_from("ab"),
+        length=st.integers(0, 9),
+        seq=st.none() | st.integers(1, 9),
+        marked=st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(ENTRIES)
+def test_any_manifest_comes_back(manifest: list[ManifestEntry]) -> None:
+    assert list(decode_manifest(encode_manifest(manifest))) == manifest
+
+
+@given(ENTRIES, ENTRIES)
+def test_a_request_that_goes_on_from_another_does_not_break_it(
+    early: list[ManifestEntry], more: list[ManifestEntry]
+) -> None:
+    moved = [replace(entry, marked=not entry.marked) for entry in early]
+    assert find_prefix_break(early, [*moved, *more], LayerOrder.APPEND_ONLY) is None
+
+
+@given(ENTRIES, ENTRIES)
+def test_a_break_is_the_first_block_that_differs(early: list[ManifestEntry], late: list[ManifestEntry]) -> None:
+    broken = find_prefix_break(early, late, LayerOrder.APPEND_ONLY)
+    same = [(one.kind, one.hash) == (two.kind, two.hash) for one, two in zip(early, late, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    assert (broken is None) == (first == len(early))
+    if broken is not None:
+        assert (broken["kind"], broken["index"], broken["block"]) == ("prefix_break", first, early[first].kind)
+
+
+@pytest.mark.parametrize(("order", "index"), [(LayerOrder.LAYERED, None), (LayerOrder.APPEND_ONLY, 4)])
+def test_messages_may_change_in_the_layered_order_alone(order: LayerOrder, index: int | None) -> None:
+    changed = replace(PAYLOAD, messages=(MESSAGES[0], replace(MESSAGES[1], data=b"too"), MESSAGES[2]))
+    broken = find_prefix_break(build_manifest(PAYLOAD), build_manifest(changed), order)
+    assert (None if broken is None else broken["index"]) == index
+
+
+@pytest.mark.parametrize("order", LayerOrder)
+def test_another_static_text_is_a_break_in_every_order(order: LayerOrder) -> None:
+    changed = replace(PAYLOAD, static_text="You harm.")
+    assert find_prefix_break(build_manifest(PAYLOAD), build_manifest(changed), order) == {
+        "kind": "prefix_break",
+        "index": 1,
+        "block": "static",
+        "layer": "static",
+        "role": "system",
+        "seq": None,
+        "expected_hash": hash_of(b"You help."),
+        "found_hash": hash_of(b"You harm."),
+    }
+    assert find_prefix_break(build_manifest(PAYLOAD), (), order) is not None

@@ -1,0 +1,199 @@
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.block import TextBlock, ToolCallBlock
+from server.conversation import ConversationState, ConversationStatus
+from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.turn import ModelResponseTurn, StopReason, TurnState
+from server.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.usage import Usage
+from server.web.sse import EVENTS, KEEP_ALIVE, TurnStream, encode_event
+from tests.builders import A_TIME
+from tests.strategies import any_text, blocks, json_objects
+
+USAGE = Usage(fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1)
+CALL = ToolCallBlock(id="call_1", name="get_weather", arguments={"city": "Oslo"})
+TURN = ModelResponseTurn(
+    seq=2,
+    created_at=A_TIME,
+    blocks=(TextBlock(text="It rains."), CALL),
+    state=TurnState.COMPLETE,
+    stop_reason=StopReason.TOOL_USE,
+    error_code=None,
+    provider="gemini",
+    model="gemini-3.1-pro-preview",
+    usage=USAGE,
+    cost_usd=Decimal("0.0012"),
+    attempt=1,
+    revision=2,
+)
+STATUS = ConversationStatus(id="conv_1", revision=2, state=ConversationState.AWAITING_TOOLS, pending_calls=(CALL,))
+STARTED = TurnStarted(conversation_id="conv_1", input_seq=1, seq=2)
+
+events: st.SearchStrategy[TurnEvent] = st.one_of(
+    st.builds(TextDelta, text=any_text),
+    st.builds(ThinkingDelta, text=any_text),
+    st.builds(ToolCallBegin, call_id=any_text, name=any_text),
+    st.builds(ToolCallDelta, call_id=any_text, arguments_json=any_text),
+    st.builds(ToolCallEnd, call_id=any_text, name=any_text, arguments=json_objects),
+    st.builds(UsageReported, usage=st.builds(Usage)),
+    st.builds(
+        TurnEnded,
+        turn=st.builds(
+            lambda made, state: replace(TURN, blocks=tuple(made), state=state),
+            st.lists(blocks, max_size=3),
+            st.sampled_from(TurnState),
+        ),
+        conversation=st.just(STATUS),
+    ),
+)
+
+
+def read(wire: bytes) -> list[tuple[int, str, Any]]:
+    """Records as a client reads them."""
+    found = []
+    for record in wire.decode().split("\n\n")[:-1]:
+        if record.startswith(":"):
+            continue
+        number, name, data = record.split("\n")
+        found.append((int(number.removeprefix("id: ")), name.removeprefix("event: "), data.removeprefix("data: ")))
+    return [(number, name, json.loads(data)) for number, name, data in found]
+
+
+@given(st.lists(events, max_size=5))
+def test_any_event_can_be_read_back(said: list[TurnEvent]) -> None:
+    wire = b"".join(encode_event(number, event) for number, event in enumerate(said, start=1))
+    found = read(wire)
+    assert [number for number, _, _ in found] == list(range(1, len(said) + 1))
+    for event, (_, name, data) in zip(said, found, strict=True):
+        assert name in EVENTS
+        match event:
+            case TextDelta() | ThinkingDelta():
+                assert data == {"text": json.loads(json.dumps(event.text))}
+            case ToolCallEnd():
+                assert data["arguments"] == json.loads(json.dumps(event.arguments))
+            case _:
+                pass
+
+
+def test_events_have_the_names_and_fields_that_are_documented() -> None:
+    said: list[TurnEvent] = [
+        STARTED,
+        ThinkingDelta(text="Rain?"),
+        TextDelta(text="It"),
+        ToolCallBegin(call_id="call_1", name="get_weather"),
+        ToolCallDelta(call_id="call_1", arguments_json='{"city"'),
+        ToolCallEnd(call_id="call_1", name="get_weather", arguments={"city": "Oslo"}),
+        UsageReported(usage=USAGE),
+        TurnEnded(turn=TURN, conversation=STATUS),
+        TurnEnded(turn=replace(TURN, state=TurnState.FAILED, error_code="provider_cut"), conversation=STATUS),
+        TurnEnded(turn=replace(TURN, state=TurnState.CANCELLED), conversation=STATUS),
+    ]
+    found = read(b"".join(encode_event(number, event) for number, event in enumerate(said)))
+    assert [name for _, name, _ in found] == list(EVENTS)
+    for _, name, data in found:
+        for field in data:
+            assert f"`{field}`" in EVENTS[name], (name, field)
+    assert found[0][2] == {"conversation_id": "conv_1", "input_seq": 1, "seq": 2}
+    assert found[5][2] == {"id": "call_1", "name": "get_weather", "arguments": {"city": "Oslo"}}
+    assert found[6][2] == {
+        "fresh_input_tokens": 7, "cache_read_tokens": 5, "cache_write_tokens": 3, "output_tokens": 2,
+        "reasoning_tokens": 1,
+    }  # fmt: skip
+    assert found[7][2]["conversation"] == {
+        "id": "conv_1",
+        "revision": 2,
+        "state": "awaiting_tools",
+        "pending_tool_calls": [{"id": "call_1", "name": "get_weather", "arguments": {"city": "Oslo"}}],
+    }
+    assert found[8][2]["error"] == found[8][2]["turn"]["error"]
+    assert found[8][2]["error"]["code"] == "provider_cut"
+
+
+def test_an_interrupted_turn_has_failed() -> None:
+    ended = TurnEnded(turn=replace(TURN, state=TurnState.INTERRUPTED), conversation=STATUS)
+    ((_, name, data),) = read(encode_event(1, ended))
+    assert (name, data["error"]["code"], data["turn"]["state"]) == ("turn.failed", "turn_interrupted", "interrupted")
+
+
+class Scripted:
+    """A reader that gives what it was told, then waits for ever, or ends."""
+
+    def __init__(self, *batches: Sequence[tuple[int, TurnEvent]] | None) -> None:
+        self.batches = list(batches)
+        self.waiting = asyncio.Event()
+        self.closed = False
+
+    async def next(self, _limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        if self.batches:
+            return self.batches.pop(0)
+        self.waiting.set()
+        await asyncio.Event().wait()
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def serve(reader: Scripted, *, leaves: asyncio.Event | None = None) -> list[dict[str, Any]]:
+    """What is sent, until the reader ends or the client leaves."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> Any:
+        await (leaves or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    stream = TurnStream(reader, keep_alive_seconds=1, headers={"idempotency-replayed": "true"})
+    application: Any = stream.to_asgi_response(None, None)
+    await application({"type": "http"}, receive, send)
+    return sent
+
+
+async def test_all_events_that_are_there_leave_in_one_write() -> None:
+    reader = Scripted([(1, STARTED)], [(2, TextDelta(text="a")), (3, TextDelta(text="b"))], [], None)
+    start, first, second, silence, last = await serve(reader)
+    assert dict(start["headers"]) == {
+        b"content-type": b"text/event-stream; charset=utf-8",
+        b"cache-control": b"no-cache",
+        b"x-accel-buffering": b"no",
+        b"idempotency-replayed": b"true",
+    }
+    assert [name for _, name, _ in read(first["body"])] == ["turn.started"]
+    assert [data for _, _, data in read(second["body"])] == [{"text": "a"}, {"text": "b"}]
+    assert silence["body"] == KEEP_ALIVE
+    assert (last["body"], last["more_body"]) == (b"", False)
+    assert reader.closed
+
+
+async def test_a_client_that_leaves_ends_the_response_and_nothing_else() -> None:
+    reader, leaves = Scripted([(1, STARTED)]), asyncio.Event()
+    serving = asyncio.create_task(serve(reader, leaves=leaves))
+    await reader.waiting.wait()
+    leaves.set()
+    sent = await serving
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert reader.closed
+
+
+async def test_a_reader_that_cannot_go_on_breaks_the_response() -> None:
+    class Broken(Scripted):
+        async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+            if not self.batches:
+                raise ConnectionError
+            return await super().next(limit_seconds)
+
+    reader = Broken([(1, STARTED)])
+    with pytest.raises(ConnectionError):
+        await serve(reader)
+    assert reader.closed
