@@ -101,14 +101,14 @@ class LiveReader:
 
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
         live = self._live
-        if self._place >= len(live.events):
+        while self._place >= len(live.events):
             if live.ended is not None:
                 return None
             if live.lost is not None:
                 raise live.lost
-            await live.wait_for_news(limit_seconds)
-        first = self._place
-        self._place = max(first, len(live.events))
+            if not await live.wait_for_news(limit_seconds):
+                return ()
+        first, self._place = self._place, len(live.events)
         return list(enumerate(live.events[first:], start=first + 1))
 
     def close(self) -> None:

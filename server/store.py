@@ -390,8 +390,8 @@ class Store(Protocol):
         """
         ...
 
-    async def load_blob(self, tenant_id: str, sha256: bytes) -> Blob | None:
-        """None where no turn of the tenant refers to it."""
+    async def load_blob(self, tenant_id: str, sha256: bytes, *, conversation_id: str | None = None) -> Blob | None:
+        """None where no turn refers to it: of the conversation, where one is named, else of the tenant."""
         ...
 
     async def list_expired_leases(

@@ -67,15 +67,23 @@ _CHUNKS: Final = Statement(
         >= tuple_(bindparam("attempt", type_=Integer), bindparam("from_offset", type_=BigInteger)),
     ).order_by(call_chunks.c.attempt, call_chunks.c.byte_offset)
 )
-_BLOB: Final = Statement(
-    select(blobs.c.sha256, blobs.c.media_type, blobs.c.data).where(
-        blobs.c.tenant_id == bindparam("tenant"),
-        blobs.c.sha256 == bindparam("sha256"),
-        select(blob_references.c.seq)
-        .where(blob_references.c.tenant_id == blobs.c.tenant_id, blob_references.c.sha256 == blobs.c.sha256)
-        .exists(),
-    )
+_REFERRED: Final = select(blob_references.c.seq).where(
+    blob_references.c.tenant_id == blobs.c.tenant_id, blob_references.c.sha256 == blobs.c.sha256
 )
+
+
+def _blob_statement(*conditions: Any) -> Statement:
+    return Statement(
+        select(blobs.c.sha256, blobs.c.media_type, blobs.c.data).where(
+            blobs.c.tenant_id == bindparam("tenant"),
+            blobs.c.sha256 == bindparam("sha256"),
+            _REFERRED.where(*conditions).exists(),
+        )
+    )
+
+
+_BLOB: Final = _blob_statement()
+_BLOB_OF_CONVERSATION: Final = _blob_statement(blob_references.c.conversation_id == bindparam("conversation"))
 
 
 async def load_turn(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Turn:
@@ -133,9 +141,15 @@ async def list_chunks(
     return [Chunk(attempt=row["attempt"], offset=row["byte_offset"], data=row["data"]) for row in rows]
 
 
-async def load_blob(database: Database, tenant_id: str, sha256: bytes) -> Blob | None:
+async def load_blob(database: Database, tenant_id: str, sha256: bytes, conversation_id: str | None) -> Blob | None:
     """See the port."""
-    rows = await database.run(_BLOB, tenant=decode_id(TENANT, tenant_id), sha256=sha256)
+    values: dict[str, Any] = {"tenant": decode_id(TENANT, tenant_id), "sha256": sha256}
+    if conversation_id is None:
+        rows = await database.run(_BLOB, **values)
+    else:
+        rows = await database.run(
+            _BLOB_OF_CONVERSATION, conversation=decode_id(CONVERSATION, conversation_id), **values
+        )
     if not rows:
         return None
     row = rows[0]

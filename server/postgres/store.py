@@ -205,8 +205,8 @@ class PostgresStore:
             self._database, tenant_id, conversation_id, turn_seq, attempt=attempt, from_offset=from_offset
         )
 
-    async def load_blob(self, tenant_id: str, sha256: bytes) -> Blob | None:
-        return await reading.load_blob(self._database, tenant_id, sha256)
+    async def load_blob(self, tenant_id: str, sha256: bytes, *, conversation_id: str | None = None) -> Blob | None:
+        return await reading.load_blob(self._database, tenant_id, sha256, conversation_id)
 
     async def list_expired_leases(
         self, *, conversation_id: str | None = None, limit: int = 100

@@ -31,7 +31,8 @@ _RETRY_HEADERS: Final = ("idempotency-key", "x-stainless-retry-count")
 class KeyGuard:
     """Lets a request in that presents a live key with the scope; any live key where no scope is named.
 
-    It runs before the body is read. The key is looked up on every request, so revoking takes effect at once.
+    It runs before the body is read. Every request asks the key ring, which knows of a revocation at once or moments
+    later, see there.
     """
 
     scope: Scope | None

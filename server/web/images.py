@@ -35,7 +35,9 @@ async def show_image(
 ) -> Response[bytes]:
     """The bytes. The edge adds what keeps a browser from taking them for a page."""
     await store.load_conversation(caller.tenant_id, conversation_id)
-    blob = await store.load_blob(caller.tenant_id, bytes.fromhex(sha256)) if _SHA256.fullmatch(sha256) else None
+    if _SHA256.fullmatch(sha256) is None:
+        raise ImageNotFound
+    blob = await store.load_blob(caller.tenant_id, bytes.fromhex(sha256), conversation_id=conversation_id)
     if blob is None:
         raise ImageNotFound
     headers = {"cache-control": _IMMUTABLE, "etag": f'"{sha256}"', "content-disposition": "inline"}

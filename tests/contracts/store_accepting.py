@@ -240,6 +240,9 @@ class AcceptContract:
         assert await store.load_blob(tenant.id, blob.sha256) == blob
         assert await store.load_blob(tenant.id, b"\0" * 32) is None
         assert await store.load_blob(other_tenant.id, blob.sha256) is None
+        assert await store.load_blob(tenant.id, blob.sha256, conversation_id=conversation.id) == blob
+        elsewhere = await create_conversation(store, tenant.id)
+        assert await store.load_blob(tenant.id, blob.sha256, conversation_id=elsewhere.id) is None
 
 
 async def draw(
