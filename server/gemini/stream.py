@@ -65,7 +65,8 @@ class GeminiFold:
         blocks = tuple(_block_from(part) for part in self._parts)
         kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
         native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": kept})) if kept else None
-        return replace(self._answer, blocks=blocks, native=native, usage_reported=to_plain(self._reported))
+        usage = Usage() if self._reported is None else usage_from(self._reported)
+        return replace(self._answer, blocks=blocks, native=native, usage=usage, usage_reported=to_plain(self._reported))
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
         for frame in self._frames.feed(piece):
@@ -93,13 +94,18 @@ class GeminiFold:
         response_id = chunk.get("responseId")
         if isinstance(response_id, str) and response_id != self._answer.response_id:
             self._answer = replace(self._answer, response_id=response_id)
-        yield from self._take_usage(chunk.get("usageMetadata"))
+        reported = chunk.get("usageMetadata")
+        if isinstance(reported, dict):
+            # Every chunk repeats the counts so far; only what they came to in the end is worth telling.
+            self._reported = reported
         feedback = chunk.get("promptFeedback")
         if isinstance(feedback, dict) and feedback.get("blockReason"):
             self._stop(str(feedback["blockReason"]), StopReason.REFUSAL, feedback)
         candidates = chunk.get("candidates")
         for candidate in candidates[:1] if isinstance(candidates, list) else []:
             yield from self._take_candidate(candidate)
+        if self._finish_reason is not None and isinstance(reported, dict):
+            yield UsageReported(usage=usage_from(reported))
 
     def _take_candidate(self, candidate: Any) -> Iterator[ProviderEvent]:
         if not isinstance(candidate, dict):
@@ -148,14 +154,6 @@ class GeminiFold:
             self._parts[-1] = last | {"text": last["text"] + part["text"]}
         else:
             self._parts.append(part)
-
-    def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
-        if not isinstance(reported, dict):
-            return
-        usage = usage_from(reported)
-        self._answer = replace(self._answer, usage=usage)
-        self._reported = reported
-        yield UsageReported(usage=usage)
 
     def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
         self._finish_reason = reason

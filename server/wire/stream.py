@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Final
 
 from server.block import JsonValue
 from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable
@@ -28,6 +29,9 @@ class VendorCall:
     """What an error of the SDK means, or None for one that is a bug."""
 
 
+_RUNNING: Final = frozenset({StreamState.NEW, StreamState.WAITING, StreamState.STREAMING})
+
+
 class WireStream:
     """Implements `server.provider.ProviderStream`."""
 
@@ -36,11 +40,17 @@ class WireStream:
         self._fold = fold
         self._tap = Tap(call.holes)
         self._sending: asyncio.Task[object] | None = None
+        self._final: ProviderAnswer | None = None
         self.state = StreamState.NEW
 
     @property
     def answer(self) -> ProviderAnswer:
-        return self._fold.answer
+        """Built anew on each read while more may come, once when nothing does."""
+        if self.state in _RUNNING:
+            return self._fold.answer
+        if self._final is None:
+            self._final = self._fold.answer
+        return self._final
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
@@ -132,7 +142,7 @@ class WireStream:
 
     def _move_to(self, state: StreamState) -> None:
         """What has ended stays as it ended."""
-        if self.state in {StreamState.NEW, StreamState.WAITING, StreamState.STREAMING}:
+        if self.state in _RUNNING:
             self.state = state
 
     async def _close(self) -> None:
