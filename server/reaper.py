@@ -15,7 +15,7 @@ from typing import Final
 from uuid import uuid4
 
 from server.call import Call, CallEnd
-from server.call_records import cost_of
+from server.call_records import add_costs, add_usages, cost_of
 from server.conversation import Lease
 from server.errors import ConversationNotFound, DatabaseUnavailable, LeaseLost, ProviderFailed, TurnInterrupted
 from server.provider import ProviderAnswer
@@ -43,6 +43,9 @@ class Reaper:
                     pass
             except DatabaseUnavailable as error:
                 _log.warning("reaper.look_failed", extra={"code": error.code})
+            # The boundary of a task that nobody awaits. If it ended here, no dead process's turn would be ended again.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the next look comes
+                _log.exception("reaper.crashed")
             await asyncio.sleep(self._tools.limits.lease_seconds / 4)
 
     async def reap(self, conversation_id: str | None = None) -> int:
@@ -95,20 +98,23 @@ class Reaper:
             cost_usd=cost_of(call.start.model, call.start.started_at, answer),
             error_code=code,
         )
+        if call.end is not None:
+            end = replace(call.end, error_code=call.end.error_code or code)
+        ends = [*(earlier.end for earlier in calls[:-1] if earlier.end is not None), end]
         return NewAnswer(
             blocks=answer.blocks,
             native=answer.native or Native(dialect=call.start.provider, data=b""),
             state=TurnState.COMPLETE if complete else TurnState.INTERRUPTED,
             stop_reason=answer.stop_reason if complete else StopReason.ABORTED,
             error_code=code,
-            usage=answer.usage,
-            cost_usd=end.cost_usd,
+            usage=add_usages([end.usage for end in ends]),
+            cost_usd=add_costs([end.cost_usd for end in ends]),
             pending_call_ids=open_call_ids(answer.blocks) if complete else (),
             provider=call.start.provider,
             model=call.start.model,
             account=call.start.account,
             start=call.start,
-            end=end if call.end is None else replace(call.end, error_code=call.end.error_code or code),
+            end=end,
         )
 
     async def _collect_body(self, tenant_id: str, lease: Lease, calls: Sequence[Call]) -> bytes:

@@ -82,7 +82,8 @@ class TurnKeeper:
         shown_at = time.monotonic()
         with self._tools.announcements.watch(self._lease.conversation_id, News.CANCELLING) as watch:
             while True:
-                called = await watch.wait(limits.flush_seconds)
+                # However seldom bytes are written down, the lease must not run out over it.
+                called = await watch.wait(min(limits.flush_seconds, limits.lease_seconds / 4))
                 due = time.monotonic() - shown_at >= limits.lease_seconds / 3
                 try:
                     if await self._write(called or due):

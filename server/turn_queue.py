@@ -4,6 +4,7 @@ The order is kept by tickets in the store. Within a process only the first in li
 alive and wait until they are first. A ticket whose holder died lapses, and the next is served.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -12,15 +13,17 @@ from typing import Final
 
 from server.announcements import News
 from server.conversation import OnBusy
-from server.errors import ConversationBusy, ShuttingDown, TurnNotRunning
+from server.errors import ConversationBusy, DatabaseUnavailable, ShuttingDown, TurnNotRunning
 from server.running_turns import RunningTurns
-from server.store import AcceptOutcome, NewInput
+from server.store import Accepted, AcceptOutcome, NewInput
 from server.turn_tools import TurnTools
 
 _TICKET_SECONDS: Final = 15.0
 _KEEP_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
 """How often the first in line knocks when no news comes: a ticket before it may have lapsed."""
+
+_log = logging.getLogger("strata.turn")
 
 
 class TurnQueue:
@@ -49,22 +52,20 @@ class TurnQueue:
         )
         line = self._lines[turn.conversation_id]
         line.append(ticket)
+        outcome: AcceptOutcome | None = None
         try:
-            return await self._wait(tenant_id, replace(turn, ticket=ticket), accept, supersedes=first)
+            if first:
+                await self._ask_to_stop(tenant_id, turn.conversation_id)
+            outcome = await self._wait(replace(turn, ticket=ticket), accept)
         finally:
             line.remove(ticket)
             if not line:
                 del self._lines[turn.conversation_id]
-            await store.leave_queue(turn.conversation_id, ticket)
+            if not isinstance(outcome, Accepted):
+                await self._give_back(turn.conversation_id, ticket)
+        return outcome
 
-    async def _wait(
-        self,
-        tenant_id: str,
-        turn: NewInput,
-        accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
-        *,
-        supersedes: bool,
-    ) -> AcceptOutcome:
+    async def _wait(self, turn: NewInput, accept: Callable[[NewInput], Awaitable[AcceptOutcome]]) -> AcceptOutcome:
         assert turn.ticket is not None  # noqa: S101  reason: given by the only caller
         deadline = time.monotonic() + self._tools.limits.queue_seconds
         kept_at = time.monotonic()
@@ -72,8 +73,6 @@ class TurnQueue:
             while True:
                 if self._running_turns.draining:
                     raise ShuttingDown
-                if supersedes:
-                    await self._ask_to_stop(tenant_id, turn.conversation_id)
                 if turn.ticket == min(self._lines[turn.conversation_id]):
                     try:
                         return await accept(turn)
@@ -87,7 +86,18 @@ class TurnQueue:
                     await self._tools.store.keep_ticket(turn.conversation_id, turn.ticket, seconds=_TICKET_SECONDS)
                     kept_at = time.monotonic()
 
+    async def _give_back(self, conversation_id: str, ticket: int) -> None:
+        """The ticket of a turn that was not accepted: accepting one takes its ticket with it."""
+        try:
+            await self._tools.store.leave_queue(conversation_id, ticket)
+        except DatabaseUnavailable as error:
+            # It lapses by itself, and what became of the turn is what its client has to hear.
+            _log.warning("turn.ticket_not_returned", extra={"conversation_id": conversation_id, "code": error.code})
+
     async def _ask_to_stop(self, tenant_id: str, conversation_id: str) -> None:
+        """Once, with the ticket in hand: nobody but a newer one that supersedes can come before it any more, and that
+        one's turn is none of its business.
+        """
         try:
             await self._tools.store.request_cancel(tenant_id, conversation_id)
         except TurnNotRunning:

@@ -1,8 +1,9 @@
 """Two server processes on one database: a turn that runs in one is listened to, waited for and ended in the other."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ class Gate:
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
             passed = 0
 
-            async def send_gated(message: dict[str, object]) -> None:
+            async def send_gated(message: MutableMapping[str, Any]) -> None:
                 nonlocal passed
                 passed += message["type"] == "http.response.body"
                 if passed > HELD_AFTER:
@@ -153,6 +154,20 @@ async def test_a_request_repeated_on_the_other_waits_for_the_turn_of_the_first(
     assert there.headers["idempotency-replayed"] == "true"
     assert there.json()["turn"]["state"] == "complete"
     assert len(fleet.emulated[provider].requests()) == 1
+
+
+async def test_a_turn_that_writes_seldom_shows_all_the_same_that_it_lives(fleet: Fleet, store: PostgresStore) -> None:
+    conversation = await open_conversation(store, fleet.tenant.id, "gemini")
+    one = (await fleet.start(lease_seconds=8, flush_seconds=60)).talk
+    await one.expect(202, "POST", turns(conversation.id), TASK, prefer="respond-async")
+    expiry = "SELECT lease_expires_at FROM conversations"
+    async with fleet.database.connection() as connection, asyncio.timeout(PATIENCE_SECONDS):
+        first = await connection.fetchval(expiry)
+        assert first is not None
+        while (now := await connection.fetchval(expiry)) == first:  # noqa: ASYNC110  reason: nothing tells
+            await asyncio.sleep(0.05)
+    assert now is not None
+    assert now > first
 
 
 async def take(events: AsyncIterator[Told], count: int) -> list[Told]:

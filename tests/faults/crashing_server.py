@@ -1,0 +1,261 @@
+"""Starts real servers that die by SIGKILL at a named point of a turn: `python -m tests.faults.crashing_server`.
+
+Each line of input is an order in JSON, and each order gives a server in a process of its own:
+
+    -> {"settings": {…}, "crash_at": "after_accept", "nth": 1, "after_bytes": "fox"}     <- {"pid": 7, "url": "http://…"}
+                                                                                         <- {"pid": 7, "ended": -9}
+
+Without `crash_at` the server is a healthy one. All of them are forks of this process, which has imported everything
+once and does nothing else: importing takes seconds, forking does not. When the input ends, so do all servers.
+
+The product has no hook for this. The store and the providers are wrapped here, at their ports.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import uvloop
+
+from server import wiring
+from server.asgi import serve
+from server.call import CallEnd, CallStart, Chunk
+from server.conversation import Lease
+from server.event import ProviderEvent
+from server.http_server import bind, url_of
+from server.payload import Payload
+from server.postgres.store import PostgresStore
+from server.provider import Provider, ProviderStream
+from server.provider_choice import GEMINI, KEY_VARIABLES, ProviderChoice
+from server.provider_wiring import Providers, open_providers
+from server.settings import Settings
+from server.store import AcceptOutcome, Finished, NewAnswer, NewInput, PayloadSource
+from server.telemetry.logs import configure_logs
+
+STORE_POINTS = (
+    "before_accept",
+    "after_accept",
+    "after_ticket",
+    "after_load",
+    "before_epoch",
+    "after_epoch",
+    "after_begin_call",
+    "after_end_call",
+    "after_flush",
+    "before_finish",
+    "after_finish",
+    "after_take_over",
+)
+PROVIDER_POINTS = ("before_call", "after_first_event", "after_last_byte", "after_last_byte_flushed")
+POINTS = (*STORE_POINTS, *PROVIDER_POINTS)
+_LOOK_SECONDS = 0.05
+
+
+class Fate:
+    """When this process has to die."""
+
+    def __init__(self, crash_at: str | None, nth: int, after_bytes: str) -> None:
+        if crash_at is not None and crash_at not in POINTS:
+            raise ValueError(f"There is no point {crash_at}.")
+        self.crash_at = crash_at
+        self._left = nth
+        self._after_bytes = after_bytes.encode()
+        self.flushed = bytearray()
+        """What is durable of the answers of this process."""
+
+    def reach(self, point: str) -> None:
+        if point != self.crash_at:
+            return
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def flush(self, chunks: Sequence[Chunk]) -> None:
+        """A flush counts once it has made durable what the order asks for."""
+        for chunk in chunks:
+            self.flushed += chunk.data
+        if chunks and self._after_bytes in self.flushed:
+            self.reach("after_flush")
+
+
+class CrashingStore(PostgresStore):
+    """The store, with a point before or after each step of a turn."""
+
+    fate: Fate
+
+    async def accept_turn(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
+        self.fate.reach("before_accept")
+        outcome = await super().accept_turn(tenant_id, turn)
+        self.fate.reach("after_accept")
+        return outcome
+
+    async def enter_queue(self, tenant_id: str, conversation_id: str, **options: Any) -> int:
+        ticket = await super().enter_queue(tenant_id, conversation_id, **options)
+        self.fate.reach("after_ticket")
+        return ticket
+
+    async def load_payload_source(self, tenant_id: str, conversation_id: str, **options: Any) -> PayloadSource:
+        source = await super().load_payload_source(tenant_id, conversation_id, **options)
+        self.fate.reach("after_load")
+        return source
+
+    async def begin_epoch(self, *arguments: Any, **options: Any) -> None:
+        self.fate.reach("before_epoch")
+        await super().begin_epoch(*arguments, **options)
+        self.fate.reach("after_epoch")
+
+    async def begin_call(self, lease: Lease, start: CallStart) -> None:
+        await super().begin_call(lease, start)
+        self.fate.reach("after_begin_call")
+
+    async def end_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
+        await super().end_call(lease, start, end)
+        self.fate.reach("after_end_call")
+
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
+        stop_wanted = await super().append_chunks(lease, chunks, lease_seconds=lease_seconds)
+        self.fate.flush(chunks)
+        return stop_wanted
+
+    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
+        self.fate.reach("before_finish")
+        finished = await super().finish_turn(lease, answer)
+        self.fate.reach("after_finish")
+        return finished
+
+    async def take_over_lease(self, lease: Lease, **options: Any) -> Lease:
+        mine = await super().take_over_lease(lease, **options)
+        self.fate.reach("after_take_over")
+        return mine
+
+
+class CrashingProvider:
+    """A provider, with a point before each call."""
+
+    def __init__(self, provider: Provider, fate: Fate) -> None:
+        self._provider = provider
+        self._fate = fate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    def open_stream(self, payload: Payload) -> "CrashingStream":
+        self._fate.reach("before_call")
+        return CrashingStream(self._provider.open_stream(payload), self._fate)
+
+
+class CrashingStream:
+    """A call, with points at its first event and behind its last byte."""
+
+    def __init__(self, stream: ProviderStream, fate: Fate) -> None:
+        self._stream = stream
+        self._fate = fate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
+        async with aclosing(self._stream.events()) as events:
+            async for event in events:
+                self._fate.reach("after_first_event")
+                yield event
+        self._fate.reach("after_last_byte")
+        if self._fate.crash_at == "after_last_byte_flushed":
+            while len(self._fate.flushed) < len(self._stream.record.body):  # noqa: ASYNC110  reason: nothing tells
+                await asyncio.sleep(_LOOK_SECONDS)
+            self._fate.reach("after_last_byte_flushed")
+
+
+@asynccontextmanager
+async def open_crashing_providers(settings: Settings, fate: Fate) -> AsyncIterator[Providers]:
+    keys = {names[0]: "test" for names in KEY_VARIABLES.values()}
+    async with open_providers(settings, ProviderChoice(provider=GEMINI, api_key="test"), keys) as providers:
+        yield replace(providers, by_name={name: _wrap(one, fate) for name, one in providers.by_name.items()})
+
+
+def _wrap(provider: Provider, fate: Fate) -> Provider:
+    wrapped: Any = CrashingProvider(provider, fate)
+    return wrapped  # type: ignore[no-any-return]  # reason: it is one by delegation
+
+
+async def run_server(order: dict[str, Any]) -> None:
+    """The whole program, until it is told to end or has to die."""
+    settings = Settings(**order["settings"])
+    configure_logs(settings.log_level, settings.log_format)
+    fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
+    CrashingStore.fate = fate
+    wiring.PostgresStore = CrashingStore  # type: ignore[attr-defined]  # reason: the seam
+    listener = bind("127.0.0.1", 0)
+    async with (
+        open_crashing_providers(settings, fate) as providers,
+        wiring.open_program(settings, providers=providers) as program,
+    ):
+        _tell({"pid": os.getpid(), "url": url_of(listener)})
+        await serve(program, listener)
+
+
+def main() -> None:
+    """Orders in, servers out, until the input ends."""
+    running: set[int] = set()
+    _tell({"ready": True})
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_SECONDS)
+        if readable:
+            line = _read_line()
+            if not line:
+                break
+            running.add(_fork(json.loads(line)))
+        _bury(running)
+    for pid in running:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _read_line() -> bytes:
+    """Byte by byte: what is read ahead would be hidden from `select`."""
+    line = b""
+    while (byte := os.read(0, 1)) not in {b"", b"\n"}:
+        line += byte
+    return line
+
+
+def _fork(order: dict[str, Any]) -> int:
+    pid = os.fork()
+    return pid or _live(order)
+
+
+def _live(order: dict[str, Any]) -> NoReturn:
+    """The life of a server, in the fork."""
+    code = 1
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_server(order))
+        code = 0
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _bury(running: set[int]) -> None:
+    """Tells of those that have ended."""
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            running.discard(pid)
+            _tell({"pid": pid, "ended": os.waitstatus_to_exitcode(status)})
+
+
+def _tell(news: dict[str, Any]) -> None:
+    """In one write, so that the lines of several processes do not mix."""
+    os.write(1, json.dumps(news).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

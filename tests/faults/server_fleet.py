@@ -1,0 +1,177 @@
+"""Real server processes on the test's database, any of which may be made to die at a named point of a turn."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from server.api_key import Scope, Tenant
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
+from server.postgres.key_ring import PostgresKeyRing
+from tests.emulated import EmulatedProviders
+from tests.http_talk import Talk
+from tests.strata_process import PROJECT, environment
+
+PATIENCE_SECONDS = 20.0
+NEVER_SECONDS = 30.0
+"""For what must not happen by itself in a test: a flush, or the end of a lease."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Launcher:
+    """The process that all servers are forks of."""
+
+    process: Process
+    begun: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    endings: dict[int, "asyncio.Future[int]"] = field(default_factory=dict)
+
+    async def listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            news = json.loads(line)
+            if "ended" in news:
+                self.ending(news["pid"]).set_result(news["ended"])
+                # A server that could not even begin would be waited for in vain.
+                self.begun.put_nowait(news)
+            elif "url" in news:
+                self.begun.put_nowait(news)
+
+    def ending(self, pid: int) -> "asyncio.Future[int]":
+        return self.endings.setdefault(pid, asyncio.get_running_loop().create_future())
+
+    async def start(self, order: dict[str, Any]) -> tuple[int, str]:
+        while not self.begun.empty():
+            self.begun.get_nowait()
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "url" not in (news := await self.begun.get()):
+                assert news["ended"] in {0, -signal.SIGKILL}, "a server could not begin; its log says why"
+        return news["pid"], news["url"]
+
+
+@asynccontextmanager
+async def open_launcher() -> AsyncIterator[Launcher]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.faults.crashing_server",
+        cwd=PROJECT,
+        env=environment({}),
+        stdin=PIPE,
+        stdout=PIPE,
+    )
+    launcher = Launcher(process=process)
+    listening = asyncio.create_task(launcher.listen())
+    try:
+        yield launcher
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        await listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    """One server."""
+
+    launcher: Launcher
+    pid: int
+    url: str
+    talk: Talk
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await asyncio.shield(self.launcher.ending(self.pid))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All servers of one test, with one key for all of them."""
+
+    launcher: Launcher
+    options: DatabaseOptions
+    database: Database
+    emulated: EmulatedProviders
+    tenant: Tenant
+    key: str
+    stack: AsyncExitStack
+
+    async def start(
+        self, *, crash_at: str | None = None, nth: int = 1, after_bytes: str = "", **settings: Any
+    ) -> ServerProcess:
+        """Another server. It is ended with the test."""
+        values = {
+            "database_url": self.options.url,
+            "gemini_base_url": self.emulated.gemini.url,
+            "anthropic_base_url": self.emulated.anthropic.url,
+            "lease_seconds": NEVER_SECONDS,
+            "flush_seconds": 0.05,
+            "database_pool_size": 5,
+            "shutdown_limit_seconds": 2,
+            "log_format": "json",
+            "log_level": "warning",
+        }
+        order = {"settings": values | settings, "crash_at": crash_at, "nth": nth, "after_bytes": after_bytes}
+        pid, url = await self.launcher.start(order)
+        client = await self.stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS))
+        server = ServerProcess(launcher=self.launcher, pid=pid, url=url, talk=Talk(client=client, key=self.key))
+        self.stack.push_async_callback(_end, server)
+        return server
+
+    async def restart(self, *, lease_seconds: float = 10, **settings: Any) -> ServerProcess:
+        """A healthy server after all others have died, and after the time of what they held."""
+        await self.let_time_pass()
+        return await self.start(lease_seconds=lease_seconds, **settings)
+
+    async def let_time_pass(self) -> None:
+        """More of it than any lease or ticket has left."""
+        async with self.database.connection() as connection:
+            await connection.execute(
+                "UPDATE conversations SET lease_expires_at = now() - interval '1 second' WHERE lease_token IS NOT NULL"
+            )
+            await connection.execute("UPDATE waiting_turns SET expires_at = now() - interval '1 second'")
+
+
+@asynccontextmanager
+async def open_fleet(
+    launcher: Launcher, database: Database, options: DatabaseOptions, emulated: EmulatedProviders, tenant: Tenant
+) -> AsyncIterator[Fleet]:
+    _, key = await PostgresKeyRing(database).create_key(
+        tenant_id=tenant.id, name="fleet", scopes=frozenset({Scope.CLIENT}), expires_at=None
+    )
+    async with AsyncExitStack() as stack:
+        yield Fleet(
+            launcher=launcher,
+            options=options,
+            database=database,
+            emulated=emulated,
+            tenant=tenant,
+            key=key,
+            stack=stack,
+        )
+
+
+async def _end(server: ServerProcess) -> None:
+    # It may have died and been buried, and the news of it still be on its way.
+    with suppress(ProcessLookupError):
+        if not server.launcher.ending(server.pid).done():
+            server.kill()
+    await server.ended()
