@@ -96,6 +96,9 @@ class TurnKeeper:
                     _log.warning("turn.lease_lost", extra=self._facts())
                     self._live.cancel_asked.set()
                     return
+                # The boundary of a task that nobody awaits. If it ended here, a living turn would be taken for dead.
+                except Exception:  # noqa: BLE001  reason: logged with its traceback, and the next look comes
+                    _log.exception("turn.keeper_crashed", extra=self._facts())
 
     async def _write(self, must_show: bool) -> bool:  # noqa: FBT001  reason: one caller, right above
         """Writes what has arrived; with nothing new, only that the turn is alive, where that is due."""

@@ -45,18 +45,36 @@ class TurnQueue:
 
         Raises `QueueFull`; `ConversationBusy` when it waited too long; `ShuttingDown`; and what `accept` raises.
         """
-        limits, store = self._tools.limits, self._tools.store
         first = on_busy is OnBusy.SUPERSEDE
-        ticket = await store.enter_queue(
-            tenant_id, turn.conversation_id, limit=limits.queue_limit, seconds=_TICKET_SECONDS, first=first
+        deadline = time.monotonic() + self._tools.limits.queue_seconds
+        ticket = await self._draw(tenant_id, turn.conversation_id, first=first)
+        if first:
+            await self._ask_to_stop(tenant_id, turn.conversation_id)
+        while True:
+            outcome = await self._hold(replace(turn, ticket=ticket), ticket, accept, deadline)
+            if outcome is not None:
+                return outcome
+            ticket = await self._draw(tenant_id, turn.conversation_id, first=first)
+
+    async def _draw(self, tenant_id: str, conversation_id: str, *, first: bool) -> int:
+        limit = self._tools.limits.queue_limit
+        return await self._tools.store.enter_queue(
+            tenant_id, conversation_id, limit=limit, seconds=_TICKET_SECONDS, first=first
         )
+
+    async def _hold(
+        self,
+        turn: NewInput,
+        ticket: int,
+        accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
+        deadline: float,
+    ) -> AcceptOutcome | None:
+        """Waits with a ticket; None where it has lapsed, as in a process that stood still for long."""
         line = self._lines[turn.conversation_id]
         line.append(ticket)
         outcome: AcceptOutcome | None = None
         try:
-            if first:
-                await self._ask_to_stop(tenant_id, turn.conversation_id)
-            outcome = await self._wait(replace(turn, ticket=ticket), accept)
+            outcome = await self._wait(turn, ticket, accept, deadline)
         finally:
             line.remove(ticket)
             if not line:
@@ -65,15 +83,19 @@ class TurnQueue:
                 await self._give_back(turn.conversation_id, ticket)
         return outcome
 
-    async def _wait(self, turn: NewInput, accept: Callable[[NewInput], Awaitable[AcceptOutcome]]) -> AcceptOutcome:
-        assert turn.ticket is not None  # noqa: S101  reason: given by the only caller
-        deadline = time.monotonic() + self._tools.limits.queue_seconds
+    async def _wait(
+        self,
+        turn: NewInput,
+        ticket: int,
+        accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
+        deadline: float,
+    ) -> AcceptOutcome | None:
         kept_at = time.monotonic()
         with self._tools.announcements.watch(turn.conversation_id, News.ENDED) as watch:
             while True:
                 if self._running_turns.draining:
                     raise ShuttingDown
-                if turn.ticket == min(self._lines[turn.conversation_id]):
+                if ticket == min(self._lines[turn.conversation_id]):
                     try:
                         return await accept(turn)
                     except ConversationBusy:
@@ -83,8 +105,12 @@ class TurnQueue:
                     raise ConversationBusy("The conversation did not become free in time.")
                 await watch.wait(_LOOK_SECONDS)
                 if time.monotonic() - kept_at >= _KEEP_SECONDS:
-                    await self._tools.store.keep_ticket(turn.conversation_id, turn.ticket, seconds=_TICKET_SECONDS)
+                    if not await self._keep(turn.conversation_id, ticket):
+                        return None
                     kept_at = time.monotonic()
+
+    async def _keep(self, conversation_id: str, ticket: int) -> bool:
+        return await self._tools.store.keep_ticket(conversation_id, ticket, seconds=_TICKET_SECONDS)
 
     async def _give_back(self, conversation_id: str, ticket: int) -> None:
         """The ticket of a turn that was not accepted: accepting one takes its ticket with it."""

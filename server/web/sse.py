@@ -88,10 +88,17 @@ class TurnStream(Response[bytes]):
             writing.result()
 
     async def _write(self, send: Send) -> None:
+        events = await self._reader.next(0)
+        if events is None:
+            # A browser that listens takes this, and nothing else, as a reason not to come back.
+            await send({"type": "http.response.start", "status": 204, "headers": self._own_headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._own_headers]})
-        while (events := await self._reader.next(self._keep_alive_seconds)) is not None:
+        while events is not None:
             body = b"".join([encode_event(number, event) for number, event in events]) or KEEP_ALIVE
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            events = await self._reader.next(self._keep_alive_seconds)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

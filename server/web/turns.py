@@ -99,6 +99,11 @@ _ACCEPTED: Final = ResponseSpec(
 )
 
 
+_NOTHING_LEFT: Final = ResponseSpec(
+    data_container=None, generate_examples=False, description="The turn has ended, and all of it was heard."
+)
+
+
 @post(
     "/v1/conversations/{conversation_id:str}/turns",
     guards=[client_sparing_duplicates],
@@ -207,9 +212,10 @@ async def show_turn(
     guards=[client_only],
     summary="The events of a turn",
     response_description="The events, from the first or from the one after `last-event-id`.",
-    description="While the turn runs and long after, from any server process. The numbers of events never change.",
+    description="While the turn runs and long after, from any server process. The numbers of events do not change. "
+    "Where none is left, the answer is 204, which keeps a browser from asking again.",
     tags=["turns"],
-    responses=document_client_errors(ConversationNotFound, TurnNotFound),
+    responses={204: _NOTHING_LEFT, **document_client_errors(ConversationNotFound, TurnNotFound)},
 )
 async def follow_turn(
     conversation_id: FromPath[str],

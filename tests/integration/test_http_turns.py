@@ -65,8 +65,11 @@ async def test_a_stream_tells_the_turn_as_it_comes_and_again_from_any_event(
     assert end["conversation"]["revision"] == 2
     events = f"{turns(conversation, 2)}/events"
     assert await talk.hear("GET", events) == heard
-    for after in range(len(heard) + 2):
+    for after in range(len(heard)):
         assert await talk.hear("GET", events, last_event_id=str(after)) == heard[after:]
+    for after in (len(heard), len(heard) + 1):
+        nothing_left = await talk.ask("GET", events, last_event_id=str(after))
+        assert (nothing_left.status_code, nothing_left.content) == (204, b"")
     assert await talk.hear("GET", f"{events}?after=2") == heard[2:]
 
 

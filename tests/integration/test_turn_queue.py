@@ -16,12 +16,13 @@ from server.settings import Settings
 from server.store import Accepted, AcceptOutcome, NewInput
 from server.turn import ModelResponseTurn, TurnState, UserTaskTurn
 from server.turn_handle import TurnHandle
+from server.wiring import Program
 from tests.builders import accept, answer, user_input
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.faults.server_fleet import Fleet, Launcher, open_fleet, open_launcher
 from tests.http_talk import turns
-from tests.turn_talk import open_conversation, say, text_of, user_task
+from tests.turn_talk import hear, open_conversation, say, text_of, user_task
 
 CLIENTS = 50
 PATIENCE_SECONDS = 30.0
@@ -245,3 +246,33 @@ async def test_a_server_that_stops_tells_those_who_wait(crowd: Crowd, strata_ser
     await crowd.let_in()
     report = await draining
     assert report.cancelled_count == 0
+
+
+async def test_a_waiter_whose_ticket_lapsed_draws_another(
+    strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.turn_queue._KEEP_SECONDS", 0.0)
+    program, tenant = strata_server.program, strata_server.tenant
+    conversation = await open_conversation(program.store, tenant.id, "gemini")
+    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=3)
+    holder = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
+    await hear(holder, 2)
+    waiting = asyncio.create_task(
+        program.turn_service.take_turn(tenant.id, user_task(conversation.id, "Next.", on_busy=OnBusy.QUEUE))
+    )
+    first = await _ticket_after(program, 0)
+    async with program.database.connection() as connection:
+        await connection.execute("DELETE FROM waiting_turns")
+    assert await _ticket_after(program, first) > first
+    await program.turn_service.cancel_turn(tenant.id, conversation.id)
+    assert (await (await waiting).wait()).turn.state is TurnState.COMPLETE
+
+
+async def _ticket_after(program: Program, known: int) -> int:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            async with program.database.connection() as connection:
+                ticket: int | None = await connection.fetchval("SELECT max(ticket) FROM waiting_turns")
+            if ticket is not None and ticket > known:
+                return ticket
+            await asyncio.sleep(0.01)
