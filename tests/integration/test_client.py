@@ -10,6 +10,7 @@ import pytest
 
 from server.block import ImageBlock
 from server.client import (
+    AnswerMalformed,
     AssistantDraft,
     Conversation,
     ConversationChange,
@@ -243,3 +244,12 @@ async def test_the_program_in_the_docs_runs(strata_server: StrataServer, tmp_pat
     assert process.returncode == 0, err.decode()
     assert "Usage(" in out.decode()
     assert "celsius" in out.decode()
+
+
+async def test_following_beyond_the_end_says_that_nothing_is_left(client: StrataClient) -> None:
+    conversation = await talk_to(client, "gemini", "gemini-3.1-pro-preview")
+    async with client.stream(conversation.id, "Hello") as stream:
+        await stream.result()
+    with pytest.raises(AnswerMalformed, match="no event stands behind"):
+        async with client.follow(conversation.id, 2, after=stream.last_event_id) as again:
+            await again.result()
