@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -90,6 +91,9 @@ class Connection:
     async def open_stream(self, ask: Ask) -> httpx2.Response:
         """An answer whose body is a stream that has not been read. One attempt; the caller closes it."""
         answer = await self._send(ask, stream=True)
+        if answer.status_code == HTTPStatus.NO_CONTENT:
+            await answer.aclose()
+            raise AnswerMalformed("The turn has ended, and no event is left behind the one that was named.")
         if answer.headers.get("content-type", "").partition(";")[0].strip() != EVENT_STREAM:
             await answer.aclose()
             raise AnswerMalformed(f"The server did not answer {ask.method} {ask.path} with a stream of events.")

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
@@ -95,9 +94,6 @@ class TurnStream:
             except ClientError as error:
                 await self._waiting.wait_after(error, repeatable=True)
                 continue
-            if self._answer.status_code == HTTPStatus.NO_CONTENT:
-                await self.close()
-                raise AnswerMalformed(f"The turn has ended, and no event stands behind number {self.last_event_id}.")
             self.replayed = self.replayed or "idempotency-replayed" in self._answer.headers
             self._pieces = self._answer.aiter_raw()
             self._reader = FrameReader()

@@ -250,6 +250,6 @@ async def test_following_beyond_the_end_says_that_nothing_is_left(client: Strata
     conversation = await talk_to(client, "gemini", "gemini-3.1-pro-preview")
     async with client.stream(conversation.id, "Hello") as stream:
         await stream.result()
-    with pytest.raises(AnswerMalformed, match="no event stands behind"):
+    with pytest.raises(AnswerMalformed, match="no event is left"):
         async with client.follow(conversation.id, 2, after=stream.last_event_id) as again:
             await again.result()
