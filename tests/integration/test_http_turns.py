@@ -4,11 +4,14 @@ import asyncio
 import base64
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 
+from server.conversation import ConversationState
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.settings import Settings
 from tests.builders import NASTY
@@ -16,6 +19,7 @@ from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.fakes.log_capture import capture_log
 from tests.http_talk import Talk, open_talk, turns
+from tests.turn_walk import eventually
 
 RAIN = Reply(thinking="Rain?", text="It rains in Oslo.")
 ASKS = Reply(thinking="I have to look.", tool_calls=(ToolCall(name="get_weather", arguments={"city": "Oslo"}),))
@@ -351,3 +355,37 @@ class TestRate:
             ({"input": ""}, "key", 422),
         ):
             assert (await talk.ask("POST", turns(conversation), body, idempotency_key=key)).status_code == status
+
+
+async def test_a_listener_that_does_not_read_holds_up_nobody(
+    talk: Talk, strata_server: StrataServer, emulated: EmulatedProviders
+) -> None:
+    conversation = await talk.begin()
+    emulated.gemini.says(Reply(text="word after " * 3_000))
+    address = httpx2.URL(strata_server.url)
+    body = b'{"input": "Tell me everything."}'
+    head = (
+        f"POST {turns(conversation)} HTTP/1.1\r\nhost: strata\r\nauthorization: Bearer {strata_server.client_key}\r\n"
+        f"accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket() as narrow:
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        narrow.setblocking(False)  # noqa: FBT003  reason: the socket's own signature
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(narrow, (address.host, address.port))
+        await loop.sock_sendall(narrow, head.encode() + body)
+        # Nothing is read. The turn ends all the same, and others hear all of it.
+        await eventually(lambda: _is_idle(strata_server, conversation))
+        heard = await talk.hear("GET", f"{turns(conversation, 2)}/events")
+        assert len(heard) > 3_000
+        received = bytearray()
+        while b"event: turn.completed" not in received[-100_000:]:
+            piece = await asyncio.wait_for(loop.sock_recv(narrow, 1 << 20), PATIENCE_SECONDS)
+            assert piece
+            received += piece
+    assert received.count(b"event: text.delta") == sum(name == "text.delta" for _, name, _ in heard)
+
+
+async def _is_idle(server: StrataServer, conversation_id: str) -> bool:
+    conversation = await server.program.store.load_conversation(server.tenant.id, conversation_id)
+    return conversation.state is ConversationState.IDLE and conversation.revision > 0
