@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -135,12 +136,12 @@ def _try_demo(env: dict[str, str]) -> str:
         url = demo.find(r"URL +(http://127\.0\.0\.1:\d+)")
         client_key = demo.find(r"client key +(strata_\S+)")
         admin_key = demo.find(r"admin key +(strata_\S+)")
-        curl = demo.find(r'curl -H "(Authorization: Bearer \S+)" http://127\.0\.0\.1:\d+/v1/key')
+        script = demo.find(r"(?s)(  KEY=.*Oslo\?\"\}')")
+        assistants = {name: demo.find(rf"(asst_\S+)  {name}") for name in ("Gemini", "Claude")}
         assert env["STRATA_DATA_DIR"] in demo.output
-        for name in ("Gemini", "Claude"):
-            emulator = demo.find(rf"{name} (http://127\.0\.0\.1:\d+)")
-            assert httpx2.get(f"{emulator}/__healthz").status_code == 200
-        name, _, value = curl.partition(": ")
+        for assistant in assistants.values():
+            _hold_a_conversation(script.replace(assistants["Claude"], assistant))
+        name, value = "authorization", f"Bearer {client_key}"
         who = httpx2.get(f"{url}/v1/key", headers={name: value}).json()
         assert (who["tenant"]["name"], who["scopes"]) == ("demo", ["client"])
         listed = httpx2.get(f"{url}/admin/api/keys", headers={"authorization": f"Bearer {admin_key}"}).json()
@@ -151,6 +152,14 @@ def _try_demo(env: dict[str, str]) -> str:
         assert demo.wait() == 0
     wait_until(lambda: not _processes_of(env["STRATA_DATA_DIR"]), "nothing is left running", 20)
     return client_key
+
+
+def _hold_a_conversation(script: str) -> None:
+    """The lines of the demo's output, as somebody pastes them."""
+    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "event: turn.started" in told
+    assert '"name":"get_weather"' in told
+    assert "event: turn.completed" in told
 
 
 def _processes_of(data_dir: str) -> list[psutil.Process]:
