@@ -54,12 +54,18 @@ class PayloadPreparation:
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
         """All that the payload for the newest turn is made of. One round trip; raises what the store raises."""
         held = self._blobs.blobs_of(conversation_id)
-        return await self._store.load_payload_source(
+        source = await self._store.load_payload_source(
             tenant_id,
             conversation_id,
             held_static_hashes=self._texts.hashes_for(conversation_id),
             held_blobs=[blob.sha256 for blob in held.values()],
         )
+        # Others may have needed the room meanwhile.
+        if held:
+            self._blobs.hold(conversation_id, held)
+        if source.epoch is not None and self._current_static(source) is None:
+            return await self._store.load_payload_source(tenant_id, conversation_id)
+        return source
 
     async def prepare(self, tenant_id: str, source: PayloadSource) -> PreparedPayload:
         """The payload. No round trip, but one where an epoch begins.

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from server.errors import (
     TurnNotRunning,
 )
 from server.event import TextDelta
+from server.held_texts import HeldTexts
 from server.payload import LayerOrder
 from server.store import ConversationChange
 from server.turn import StopReason, TurnState
@@ -444,3 +446,23 @@ class TestWithoutTheProvider:
         assert ended.turn.state is TurnState.FAILED
         assert ended.turn.error_code == ProviderNotConfigured.code
         assert ended.turn.attempt is None
+
+
+async def test_a_static_text_that_was_let_go_while_loading_is_read_again(
+    strata_server: StrataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, tenant = strata_server.program, strata_server.tenant
+    conversation = await open_conversation(program.store, tenant.id, "gemini")
+    await say(program.turn_service, tenant.id, user_task(conversation.id, "One."))
+    load = program.store.load_payload_source
+
+    async def load_and_forget(*arguments: Any, **options: Any) -> Any:
+        source = await load(*arguments, **options)
+        monkeypatch.setattr(HeldTexts, "find", lambda _texts, _hash: None)
+        return source
+
+    monkeypatch.setattr(program.store, "load_payload_source", load_and_forget)
+    ended = await say(program.turn_service, tenant.id, user_task(conversation.id, "Two."))
+    assert ended.turn.state is TurnState.COMPLETE
+    async with program.database.connection() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM epochs") == 1
