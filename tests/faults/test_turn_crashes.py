@@ -116,14 +116,17 @@ async def test_a_server_killed_at_this_point_leaves_a_conversation_that_goes_on(
     server = await fleet.start(crash_at=crash.at, nth=crash.nth, after_bytes=crash.after_bytes, **crash.settings)
     heard = await hear_until_cut(server.talk, conversation.id, TASK)
     assert await server.ended() == KILLED
-    assert len(side.requests()) == crash.asked
+    # The call is written down when it leaves; a process that dies over it may not get it out of the door.
+    asked = {crash.asked - 1, crash.asked} if crash.at == "after_begin_call" else {crash.asked}
+    assert len(side.requests()) in asked
+    side.state.faults.clear()
     assert not [name for _, name, _ in heard if name in ENDS]
     durable = STORY.text if crash.at == "after_finish" or not crash.accepted else await durable_text(fleet, provider)
     assert bool(durable) is crash.keeps_text or not crash.accepted
 
     healthy = (await fleet.restart()).talk
     told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
-    assert len(side.requests()) == (crash.asked if crash.accepted else 1)
+    assert len(side.requests()) in (asked if crash.accepted else {1})
     whole = crash.complete or not crash.accepted
     assert told[-1][1] == ("turn.completed" if whole else "turn.failed")
     await prove_resumed(healthy, conversation.id, heard, told)
@@ -172,7 +175,8 @@ class TestKilledFromOutside:
 
         healthy = (await fleet.start()).talk
         assert await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE) == heard
-        assert await healthy.hear("GET", f"{turns(conversation.id, 2)}/events", last_event_id=str(heard[-1][0])) == []
+        last = str(heard[-1][0])
+        assert (await healthy.ask("GET", f"{turns(conversation.id, 2)}/events", last_event_id=last)).status_code == 204
         assert len(side.requests()) == 1
         await healthy.say(conversation.id, "And then?")
         await prove_tidy(fleet, healthy, conversation.id, 4)
