@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
 from server.errors import RouteNotFound
+from server.image import GIF, JPEG, PNG, WEBP
 from server.web.auth import BEARER, KeyGuard
 from server.web.body import Body
 from server.web.sse import EVENT_STREAM, EVENTS
@@ -25,6 +26,7 @@ _INVENTED_STATUS: Final = "400"
 _STREAMING: Final = {"take_turn": ("application/json", EVENT_STREAM), "follow_turn": (EVENT_STREAM,)}
 """Operations that stream, and the media types of their success."""
 _BODY_OPTIONAL: Final = "cancel_turn"
+_IMAGE: Final = "show_image"
 _OWN_MODELS: Final = "server.web."
 
 _DESCRIPTION: Final = """\
@@ -126,6 +128,9 @@ def _correct_operation(operation: dict[str, Any]) -> None:
             else success["content"][kind]
             for kind in kinds
         }
+    if operation["operationId"] == _IMAGE:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        answers["200"]["content"] = dict.fromkeys((PNG, JPEG, GIF, WEBP), binary)
     if operation["operationId"] == _BODY_OPTIONAL:
         operation["requestBody"]["required"] = False
 

@@ -151,6 +151,11 @@ def test_the_events_are_described_in_their_order(document: dict[str, Any]) -> No
         assert told == list(EVENTS)
 
 
+def test_an_image_is_of_one_of_the_types_that_are_taken(document: dict[str, Any]) -> None:
+    answer = document["paths"]["/v1/conversations/{conversation_id}/images/{sha256}"]["get"]["responses"]["200"]
+    assert set(answer["content"]) == {"image/png", "image/jpeg", "image/gif", "image/webp"}
+
+
 def test_a_parameter_is_never_null(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         for parameter in operation.get("parameters", ()):
