@@ -132,7 +132,7 @@ async def call_tool(tools: Mapping[str, ToolFunction], call: ToolCallBlock) -> T
         output = await _run_function(tool, call.arguments)
         json.dumps(output, allow_nan=False)
     # A tool is a stranger's code: whatever it raises is an answer that the model can read and act on.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  reason: handed to the model
         return _failure(call, f"{type(error).__name__}: {error}")
     return ToolResult(tool_call_id=call.id, output=output)
 

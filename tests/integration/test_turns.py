@@ -26,6 +26,7 @@ from server.payload import LayerOrder
 from server.store import ConversationChange
 from server.turn import StopReason, TurnState
 from server.turn_event import TurnEnded, TurnStarted
+from server.turn_handle import TurnHandle
 from tests.builders import definition
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, MODELS, EmulatedProviders
@@ -263,7 +264,7 @@ class TestATurn:
         assert len(emulated[provider].requests()) == 1
 
 
-async def _eventually_followed(server: StrataServer, conversation_id: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+async def _eventually_followed(server: StrataServer, conversation_id: str) -> TurnHandle:
     for _ in range(200):
         try:
             return await server.program.turn_service.follow_turn(server.tenant.id, conversation_id, 2)
