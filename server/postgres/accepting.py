@@ -202,6 +202,7 @@ def _refusal(row: asyncpg.Record, turn: NewInput) -> StrataError | None:
         if pending and not turn.abandons_calls:
             return HistoryRuleBroken(
                 "Tool calls wait for their results; a user task cannot come before them.",
+                hint="Send their results first, or give the calls up with `abandon_pending_calls`.",
                 rule="call_followed_by_responses",
                 missing_ids=list(pending),
             )

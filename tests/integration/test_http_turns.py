@@ -149,6 +149,7 @@ async def test_a_request_that_would_break_the_history_is_refused_and_nothing_is_
         problem = await talk.expect(422, "POST", turns(conversation), body)
         assert problem["code"] == "history_rule_broken"
         assert problem["rule"]
+        assert ("abandon_pending_calls" in problem["hint"]) is ("input" in body)
     assert (await talk.expect(200, "GET", f"/v1/conversations/{conversation}"))["revision"] == 2
     said = await talk.expect(200, "POST", turns(conversation), {"input": "Never mind.", "abandon_pending_calls": True})
     assert said["turn"]["seq"] == 4
