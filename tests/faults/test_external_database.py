@@ -37,9 +37,9 @@ from tests.wire_proxy import Loss, WireProxy, open_proxy
 
 ASK = Statement("SELECT 1 AS one")
 SLEEP = Statement("SELECT pg_sleep(:seconds)")
-CONNECT_SECONDS = 0.5
-STATEMENT_SECONDS = 0.5
-BOUND_SECONDS = 4.0  # what the timeouts of an operation come to, with room for a slow machine
+PATIENT_SECONDS = 30.0  # where the database answers, a slow machine does not make it late
+BRIEF_SECONDS = 1.5  # where it is silent, and the test waits for the limit
+BOUND_SECONDS = 12.0  # what the brief limits of an operation come to, with room for a slow machine
 
 
 @pytest.fixture
@@ -51,9 +51,7 @@ async def proxy(database: Database) -> AsyncIterator[WireProxy]:
 @pytest.fixture
 async def far(proxy: WireProxy) -> AsyncIterator[Database]:
     """The database by way of the proxy."""
-    far = Database(
-        DatabaseOptions(url=proxy.url(), connect_seconds=CONNECT_SECONDS, statement_seconds=STATEMENT_SECONDS)
-    )
+    far = Database(DatabaseOptions(url=proxy.url(), connect_seconds=PATIENT_SECONDS, statement_seconds=PATIENT_SECONDS))
     yield far
     await far.close()
 
@@ -106,12 +104,14 @@ class Served:
 
 
 @asynccontextmanager
-async def open_server(url: str, key_text: str, data_dir: Path) -> AsyncIterator[Served]:
+async def open_server(
+    url: str, key_text: str, data_dir: Path, *, limit_seconds: float = PATIENT_SECONDS
+) -> AsyncIterator[Served]:
     settings = Settings(
         database_url=SecretStr(url),
-        database_connect_seconds=CONNECT_SECONDS,
-        database_statement_seconds=STATEMENT_SECONDS,
-        database_pool_wait_seconds=1,
+        database_connect_seconds=limit_seconds,
+        database_statement_seconds=limit_seconds,
+        database_pool_wait_seconds=limit_seconds,
         data_dir=data_dir,
         shutdown_limit_seconds=1,
     )
@@ -150,7 +150,7 @@ class TestServer:
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
         proxy.swallow()
-        async with open_server(proxy.url(), key_text, tmp_path) as served:
+        async with open_server(proxy.url(), key_text, tmp_path, limit_seconds=BRIEF_SECONDS) as served:
             await served.expect_unready("database_unavailable")
             proxy.flow()
             await served.expect_ready()
@@ -163,7 +163,7 @@ class TestServer:
     async def test_it_stops_in_good_order_while_the_database_is_silent(
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
-        async with open_server(proxy.url(), key_text, tmp_path) as served:
+        async with open_server(proxy.url(), key_text, tmp_path, limit_seconds=BRIEF_SECONDS) as served:
             await served.expect_ready()
             proxy.swallow()
             began = time.monotonic()
@@ -348,6 +348,12 @@ class TestEffectOfOne:
 
 
 class TestSilence:
+    @pytest.fixture
+    async def far(self, proxy: WireProxy) -> AsyncIterator[Database]:
+        far = Database(DatabaseOptions(url=proxy.url(), connect_seconds=BRIEF_SECONDS, statement_seconds=BRIEF_SECONDS))
+        yield far
+        await far.close()
+
     async def _backends(self, far: Database) -> set[int]:
         backend = Statement("SELECT pg_backend_pid() AS pid, pg_sleep(0.05)")
         backends = {row["pid"] for [row] in await asyncio.gather(*(far.run(backend) for _ in range(3)))}
