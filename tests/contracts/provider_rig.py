@@ -21,7 +21,7 @@ from server.wire.transport import WireLimits
 
 PATIENCE_SECONDS = 5.0
 """How long a test waits for what should happen at once before it calls it lost."""
-BRIEF = WireLimits(silence_seconds=0.2)
+BRIEF = WireLimits(silence_seconds=1)
 
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = (

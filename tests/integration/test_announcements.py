@@ -23,7 +23,7 @@ from server.postgres.store import PostgresStore
 from tests.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
 from tests.wire_proxy import WireProxy, open_proxy
 
-QUICK = ListeningPace(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=0.5)
+QUICK = ListeningPace(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
 LONG = 20.0
 """Seconds for what must come; only a failure takes them."""
 

@@ -279,7 +279,7 @@ class TestSettings:
     async def test_a_statement_that_takes_too_long_is_given_up_and_its_connection_is_not(
         self, options: DatabaseOptions
     ) -> None:
-        database = Database(replace(options, statement_seconds=0.1, pool_size=1))
+        database = Database(replace(options, statement_seconds=1, pool_size=1))
         backend = Statement("SELECT pg_backend_pid() AS pid")
         [before] = await database.run(backend)
         with pytest.raises(DatabaseUnavailable, match="did not finish a statement within the time limit"):

@@ -319,7 +319,7 @@ SERVER = """
     from server.jinja.templates import load_templates
 
     _, endless, end = sys.argv
-    renderer = JinjaRenderer(load_templates(None), RenderLimits(seconds=0.2))
+    renderer = JinjaRenderer(load_templates(None), RenderLimits(seconds=2))
 
     async def render(roles):
         assistant = AssistantDefinition(name="a", provider="gemini", model="m", instructions=Instructions(roles=roles))

@@ -189,7 +189,7 @@ async def test_a_known_key_is_reported_as_replayed(client: StrataClient, strata:
 async def test_silence_is_a_broken_connection(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.held.clear()
-    timeouts = Timeouts(silence_seconds=0.2)
+    timeouts = Timeouts(silence_seconds=1)
     async with (
         StrataClient(strata.url, KEY, patience=QUICK, timeouts=timeouts) as client,
         client.stream(CONVERSATION_ID, "Hi") as stream,

@@ -17,7 +17,7 @@ from server.wire.transport import Tap, WireLimits, WireTransport
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
 from tests.recordings.replay import Replay
 
-LIMITS = WireLimits(connect_seconds=1, silence_seconds=0.2)
+LIMITS = WireLimits(connect_seconds=1, silence_seconds=1)
 PIECES = [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"]
 
 
