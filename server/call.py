@@ -28,7 +28,10 @@ class CallStart:
     layer_order: LayerOrder = LayerOrder.LAYERED
     dynamic: bytes = b""
     """The dynamic layer as it was sent; in the append-only order it is sent again for ever. Empty: there was none."""
+    caching: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What was asked of the provider's cache, see `server.cache_policy`: a rebuilt request asks for the same."""
     cache_expected_tokens: int | None = None
+    """What should have come from the cache; None where nobody can say."""
     repairs: Sequence[Mapping[str, JsonValue]] = ()
     template_failures: Sequence[Mapping[str, JsonValue]] = ()
     warnings: Sequence[Mapping[str, JsonValue]] = ()
@@ -49,7 +52,10 @@ class CallEnd:
     usage: Usage = field(default_factory=Usage)
     usage_reported: Mapping[str, JsonValue] | None = None
     """The provider's own usage object, untouched."""
+    response_id: str | None = None
+    """The provider's name for its answer."""
     cache_miss_reason: str | None = None
+    """Why less came from the cache than could have, see `server.cache_expectation`."""
     cost_usd: Decimal | None = None
     error_code: str | None = None
 
@@ -62,6 +68,20 @@ class Call:
     start: CallStart
     end: CallEnd | None
     """None while it runs, and for ever where the process died before it could say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTrace:
+    """What the next request wants to know of a call."""
+
+    provider: str
+    model: str
+    account: str
+    started_at: datetime
+    usage: Usage
+    """All zero where nothing was reported."""
+    response_id: str | None
+    caching: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

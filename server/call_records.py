@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from server.cache_expectation import CacheExpectation, MissReason, explain_miss
+from server.cache_policy import encode_caching
 from server.call import CallEnd, CallStart
 from server.manifest import encode_manifest
+from server.payload import Payload
 from server.payload_preparation import PreparedPayload, record_failures
 from server.pricing import price_call
 from server.provider import ProviderAnswer, ProviderStream
 from server.usage import Usage
 
 
-def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream) -> CallStart:
-    """The call as it left."""
+def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, payload: Payload) -> CallStart:
+    """The call as it left, with this payload."""
     record = stream.record
     return CallStart(
         attempt=attempt,
@@ -27,13 +30,15 @@ def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream) ->
         request_hash=hashlib.sha256(record.request_body).digest(),
         layer_order=prepared.built.order,
         dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
+        caching=encode_caching(payload),
+        cache_expected_tokens=_expectation_of(prepared, payload).tokens,
         repairs=prepared.built.repairs,
         template_failures=record_failures(prepared.template_failures),
         warnings=(*stream.warnings, *prepared.built.warnings),
     )
 
 
-def end_of(prepared: PreparedPayload, stream: ProviderStream, error_code: str | None) -> CallEnd:
+def end_of(prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None) -> CallEnd:
     """The call as it ended."""
     record, answer = stream.record, stream.answer
     return CallEnd(
@@ -44,10 +49,19 @@ def end_of(prepared: PreparedPayload, stream: ProviderStream, error_code: str | 
         raw_response=record.body,
         usage=answer.usage,
         usage_reported=answer.usage_reported,
-        cache_miss_reason=answer.cache_miss_reason,
+        response_id=answer.response_id,
+        cache_miss_reason=explain_miss(_expectation_of(prepared, payload), answer.usage, answer.cache_miss_reason),
         cost_usd=cost_of(prepared.model, record.started_at, answer),
         error_code=error_code,
     )
+
+
+def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpectation:
+    """As planned; of a call that had to do without the explicit cache it was planned with, nothing."""
+    planned = prepared.caching
+    if planned.cache is None or payload.cached_content is not None:
+        return planned.expectation
+    return CacheExpectation(possible_tokens=planned.cache.token_count, reason=MissReason.CACHE_GONE)
 
 
 def cost_of(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:

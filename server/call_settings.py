@@ -10,25 +10,34 @@
 | `safety`            | thresholds by category; Gemini's                                                 |
 | `extra`             | members for the provider's request as they are                                   |
 | `layer_order`       | `layered` or `append_only`, where the model allows it                            |
+| `compaction`        | when old exchanges leave the buffer, see `server.compaction_policy`              |
+| `cache`             | `explicit`: `auto`, `on` or `off`; `ttl_seconds`: 60 to 86,400                   |
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from server.block import JsonValue
+from server.compaction_policy import read_policy
 from server.errors import ValidationFailed
+from server.explicit_cache_policy import CacheSettings, ExplicitChoice
 from server.model_profile import ModelProfile, ThinkingControl, find_profile
 from server.payload import CallSettings, LayerOrder
 
 _OFF: Final = "off"
 _LAYER_ORDER: Final = "layer_order"
+_CACHE: Final = "cache"
+_COMPACTION: Final = "compaction"
+_TTL_RANGE: Final = range(60, 86_401)
+_NOT_OF_CALLS: Final = frozenset({_LAYER_ORDER, _CACHE, _COMPACTION})
+"""Members that say how requests are built and cached, and not what is asked of the model."""
 _HOTTEST: Final = 2
 
 
 def read_settings(settings: Mapping[str, JsonValue]) -> CallSettings:
     """The settings of a call. Raises `ValidationFailed` for a member that is unknown or of another type."""
     _refuse(_find_faults(settings))
-    members = {name: value for name, value in settings.items() if name != _LAYER_ORDER and value is not None}
+    members = {name: value for name, value in settings.items() if name not in _NOT_OF_CALLS and value is not None}
     if "thinking" in members:
         members["thinking"] = str(members["thinking"])
     if "stop_sequences" in members:
@@ -47,16 +56,28 @@ def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> Laye
     return LayerOrder(chosen)
 
 
+def read_cache_settings(settings: Mapping[str, JsonValue]) -> CacheSettings:
+    """What the assistant wants of caches. Raises `ValidationFailed` for members that are unknown or of another type."""
+    _refuse(_find_faults({_CACHE: settings.get(_CACHE)}))
+    asked = settings.get(_CACHE) or {}
+    return CacheSettings(
+        explicit=ExplicitChoice(asked.get("explicit") or ExplicitChoice.AUTO), ttl_seconds=asked.get("ttl_seconds")
+    )
+
+
 def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue]) -> None:
     """That the model takes them, for the time when an assistant is saved. Raises `ValidationFailed`."""
     profile = find_profile(provider, model)
     asked = read_settings(settings)
+    read_policy(settings.get(_COMPACTION) or {})
     read_order(settings, profile)
     faults: list[tuple[str, str]] = []
     if asked.thinking is not None and (fault := _find_thinking_fault(asked.thinking, profile)):
         faults.append(("thinking", fault))
     if asked.temperature is not None and not profile.accepts_sampling:
         faults.append(("temperature", f"{model} takes no temperature."))
+    if read_cache_settings(settings).explicit is ExplicitChoice.ON and not profile.explicit_caches:
+        faults.append((_CACHE, f"{model} has no explicit caches."))
     limit = profile.output_limit_tokens
     if not profile.assumed and (asked.max_output_tokens or 0) > limit:
         faults.append(("max_output_tokens", f"{model} gives at most {limit} tokens."))
@@ -109,6 +130,15 @@ def _is_object(value: JsonValue) -> bool:
     return isinstance(value, Mapping)
 
 
+def _is_caching(value: JsonValue) -> bool:
+    if not isinstance(value, Mapping) or not set(value) <= {"explicit", "ttl_seconds"}:
+        return False
+    explicit, seconds = value.get("explicit"), value.get("ttl_seconds")
+    return (explicit is None or explicit in list(ExplicitChoice)) and (
+        seconds is None or (_is_whole(seconds) and seconds in _TTL_RANGE)
+    )
+
+
 _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
     "max_output_tokens": (lambda value: _is_whole(value) and value > 0, "a positive whole number"),
     "thinking": (
@@ -123,5 +153,10 @@ _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
         "an object of categories and thresholds",
     ),
     "extra": (_is_object, "an object"),
+    _COMPACTION: (_is_object, "an object"),
     _LAYER_ORDER: (lambda value: value in list(LayerOrder), " or ".join(LayerOrder)),
+    _CACHE: (
+        _is_caching,
+        f"an object of explicit ({', '.join(ExplicitChoice)}) and ttl_seconds ({_TTL_RANGE[0]} to {_TTL_RANGE[-1]})",
+    ),
 }

@@ -17,6 +17,8 @@ class EpochReason(StrEnum):
     COMPACTED = "compacted"
     COMPACTION_UNDONE = "compaction_undone"
     SUMMARISED = "summarised"
+    OLDEST_LEFT_OUT = "oldest_left_out"
+    """A summary was wanted and could not be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@
     │   ├── ConversationNotFound
     │   ├── TurnNotFound
     │   ├── CallNotFound
-    │   └── ImageNotFound
+    │   ├── ImageNotFound
+    │   └── CompactionNotFound      there is nothing to undo
     ├── Conflict                    right in itself, wrong against the present state
     │   ├── ConversationBusy        another turn is running
     │   ├── QueueFull               too many turns wait for the conversation already
@@ -37,6 +38,7 @@
     │   ├── SchemaBehind            the database is older than this release
     │   ├── SchemaAhead             the database is newer than this release
     │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
+    │   ├── SummaryUnavailable      the oldest history could not be summed up for now
     │   ├── TurnInterrupted         the process that ran the turn died; what had arrived is kept
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
@@ -238,6 +240,13 @@ class ImageNotFound(NotFound):
     hint = "The `sha256` of an image block names its bytes."
 
 
+class CompactionNotFound(NotFound):
+    """The conversation has no compaction that could be undone."""
+
+    code = "compaction_not_found"
+    hint = "List the conversation's compactions to see what there is."
+
+
 class Conflict(StrataError):
     """The request does not fit the present state."""
 
@@ -328,6 +337,13 @@ class CheckTimedOut(Unavailable):
 
     code = "check_timed_out"
     hint = "Try again in a moment; `strata doctor` looks closer."
+
+
+class SummaryUnavailable(Unavailable):
+    """The oldest history has to be summed up, and the provider did not do it for now."""
+
+    code = "summary_unavailable"
+    hint = "It is tried again by itself; the conversation goes on meanwhile."
 
 
 class TurnInterrupted(Unavailable):

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from server.assistant import Tool
 from server.block import JsonValue
 from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
+from server.static_pieces import split_static
 
 
 def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
-    """The blocks of a payload. `marks_static`: a cache marker stands behind the static text."""
+    """The blocks of a payload. `marks_static`: the static text has its cache markers."""
     return tuple(_entries(payload, marks_static=marks_static))
 
 
@@ -73,10 +74,14 @@ def find_prefix_break(
 
 def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
     if payload.tools:
-        yield _entry(encode_tools(payload.tools), layer=Layer.STATIC, kind="tools", role="system")
-    if payload.static_text:
-        static = payload.static_text.encode("utf-8", "surrogatepass")
-        yield _entry(static, layer=Layer.STATIC, kind="static", role="system", marked=marks_static)
+        tools = encode_tools(payload.tools)
+        yield _entry(tools, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools)
+    pieces = split_static(payload.static_text)
+    for place, piece in enumerate(pieces):
+        # Behind the last one and the one before it, see `server.cache_policy`.
+        marked = marks_static and place >= len(pieces) - 2
+        static = piece.encode("utf-8", "surrogatepass")
+        yield _entry(static, layer=Layer.STATIC, kind="static", role="system", marked=marked)
     for index, message in enumerate(payload.messages):
         if message.layer is Layer.DYNAMIC:
             yield _message_entry(message, kind="dynamic", marked=index in payload.breakpoints)

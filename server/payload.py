@@ -97,5 +97,13 @@ class Payload:
     """Name of an explicit cache that stands for the static text and the tools."""
     breakpoints: tuple[int, ...] = ()
     """Indexes of messages behind which the provider should cache, where it takes markers."""
+    marks_tools: bool = False
+    """Whether it should cache behind the last tool too; behind the static text it always should."""
     cache_seconds: int = 300
     """Lifetime that is asked for at the breakpoints."""
+    static_cache_seconds: int = 0
+    """Lifetime behind the tools and the static text; never shorter than at the breakpoints, which stand behind them."""
+    wants_diagnosis: bool = False
+    """Whether the provider should say why its cache missed, where it can."""
+    previous_response_id: str | None = None
+    """The answer that it should compare with; None: the first that it can."""

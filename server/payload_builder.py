@@ -14,11 +14,12 @@ The trigger is always last. Tools and the static text stand before all messages,
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from server.assistant import Tool
 from server.block import Blob, Block, JsonValue, TextBlock, ToolCallBlock
+from server.cache_policy import WIDE_BLOCKS, Markers, apply_caching, place_markers
 from server.call_settings import read_order, read_settings
 from server.errors import HistoryRuleBroken, Internal
 from server.history import Step, read_steps, repair
@@ -26,6 +27,7 @@ from server.manifest import build_manifest, decode_manifest, encode_tools, find_
 from server.model_profile import ModelProfile, find_profile
 from server.payload import CallSettings, Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 from server.provider import Provider
+from server.static_pieces import split_static
 from server.store import BufferedTurn, PayloadSource, RebuildSource
 from server.turn import TurnKind
 from server.withholding import Signer, Withheld, find_withheld, note_withheld
@@ -33,8 +35,6 @@ from server.withholding import Signer, Withheld, find_withheld, note_withheld
 NO_TASK: Final = "(no message)"
 """What the user is taken to have said where an imported history has an answer to nothing."""
 _CLOCK: Final = "current_datetime"
-_WIDE_BLOCKS: Final = 15
-"""Claude looks back twenty blocks for what it has cached. An answer of more than this gets a marker before it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,8 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
         dynamic=start.dynamic.decode("utf-8", "surrogatepass"),
         blobs=source.blobs,
     )
-    return _build(source, recipe)
+    built = _build(source, recipe)
+    return replace(built, payload=apply_caching(built.payload, start.caching))
 
 
 def hash_prefix(static_text: str, tools: Sequence[Tool]) -> bytes:
@@ -153,13 +154,15 @@ def _build(source: PayloadSource, recipe: _Recipe) -> BuiltPayload:
     dynamic = _choose_dynamic(turns, recipe)
     messages = tuple(_render(repaired.steps, turns, past, recipe, dynamic))
     profile = recipe.signer.profile
+    markers = _place_markers(messages, turns, recipe)
     payload = Payload(
         model=profile.model,
         static_text=recipe.static_text,
         tools=recipe.tools,
         messages=messages,
         settings=recipe.settings,
-        breakpoints=_place_breakpoints(messages, turns) if profile.breakpoints else (),
+        breakpoints=markers.messages,
+        marks_tools=markers.tools,
     )
     manifest = build_manifest(payload, marks_static=profile.breakpoints > 0)
     return BuiltPayload(
@@ -289,13 +292,17 @@ def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, provider: 
     return renamed
 
 
-def _place_breakpoints(messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn]) -> tuple[int, ...]:
-    """Behind the last finished turn and behind the newest message; before an answer that is too wide to look past."""
-    newest = len(messages) - 1
+def _place_markers(messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], recipe: _Recipe) -> Markers:
+    """None behind messages where a dynamic message before them changes with every request: nobody would read them."""
     before = turns[-2] if len(turns) > 1 else None
-    is_wide = before is not None and len(before.blocks or ()) > _WIDE_BLOCKS
-    places = (newest - 2, newest - 1, newest) if is_wide else (newest - 1, newest)
-    return tuple(place for place in places if place >= 0)
+    changes = messages[0].layer is Layer.DYNAMIC
+    return place_markers(
+        0 if changes else len(messages),
+        has_tools=bool(recipe.tools),
+        static_pieces=len(split_static(recipe.static_text)),
+        limit=recipe.signer.profile.breakpoints,
+        is_wide=before is not None and len(before.blocks or ()) > WIDE_BLOCKS,
+    )
 
 
 def _find_break(

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -13,6 +13,7 @@ from server.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.model_profile import find_profile
 from server.payload import LayerOrder
 from server.payload_builder import BuiltPayload, build_payload, hash_prefix
+from server.payload_caching import CachePlan, plan_caching
 from server.prompt_arguments import (
     build_arguments,
     build_static_arguments,
@@ -38,17 +39,26 @@ class PreparedPayload:
     epoch: int
     order: LayerOrder
     built: BuiltPayload
+    caching: CachePlan
     template_failures: tuple[TemplateFailure, ...]
 
 
 class PayloadPreparation:
     """Prepares the payloads of this process; holds what it has read of static texts and images."""
 
-    def __init__(self, store: Store, renderer: Renderer, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        renderer: Renderer,
+        providers: Mapping[str, Provider],
+        *,
+        texts: HeldTexts | None = None,
+    ) -> None:
+        """`texts`: where others of this process hold static texts too."""
         self._store = store
         self._renderer = renderer
         self._providers = providers
-        self._texts = HeldTexts()
+        self._texts = texts or HeldTexts()
         self._blobs = HeldBlobs()
 
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
@@ -99,12 +109,16 @@ class PayloadPreparation:
             dynamic=rendered.text,
             blobs=self._gather_blobs(source),
         )
+        caching = plan_caching(
+            source, built, provider=provider, profile=profile, prefix_hash=epoch.prefix_hash, now=datetime.now(UTC)
+        )
         return PreparedPayload(
             provider=provider,
             model=definition.model,
             epoch=epoch.number,
             order=built.order,
-            built=built,
+            built=replace(built, payload=caching.payload),
+            caching=caching,
             template_failures=(*failures, *rendered.failures),
         )
 

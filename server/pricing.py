@@ -12,6 +12,8 @@ from typing import Final
 from server.usage import Usage
 
 _MILLION: Final = Decimal(1_000_000)
+_FLASH_STORAGE: Final = Decimal(1)
+_PRO_STORAGE: Final = Decimal("4.50")
 _EVER: Final = date.min
 
 
@@ -32,6 +34,8 @@ class Price:
     """Of the long lifetime, one hour."""
     output: Decimal
     """Reasoning costs what output costs."""
+    cache_storage_hour: Decimal | None = None
+    """Of an explicit cache, per million tokens and hour; None where there is none, or its price is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ def _gemini(
     valid_from: date = _EVER,
     starting: int = 0,
 ) -> Price:
-    """Gemini charges nothing for writing its cache: what is written is input."""
+    """Gemini charges nothing for writing its cache: what is written is input. To keep one by name costs by the hour."""
     return Price(
         model=model,
         valid_from=valid_from,
@@ -112,6 +116,7 @@ def _gemini(
         cache_write=Decimal(fresh),
         cache_write_long=Decimal(fresh),
         output=Decimal(output),
+        cache_storage_hour=_PRO_STORAGE if "-pro" in model else _FLASH_STORAGE,
     )
 
 

@@ -127,6 +127,35 @@ class Fold(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitCache:
+    """A cache at a provider, as the provider tells of it."""
+
+    name: str
+    expires_at: datetime
+    token_count: int
+
+
+class ExplicitCaches(Protocol):
+    """Caches that a provider keeps by name. Every method raises `ProviderFailed`, `CacheGone` for one that is gone."""
+
+    def may_stand_for(self, payload: Payload) -> bool:
+        """Whether the provider would take this request with a cache in place of its static text and tools."""
+        ...
+
+    async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
+        """A cache of the payload's static text and tools."""
+        ...
+
+    async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
+        """The cache lives so long from now."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Removes it at the provider."""
+        ...
+
+
 class Provider(Protocol):
     """A vendor. One per process and account.
 
@@ -142,6 +171,11 @@ class Provider(Protocol):
     @property
     def account(self) -> str:
         """Fingerprint of the credentials."""
+        ...
+
+    @property
+    def caches(self) -> ExplicitCaches | None:
+        """Where the vendor keeps caches by name; None where it has no such thing."""
         ...
 
     def open_stream(self, payload: Payload) -> ProviderStream:

@@ -13,8 +13,9 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
-from server.errors import ProviderFailed
+from server.errors import CacheGone, ProviderFailed
 from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
 from server.provider import Provider, ProviderStream, StreamState
@@ -38,6 +39,8 @@ class PatientCall:
         self._cancelled = asyncio.Event()
         self.attempts: list[ProviderStream] = []
         """All of them, the last one last. Empty until `events` is used."""
+        self.payloads: list[Payload] = []
+        """What each of them was sent with."""
         self.failures: list[ProviderFailed] = []
         """How they failed, in the same order: all but the last one, and the last one where it failed too."""
 
@@ -59,6 +62,7 @@ class PatientCall:
         began = time.monotonic()
         while not self._cancelled.is_set():
             stream = self._provider.open_stream(self._payload)
+            self.payloads.append(self._payload)
             self.attempts.append(stream)
             held: list[ProviderEvent] = []
             given = False
@@ -88,6 +92,11 @@ class PatientCall:
     async def _may_try_again(self, failure: ProviderFailed, began: float, *, events_given: bool) -> bool:
         """Waits as long as the policy says; False where it says no, or where somebody cancels meanwhile."""
         self.failures.append(failure)
+        if isinstance(failure, CacheGone) and self._payload.cached_content is not None and not events_given:
+            # Not a failure of the provider's: the same is said again in full, at once.
+            _log.info("provider.cache_gone", extra={"provider": self._provider.name, "model": self._payload.model})
+            self._payload = replace(self._payload, cached_content=None)
+            return True
         delay = self._plan(failure, elapsed_seconds=time.monotonic() - began, events_given=events_given)
         if delay is None:
             return False

@@ -46,6 +46,18 @@ async def open_providers(
         yield Providers(default=choice.provider, by_name=opened)
 
 
+@asynccontextmanager
+async def open_available_providers(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[Providers]:
+    """Every provider whose key is in the environment, be it none, until the block ends."""
+    async with AsyncExitStack() as stack:
+        opened = {}
+        for name in KEY_VARIABLES:
+            if key := find_key(name, environment):
+                opened[name] = _build(settings, name, key)
+                stack.push_async_callback(opened[name].close)
+        yield Providers(by_name=opened)
+
+
 def _build(settings: Settings, name: str, key: str) -> Provider:
     limits = WireLimits(
         connect_seconds=settings.provider_connect_seconds, silence_seconds=settings.provider_silence_seconds

@@ -94,6 +94,7 @@ class Reaper:
             raw_response=body,
             usage=answer.usage,
             usage_reported=answer.usage_reported,
+            response_id=answer.response_id,
             cache_miss_reason=answer.cache_miss_reason,
             cost_usd=cost_of(call.start.model, call.start.started_at, answer),
             error_code=code,

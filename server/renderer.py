@@ -1,19 +1,20 @@
 """The renderer port: templates and arguments to text.
 
 Two kinds of templates meet here. The *layers' templates* are files of whoever runs the server: one static and one
-dynamic per provider. The *instructions* of an assistant come over the network, from people who may create assistants;
-they are templates too, and rendering one may cost no more time, memory or text than the limits allow. What a user of
-the assistant types is neither: it is only ever a value.
+dynamic per provider, and those that tell the history. The *instructions* of an assistant come over the network, from
+people who may create assistants; they are templates too, and rendering one may cost no more time, memory or text than
+the limits allow. What a user of the assistant types is neither: it is only ever a value.
 
 A template that cannot be parsed or rendered gives its own source as the text, and a `TemplateFailure`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from server.assistant import AssistantDefinition
 from server.block import JsonValue
+from server.transcript import TranscriptTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,17 @@ class Renderer(Protocol):
 
         The template sees `file_references`, `artifacts`, `todos`, `current_datetime` and `context`, the whole of it.
         """
+        ...
+
+    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
+        """A piece of history, whole lines. The same turns give the same text as long as the template is the same.
+
+        There is no text to fall back to: raises `TemplateInvalid` where the template fails over them.
+        """
+        ...
+
+    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> str:
+        """What a model is asked in order to sum up these turns. Raises `TemplateInvalid`."""
         ...
 
     async def check_instructions(self, assistant: AssistantDefinition) -> None:

@@ -82,6 +82,12 @@ class Settings(BaseSettings):
     turn_retry_seconds: float = Field(
         default=60.0, ge=0, le=3600, description="Time for all of them: after it no other call is begun."
     )
+    cache_storage_usd_per_hour: float = Field(
+        default=1.0,
+        ge=0,
+        le=10_000,
+        description="Most that all explicit caches together may cost per hour; beyond it none is made. 0: none at all.",
+    )
     templates_dir: Path | None = Field(
         default=None, description="Your own prompt templates; what is not there comes from the built-in ones."
     )
@@ -117,6 +123,32 @@ class Settings(BaseSettings):
         description="Account that the embedded Postgres runs under when Strata runs as root; made when it is missing.",
     )
 
+    # --- background work
+    worker_inside: bool = Field(
+        default=True,
+        description="Whether a server does background jobs itself. Switch it off where `strata worker` processes do.",
+    )
+    compaction_result_limit_chars: int = Field(
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="Longer tool results lose their end when they leave the buffer; 0 keeps them whole.",
+    )
+    compaction_alarm_tokens: int = Field(
+        default=200_000,
+        ge=1000,
+        le=100_000_000,
+        description="A request of this size that cannot be compacted, since a call stays open, raises an alarm.",
+    )
+    summary_limit_tokens: int = Field(
+        default=4000,
+        ge=200,
+        le=32_000,
+        description="Largest summary of old history, made where a model's window runs short.",
+    )
+    queue_log_days: int = Field(
+        default=7, ge=1, le=3650, description="How long the job queue keeps its own records of jobs that are over."
+    )
     raw_retention_days: int = Field(
         default=0,
         ge=0,

@@ -28,9 +28,10 @@ from uuid import UUID
 
 from server.assistant import Assistant, AssistantDefinition
 from server.block import Blob, Block, JsonValue
-from server.call import Call, CallEnd, CallStart, Chunk
+from server.cache_register import RegisteredCache
+from server.call import Call, CallEnd, CallStart, CallTrace, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
-from server.epoch import Epoch, Segment
+from server.epoch import Epoch, EpochReason, Segment
 from server.page import Page
 from server.payload import LayerOrder
 from server.turn import Native, StopReason, Turn, TurnKind, TurnState
@@ -106,6 +107,10 @@ class BufferedTurn:
     layered order has it, or nowhere."""
     language: str | None
     args: Mapping[str, JsonValue] | None
+    output_tokens: int | None = None
+    """For model turns: how many the provider counted, without reasoning."""
+    created_at: datetime | None = None
+    """Of a turn that was read from the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,12 @@ class PayloadSource:
     """Of the same call."""
     previous_prefix_hash: bytes | None
     """Of the same call's epoch."""
+    previous_call: CallTrace | None = None
+    """The same call."""
+    recent_call_times: tuple[datetime, ...] = ()
+    """When it and the few before it left, newest first."""
+    cache: RegisteredCache | None = None
+    """The explicit cache that the conversation uses, whatever it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,47 @@ class RebuildSource:
     source: PayloadSource
     """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, the turns
     from the epoch's buffer start up to the trigger. The conversation is as it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedSegments:
+    """Segments of an older generation that a new one begins with, or goes on with."""
+
+    generation: int
+    from_position: int
+    count: int
+    to_position: int
+    """Where the first of them stands in the new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a compaction works on, as of one moment."""
+
+    source: PayloadSource
+    """The buffer as a payload would have it, the newest turn included, running or not; without any blobs. The
+    assistant is the epoch's version: its tools are those of the epoch's prefix."""
+    segments: tuple[Segment, ...]
+    """Those of the current epoch. Their texts are empty where the static text is held."""
+    newest_generation: int
+    """The highest that any segment has; 0 where there is none."""
+    is_open_ended: bool
+    """Whether the next segment of the epoch's generation can be written: it was never written before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochOutline:
+    """An epoch without its texts, with the segment that was written when it began."""
+
+    number: int
+    reason: EpochReason
+    assistant_version: int
+    generation: int
+    segment_count: int
+    buffer_start_seq: int
+    created_at: datetime
+    last_segment: Segment | None
+    """The newest of the epoch's segments, its text left empty; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,12 +368,46 @@ class Store(Protocol):
         epoch: Epoch,
         *,
         segment: Segment | None = None,
+        copies: CopiedSegments | None = None,
         template_source: str | None = None,
     ) -> None:
         """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
 
-        `segment` is written with it, and `template_source` archived under the epoch's `template_hash`. Raises
-        `EpochMoved` where another epoch has begun, `ConversationNotFound`.
+        `segment` is written with it, `copies` are brought along into the epoch's generation, and `template_source` is
+        archived under the epoch's `template_hash`. Raises `EpochMoved` where another epoch has begun,
+        `ConversationNotFound`.
+        """
+        ...
+
+    async def load_history(
+        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+    ) -> History:
+        """Raises `ConversationNotFound`."""
+        ...
+
+    async def load_segments(
+        self, tenant_id: str, conversation_id: str, generation: int, count: int
+    ) -> Sequence[Segment]:
+        """The first so many segments of a generation, with their texts. Raises `ConversationNotFound`."""
+        ...
+
+    async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
+        """The turns from the one to the other, both included, those that there are. Raises `ConversationNotFound`."""
+        ...
+
+    async def list_epochs(
+        self, tenant_id: str, conversation_id: str, *, cursor: str | None = None, limit: int = 20
+    ) -> Page[EpochOutline]:
+        """Those that moved the buffer's start or the history, newest first: compactions, undone ones, summaries.
+
+        Raises `ConversationNotFound`, `CursorInvalid`.
+        """
+        ...
+
+    async def record_call(self, tenant_id: str, conversation_id: str, call: Call) -> None:
+        """Writes a call that belongs to no turn: a summary's. Its `turn_seq` is below zero.
+
+        Again with an end, where it had none, completes it. Raises `ConversationNotFound`.
         """
         ...
 

@@ -65,8 +65,9 @@ class TurnKeeper:
             return
         attempts: Sequence[ProviderStream] = self._call.attempts[:-1]
         for number, stream in enumerate(attempts[self._ended_attempts :], start=self._ended_attempts + 1):
-            start = start_of(self._prepared, number, stream)
-            end = end_of(self._prepared, stream, self._call.failure_codes[number - 1])
+            payload = self._call.payloads[number - 1]
+            start = start_of(self._prepared, number, stream, payload)
+            end = end_of(self._prepared, stream, payload, self._call.failure_codes[number - 1])
             await self._tools.store.end_call(self._lease, start, end)
             self._tools.observer.call_ended(self._lease, start, end)
             self._ended_attempts = number
@@ -124,7 +125,8 @@ class TurnKeeper:
             return []
         if self._begun_attempt < attempt:
             await self.record_failed_attempts()
-            await self._tools.store.begin_call(self._lease, start_of(self._prepared, attempt, stream))
+            start = start_of(self._prepared, attempt, stream, self._call.payloads[attempt - 1])
+            await self._tools.store.begin_call(self._lease, start)
             self._begun_attempt = attempt
         if record.status != _OK:
             # Nothing came yet, or an error, which is short and is written when it is whole.

@@ -13,14 +13,15 @@ from decimal import Decimal
 from typing import Any, Final
 
 from server.assistant import AssistantDefinition
+from server.cache_keeper import Asked
 from server.call_records import add_costs, add_usages, end_of, start_of
 from server.conversation import Lease
-from server.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError, TurnInterrupted
+from server.errors import CacheGone, DatabaseUnavailable, Internal, LeaseLost, StrataError, TurnInterrupted
 from server.live_turn import LiveTurn
 from server.payload_preparation import PreparedPayload
 from server.provider import StreamState
 from server.provider_calls import PatientCall
-from server.store import Finished, NewAnswer
+from server.store import Finished, NewAnswer, PayloadSource
 from server.stored_turn import fold_events
 from server.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
 from server.turn_event import end_of as last_event_of
@@ -64,6 +65,7 @@ class TurnRunner:
         self._times = TurnTimes(accepted=time.monotonic() - began)
         self._keeper = TurnKeeper(tools, lease, live)
         self._definition: AssistantDefinition | None = None
+        self._source: PayloadSource | None = None
         self._prepared: PreparedPayload | None = None
         self._call: PatientCall | None = None
 
@@ -92,7 +94,7 @@ class TurnRunner:
 
     async def _ask(self) -> _Outcome:
         tools = self._tools
-        source = await tools.preparation.load(self._tenant_id, self._lease.conversation_id)
+        self._source = source = await tools.preparation.load(self._tenant_id, self._lease.conversation_id)
         self._definition = source.assistant.definition
         self._prepared = prepared = await tools.preparation.prepare(self._tenant_id, source)
         self._note(built=time.monotonic() - self._began)
@@ -157,6 +159,27 @@ class TurnRunner:
         if answer.start is not None and answer.end is not None:
             self._tools.observer.call_ended(self._lease, answer.start, answer.end)
         self._tools.observer.turn_ended(self._lease, turn, self._times)
+        if self._source is not None and self._prepared is not None:
+            static_length = len(self._prepared.built.payload.static_text)
+            self._tools.follower.turn_followed(
+                self._tenant_id, self._source, static_length, turn, len(answer.native.data)
+            )
+        self._tell_cache_keeper()
+
+    def _tell_cache_keeper(self) -> None:
+        prepared, call, keeper = self._prepared, self._call, self._tools.cache_keeper
+        if keeper is None or prepared is None or call is None or not call.attempts:
+            return
+        keeper.turn_asked(
+            Asked(
+                tenant_id=self._tenant_id,
+                conversation_id=self._lease.conversation_id,
+                plan=prepared.caching,
+                usage=call.stream.answer.usage,
+                started_at=call.stream.record.started_at,
+                was_gone=any(isinstance(failure, CacheGone) for failure in call.failures),
+            )
+        )
 
     def _tell_the_rest(self) -> None:
         """Whatever the stored bytes say and nobody has heard yet, so that whoever reads them later hears the same."""
@@ -173,7 +196,10 @@ class TurnRunner:
             return self._build_answer_without_call(outcome)
         answer = call.stream.answer
         codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
-        ends = [end_of(prepared, stream, code) for stream, code in zip(call.attempts, codes, strict=True)]
+        ends = [
+            end_of(prepared, stream, payload, code)
+            for stream, payload, code in zip(call.attempts, call.payloads, codes, strict=True)
+        ]
         return NewAnswer(
             blocks=answer.blocks,
             native=answer.native or Native(dialect=prepared.provider.name, data=b""),
@@ -186,7 +212,7 @@ class TurnRunner:
             provider=prepared.provider.name,
             model=prepared.model,
             account=prepared.provider.account,
-            start=start_of(prepared, len(call.attempts), call.stream),
+            start=start_of(prepared, len(call.attempts), call.stream, call.payloads[-1]),
             end=ends[-1],
         )
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.announcements import Announcements
+from server.cache_keeper import CacheKeeper
 from server.payload_preparation import PayloadPreparation
 from server.retry_policy import RetryPolicy
 from server.store import Store
 from server.stored_turn import OpenFold
 from server.token_estimate import TokenEstimate
+from server.turn_follower import NoFollower, TurnFollower
 from server.turn_observer import TurnObserver
 
 
@@ -41,3 +43,7 @@ class TurnTools:
     limits: TurnLimits = field(default_factory=TurnLimits)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    follower: TurnFollower = field(default_factory=NoFollower)
+    """Told of every answer, when it is durable and everybody else has heard of it."""
+    cache_keeper: CacheKeeper | None = None
+    """None where nobody keeps explicit caches."""

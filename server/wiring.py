@@ -11,15 +11,19 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 
 from server import __version__
+from server.cache_keeper import CacheKeeper
 from server.database_wiring import open_database_options
 from server.errors import DatabaseUnavailable, StrataError
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
+from server.job_wiring import Background, build_background, working_inside
 from server.payload_preparation import PayloadPreparation
 from server.postgres.announcements import PostgresAnnouncements
+from server.postgres.caches import PostgresCacheRegister
 from server.postgres.connecting import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
@@ -28,6 +32,7 @@ from server.postgres.probe import DatabaseProbe
 from server.postgres.rate_limit import PostgresRateLimiter
 from server.postgres.remembered_keys import RememberedKeys
 from server.postgres.store import PostgresStore
+from server.postgres.usage_reports import PostgresUsageReports
 from server.provider_wiring import FOLDS, Providers
 from server.reaper import Reaper
 from server.retry_policy import RetryPolicy
@@ -36,6 +41,7 @@ from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing, open_tracing
 from server.telemetry.turns import TurnTelemetry
+from server.token_estimate import TokenEstimate
 from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
 from server.web.app import WebParts, build_app
@@ -55,6 +61,8 @@ class Program:
     key_ring: PostgresKeyRing
     running_turns: RunningTurns
     turn_service: TurnService
+    cache_keeper: CacheKeeper
+    background: Background
     providers: Providers
     owner: str
     """What this process is called on the leases that it holds."""
@@ -102,6 +110,11 @@ async def open_program(
         )
         watching = asyncio.create_task(reaper.watch(), name="reaper")
         stack.push_async_callback(_end, watching)
+        keeping = asyncio.create_task(program.cache_keeper.watch(), name="cache keeper")
+        stack.push_async_callback(_end, keeping)
+        stack.push_async_callback(program.cache_keeper.close)
+        await stack.enter_async_context(working_inside(settings, database, program.background.jobs))
+        stack.push_async_callback(program.background.watch.close)
         stack.push_async_callback(_stop, program)
         yield program
 
@@ -131,15 +144,33 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
     )
     store = PostgresStore(database)
-    tools = _build_tools(parts, store, metrics)
+    estimate = TokenEstimate()
+    cache_keeper = CacheKeeper(
+        PostgresCacheRegister(database),
+        parts.providers.by_name,
+        estimate,
+        budget_usd_per_hour=Decimal(str(settings.cache_storage_usd_per_hour)),
+    )
+    background = build_background(
+        settings,
+        database,
+        store,
+        parts.renderer,
+        parts.providers,
+        metrics.compactions,
+        estimate,
+    )
+    tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
     app = build_app(
         WebParts(
             key_ring=RememberedKeys(key_ring, parts.announcements),
             store=store,
             turn_service=turn_service,
+            compactor=background.compactor,
             renderer=parts.renderer,
             rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
+            usage_reports=PostgresUsageReports(database),
             default_provider=parts.providers.default,
             provider_names=tuple(parts.providers.by_name),
             image_limit_bytes=settings.image_limit_bytes,
@@ -161,6 +192,8 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         key_ring=key_ring,
         running_turns=running_turns,
         turn_service=turn_service,
+        cache_keeper=cache_keeper,
+        background=background,
         providers=parts.providers,
         owner=tools.owner,
         app=app,
@@ -168,12 +201,19 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     return program, Reaper(tools)
 
 
-def _build_tools(parts: _Parts, store: PostgresStore, metrics: Metrics) -> TurnTools:
+def _build_tools(
+    parts: _Parts,
+    store: PostgresStore,
+    metrics: Metrics,
+    cache_keeper: CacheKeeper,
+    estimate: TokenEstimate,
+    background: Background,
+) -> TurnTools:
     settings = parts.settings
     return TurnTools(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         store=store,
-        preparation=PayloadPreparation(store, parts.renderer, parts.providers.by_name),
+        preparation=PayloadPreparation(store, parts.renderer, parts.providers.by_name, texts=background.texts),
         announcements=parts.announcements,
         observer=TurnTelemetry(metrics, parts.tracing),
         folds=FOLDS,
@@ -184,6 +224,9 @@ def _build_tools(parts: _Parts, store: PostgresStore, metrics: Metrics) -> TurnT
             queue_seconds=settings.queue_seconds,
         ),
         retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+        estimate=estimate,
+        cache_keeper=cache_keeper,
+        follower=background.watch,
     )
 
 

@@ -1,24 +1,30 @@
 """The worker as a value, as `wiring` is the server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from server.database_wiring import open_database_options
-from server.jobs.retention import retention_job
+from server.jinja.limits import RenderLimits
+from server.jinja.renderer import JinjaRenderer
+from server.jinja.templates import load_templates
+from server.job_wiring import build_compactor, build_jobs
 from server.jobs.worker import WorkerParts
 from server.postgres.connecting import connect, translate
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
-from server.postgres.retention import sweep_raw_bytes
+from server.postgres.store import PostgresStore
+from server.provider_wiring import open_available_providers
 from server.settings import Settings
+from server.telemetry.compactions import CompactionTelemetry
 
 
 @asynccontextmanager
-async def open_worker(settings: Settings) -> AsyncIterator[WorkerParts]:
+async def open_worker(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[WorkerParts]:
     """What a worker is made of, for as long as the block lasts.
 
     An embedded database is migrated; an external one is looked at when it answers, which may be later than the start.
+    Keys of providers are needed for summaries alone; a worker without them leaves those to others.
     """
     async with AsyncExitStack() as stack:
         options = await stack.enter_async_context(open_database_options(settings))
@@ -26,13 +32,17 @@ async def open_worker(settings: Settings) -> AsyncIterator[WorkerParts]:
             await migrate_up(options)
         database = Database(options, on_first_contact=require_current_schema)
         stack.push_async_callback(database.close)
+        providers = await stack.enter_async_context(open_available_providers(settings, environment))
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        stack.push_async_callback(renderer.close)
+        compactor = build_compactor(settings, PostgresStore(database), renderer, providers, CompactionTelemetry())
 
         async def check_schema() -> None:
             async with database.connection():
                 pass  # the pool looks at the schema with its first connection
 
         yield WorkerParts(
-            jobs=(retention_job(settings.raw_retention_days, partial(sweep_raw_bytes, database)),),
+            jobs=build_jobs(settings, database, compactor),
             connect=partial(connect, options),
             check_schema=check_schema,
             translate=translate,

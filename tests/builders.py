@@ -92,6 +92,7 @@ def call_start(**changes: Any) -> CallStart:
         "manifest": ({"layer": "static", "hash": "ab", "length": 10}, {"layer": "trigger", "hash": "cd", "length": 5}),
         "request_hash": hashlib.sha256(b"request").digest(),
         "dynamic": b'{"todos":[]}',
+        "caching": {"cache_seconds": 300, "previous_response_id": "resp_0"},
         "cache_expected_tokens": 100,
     }
     return CallStart(**values | changes)
@@ -108,6 +109,7 @@ def call_end(**changes: Any) -> CallEnd:
             fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1
         ),
         "usage_reported": {"promptTokenCount": 15},
+        "response_id": "resp_1",
         "cost_usd": Decimal("0.0012345678"),
     }
     return CallEnd(**values | changes)

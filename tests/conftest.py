@@ -132,6 +132,8 @@ def server_settings(database_options: DatabaseOptions, tmp_path: Path) -> Settin
         data_dir=tmp_path,
         port=0,
         shutdown_limit_seconds=5,
+        # Who tests turns does not want conversations to change behind them; who tests jobs switches it on.
+        worker_inside=False,
         log_format="json",
     )
 

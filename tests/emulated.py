@@ -1,15 +1,17 @@
 """Both providers as emulators in the test's own process: what they say, what goes wrong, what they were asked."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Fault, FaultKind, Turn
 from server.emulator.server import emulating
-from server.emulator.state import EmulatorState, build_state
+from server.emulator.state import Clock, EmulatorState, build_state
 from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from server.provider_wiring import Providers, open_providers
 from server.settings import Settings
@@ -17,6 +19,16 @@ from tests.contracts.provider_rig import Lines
 
 MODELS = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-opus-5-5"}
 BOTH = tuple(MODELS)
+
+
+@dataclass(slots=True)
+class MovedClock:
+    """A clock for emulators that a test may put forward."""
+
+    ahead_seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +83,13 @@ class EmulatedProviders:
 
 
 @asynccontextmanager
-async def emulating_both() -> AsyncIterator[EmulatedProviders]:
+async def emulating_both(*, clock: Clock = time.time, implicit_cache: bool = True) -> AsyncIterator[EmulatedProviders]:
     async with AsyncExitStack() as stack:
         sides = {}
-        for name, build in ((GEMINI, build_gemini_app), (ANTHROPIC, build_anthropic_app)):
+        build_gemini = partial(build_gemini_app, implicit_cache=implicit_cache)
+        for name, build in ((GEMINI, build_gemini), (ANTHROPIC, build_anthropic_app)):
             lines = Lines()
-            state = build_state(script=lines)
+            state = build_state(script=lines, clock=clock)
             url = await stack.enter_async_context(emulating(build(state)))
             sides[name] = Emulated(name=name, url=url, state=state, lines=lines)
         yield EmulatedProviders(gemini=sides[GEMINI], anthropic=sides[ANTHROPIC])

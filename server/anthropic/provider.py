@@ -23,6 +23,7 @@ class AnthropicProvider:
     """Implements `server.provider.Provider`."""
 
     name = DIALECT
+    caches = None
 
     def __init__(
         self,

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
+from server.cache_policy import count_static_marks
 from server.errors import ValidationFailed
 from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
+from server.static_pieces import split_static
 
 HOLE: Final = "@strata:messages"
 NOTHING_SAID: Final = "(no text)"
@@ -99,15 +101,19 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
         "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
         **build_thinking(settings, profile),
     }
-    marker = build_marker(payload)
+    marker = _marked(build_marker(max(payload.static_cache_seconds, payload.cache_seconds)), profile)
     if payload.static_text:
-        parameters["system"] = [{**_text(make_sendable(payload.static_text)), **_marked(marker, profile)}]
+        pieces = [_text(make_sendable(piece)) for piece in split_static(payload.static_text)]
+        plain = len(pieces) - count_static_marks(len(pieces), profile.breakpoints)
+        parameters["system"] = [*pieces[:plain], *(piece | marker for piece in pieces[plain:])]
     if payload.tools:
         tools = [
             make_sendable({"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)})
             for tool in payload.tools
         ]
-        parameters["tools"] = tools
+        parameters["tools"] = [*tools[:-1], tools[-1] | marker] if payload.marks_tools else tools
+    if payload.wants_diagnosis:
+        parameters["diagnostics"] = {"previous_message_id": payload.previous_response_id}
     if settings.stop_sequences:
         parameters["stop_sequences"] = list(settings.stop_sequences)
     return parameters
@@ -118,9 +124,9 @@ def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in settings.extra.items() if name not in {*own, "messages", "stream"}}
 
 
-def build_marker(payload: Payload) -> dict[str, Any]:
-    """The cache marker with the lifetime that the payload asks for."""
-    if payload.cache_seconds >= _LONG_CACHE_SECONDS:
+def build_marker(lifetime_seconds: int) -> dict[str, Any]:
+    """The cache marker with the lifetime that Claude has for so long."""
+    if lifetime_seconds >= _LONG_CACHE_SECONDS:
         return {"type": "ephemeral", "ttl": "1h"}
     return {"type": "ephemeral"}
 
@@ -145,9 +151,10 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
 
 def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
     """What fills the hole: the messages with commas between, markers added where the payload asks for them."""
-    allowed = profile.breakpoints - 1  # the static text has one
+    static_marks = count_static_marks(len(split_static(payload.static_text)), profile.breakpoints)
+    allowed = profile.breakpoints - static_marks - payload.marks_tools
     marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
-    marker = build_marker(payload)
+    marker = build_marker(payload.cache_seconds)
     return b",".join(
         _mark_last_block(message.data, marker) if index in marked else message.data
         for index, message in enumerate(payload.messages)

@@ -1,5 +1,7 @@
 """`strata worker`: background jobs."""
 
+import os
+
 import click
 
 from server.cli.run import begin, run
@@ -12,12 +14,16 @@ from server.worker_wiring import open_worker
 def worker() -> None:
     """Run background jobs until stopped. Any number of workers may share one database.
 
-    The one job of this release is retention: with STRATA_RAW_RETENTION_DAYS it removes raw provider bytes that are
-    older, once a day; the turns themselves stay. Ctrl-C or SIGTERM lets a running job finish.
+    The jobs: conversations that have grown are compacted; with STRATA_RAW_RETENTION_DAYS raw provider bytes that are
+    older are removed, once a day, while the turns themselves stay; the queue's own records are pruned. A server does
+    these jobs itself, unless STRATA_WORKER_INSIDE is false.
+
+    Compacting takes no provider's key. Where a model's window runs short, old history is summarised, which does: a
+    worker without a key leaves that to others. Ctrl-C or SIGTERM lets a running job finish.
     """
     run(_work(begin()))
 
 
 async def _work(settings: Settings) -> None:
-    async with open_worker(settings) as parts:
+    async with open_worker(settings, os.environ) as parts:
         await run_worker(parts, WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds))

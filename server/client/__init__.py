@@ -10,6 +10,8 @@ docs/client.md has the rest. The command `strata chat` is built on it.
 
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.client.answers import (
+    Compaction,
+    CompactionReport,
     Conversation,
     ConversationStatus,
     Erasure,
@@ -52,6 +54,8 @@ __all__ = [
     "AssistantDraft",
     "ClientError",
     "ClientEvent",
+    "Compaction",
+    "CompactionReport",
     "Conversation",
     "ConversationChange",
     "ConversationDraft",

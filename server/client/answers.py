@@ -111,3 +111,42 @@ class Erasure:
     dry_run: bool
     rows: Mapping[str, int]
     """By table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """What a compaction did, or would do. Tokens are estimates."""
+
+    conversation_id: str
+    outcome: str
+    """As `server.compaction_report.CompactionOutcome`."""
+    reason: str
+    dry_run: bool
+    epoch: int
+    first_seq: int | None = None
+    last_seq: int | None = None
+    """Of the turns that changed their place; None where none did."""
+    moved_tokens: int = 0
+    segment_tokens: int = 0
+    request_tokens: int | None = None
+    saved_tokens_per_call: float = 0.0
+    saved_usd_per_call: Decimal | None = None
+    blocked: bool = False
+    """Something has to be compacted and cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """A change of a conversation's history: an epoch that began with it."""
+
+    epoch: int
+    reason: str
+    generation: int
+    segment_count: int
+    buffer_start_seq: int
+    """The first turn that is still a message."""
+    first_seq: int | None = None
+    last_seq: int | None = None
+    """Of the newest piece of history."""
+    segment_tokens: int | None = None
+    created_at: datetime | None = None

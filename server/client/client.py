@@ -9,10 +9,20 @@ from uuid import uuid4
 
 from server.assistant import Assistant
 from server.block import JsonValue
-from server.client.answers import Conversation, Erasure, Turn, TurnEnded, TurnStart
+from server.client.answers import (
+    Compaction,
+    CompactionReport,
+    Conversation,
+    Erasure,
+    Turn,
+    TurnEnded,
+    TurnStart,
+)
 from server.client.connection import Ask, Connection, Timeouts
 from server.client.decoding import (
     assistant_from_json,
+    compaction_from_json,
+    compaction_report_from_json,
     conversation_from_json,
     erasure_from_json,
     turn_from_json,
@@ -157,6 +167,29 @@ class StrataClient:
         ask = Ask(method="POST", path=f"{_conversation(conversation_id)}/fork", body={"at_seq": at_seq})
         return await self._one(ask, conversation_from_json)
 
+    # --- compactions
+
+    async def compact_conversation(
+        self, conversation_id: str, *, force: bool = False, dry_run: bool = False
+    ) -> CompactionReport:
+        """Has the policy look at the conversation now; with `force` all that need not stay is moved."""
+        ask = Ask(
+            method="POST",
+            path=_compactions(conversation_id),
+            body={"force": force, "dry_run": dry_run},
+            repeatable=dry_run,
+        )
+        return await self._one(ask, compaction_report_from_json)
+
+    def list_compactions(self, conversation_id: str) -> AsyncIterator[Compaction]:
+        """All of them, newest first; pages are read as they are needed."""
+        return self._pages(_compactions(conversation_id), {}, compaction_from_json)
+
+    async def undo_compaction(self, conversation_id: str) -> CompactionReport:
+        """Takes the latest one back."""
+        ask = Ask(method="DELETE", path=f"{_compactions(conversation_id)}/latest")
+        return await self._one(ask, compaction_report_from_json)
+
     # --- turns
 
     def list_turns(self, conversation_id: str, *, order: Literal["asc", "desc"] = "asc") -> AsyncIterator[Turn]:
@@ -285,6 +318,10 @@ def _assistant(assistant_id: str) -> str:
 
 def _conversation(conversation_id: str) -> str:
     return f"{_CONVERSATIONS}/{quote(conversation_id, safe='')}"
+
+
+def _compactions(conversation_id: str) -> str:
+    return f"{_conversation(conversation_id)}/compactions"
 
 
 def _turns(conversation_id: str) -> str:

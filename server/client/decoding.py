@@ -11,6 +11,8 @@ from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.block import ToolCallBlock
 from server.block_json import block_from_json
 from server.client.answers import (
+    Compaction,
+    CompactionReport,
     Conversation,
     ConversationStatus,
     Erasure,
@@ -63,6 +65,39 @@ def assistant_from_json(item: Json) -> Assistant:
             tools=tuple(_tool(tool) for tool in item.get("tools") or ()),
             settings=item.get("settings") or {},
         ),
+    )
+
+
+def compaction_report_from_json(item: Json) -> CompactionReport:
+    saved = item.get("saved_usd_per_call")
+    return CompactionReport(
+        conversation_id=item["conversation_id"],
+        outcome=item["outcome"],
+        reason=item["reason"],
+        dry_run=item["dry_run"],
+        epoch=item["epoch"],
+        first_seq=item.get("first_seq"),
+        last_seq=item.get("last_seq"),
+        moved_tokens=item.get("moved_tokens") or 0,
+        segment_tokens=item.get("segment_tokens") or 0,
+        request_tokens=item.get("request_tokens"),
+        saved_tokens_per_call=item.get("saved_tokens_per_call") or 0.0,
+        saved_usd_per_call=None if saved is None else Decimal(str(saved)),
+        blocked=item.get("blocked") or False,
+    )
+
+
+def compaction_from_json(item: Json) -> Compaction:
+    return Compaction(
+        epoch=item["epoch"],
+        reason=item["reason"],
+        generation=item["generation"],
+        segment_count=item["segment_count"],
+        buffer_start_seq=item["buffer_start_seq"],
+        first_seq=item.get("first_seq"),
+        last_seq=item.get("last_seq"),
+        segment_tokens=item.get("segment_tokens"),
+        created_at=datetime.fromisoformat(item["created_at"]),
     )
 
 

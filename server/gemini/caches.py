@@ -4,9 +4,6 @@ A cache holds the static text and the tools of a payload. A request that names i
 model and the account, lives for its time to live, and is paid for by the hour.
 """
 
-from dataclasses import dataclass
-from datetime import datetime
-
 from google import genai
 from google.genai import types
 
@@ -14,29 +11,24 @@ from server.errors import ProviderMalformed
 from server.gemini import request
 from server.gemini.errors import translate_error
 from server.payload import Payload
+from server.provider import ExplicitCache
 from server.wire.unary import call_through
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplicitCache:
-    """A cache at the provider."""
-
-    name: str
-    expires_at: datetime
-    token_count: int
-
-
 class GeminiCaches:
-    """Makes, prolongs and removes caches. Every method raises `ProviderFailed`, `CacheGone` for one that is gone."""
+    """Implements `server.provider.ExplicitCaches`."""
 
     def __init__(self, client: genai.Client) -> None:
         self._client = client
 
+    def may_stand_for(self, payload: Payload) -> bool:
+        """Not where the assistant adds a tool config of its own: a request with both is refused."""
+        return bool(payload.static_text or payload.tools) and not request.adds_tool_config(payload.settings)
+
     async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
-        """A cache of the payload's static text and tools."""
         tools = request.build_tools(payload)
         config = types.CreateCachedContentConfig(
-            system_instruction=payload.static_text,
+            system_instruction=request.build_system(payload),
             tools=list(tools) if tools else None,
             ttl=f"{lifetime_seconds}s",
             display_name=label,
@@ -49,7 +41,6 @@ class GeminiCaches:
         return _read(made)
 
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
-        """The cache lives so long from now."""
         config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")
         changed = await call_through(
             lambda: self._client.aio.caches.update(name=name, config=config), holes={}, translate=translate_error
@@ -57,7 +48,6 @@ class GeminiCaches:
         return _read(changed)
 
     async def delete(self, name: str) -> None:
-        """Removes it at the provider."""
         await call_through(lambda: self._client.aio.caches.delete(name=name), holes={}, translate=translate_error)
 
 

@@ -12,6 +12,7 @@ from server.errors import ValidationFailed
 from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
+from server.static_pieces import split_static
 
 HOLE: Final = "@strata:contents"
 _SIGNATURE: Final = "thoughtSignature"
@@ -109,7 +110,7 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
         # The cache holds them; a request that names both is refused.
         config["cached_content"] = payload.cached_content
     else:
-        config["system_instruction"] = make_sendable(payload.static_text) or None
+        config["system_instruction"] = build_system(payload)
         config["tools"] = build_tools(payload)
     config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), "contents": [hole]})
     return types.GenerateContentConfig(**config)
@@ -142,9 +143,20 @@ def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any
     }
 
 
+def adds_tool_config(settings: CallSettings) -> bool:
+    """Whether an assistant's additions say how tools are called."""
+    return any(_bare(name) == "toolconfig" for name in settings.extra)
+
+
 def _bare(name: str) -> str:
     """Gemini takes its members in either of two spellings."""
     return name.replace("_", "").lower()
+
+
+def build_system(payload: Payload) -> types.ContentUnion | None:
+    """The static text, a long one in pieces."""
+    pieces = [make_sendable(piece) for piece in split_static(payload.static_text)]
+    return pieces if len(pieces) > 1 else make_sendable(payload.static_text) or None
 
 
 def build_tools(payload: Payload) -> list[types.Tool] | None:

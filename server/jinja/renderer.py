@@ -1,8 +1,8 @@
 """The renderer port on Jinja."""
 
 import json
-from collections.abc import Mapping
-from typing import Final, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 from server.assistant import AssistantDefinition
 from server.block import JsonValue
@@ -13,6 +13,7 @@ from server.jinja.templates import LayerTemplate, TemplateSet
 from server.jinja.worker_process import WorkerProcess
 from server.prompt_arguments import clone
 from server.renderer import RenderedDynamic, RenderedStatic, TemplateFailure
+from server.transcript import TranscriptTurn
 
 _TAGS: Final = ("{{", "{%", "{#")
 """A text with none of them is no template and is left as it is, without any engine."""
@@ -72,6 +73,14 @@ class JinjaRenderer:
         except (ValueError, RecursionError) as error:
             return RenderedDynamic(text=text, failures=(_failure(template.name, "not_json", error),))
 
+    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
+        text = _render_or_refuse(self._templates.segment, {"turns": turns})
+        return text if text.endswith("\n") else f"{text}\n"
+
+    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> str:
+        values = {"first_seq": first_seq, "last_seq": last_seq, "limit_words": limit_words}
+        return _render_or_refuse(self._templates.summary, values).strip()
+
     async def check_instructions(self, assistant: AssistantDefinition) -> None:
         for name, source in _instructions(assistant):
             if not _is_template(source):
@@ -111,6 +120,14 @@ def _base_text(template: LayerTemplate, text: str) -> str:
         return text
     stripped = text.rstrip()
     return f"{stripped}\n\n" if stripped else ""
+
+
+def _render_or_refuse(template: LayerTemplate, values: Mapping[str, Any]) -> str:
+    try:
+        return template.compiled.render(values)
+    except RENDER_ERRORS as error:
+        line = line_of(error)
+        raise TemplateInvalid(f"{template.name}: {describe(error)}", template=template.name, line=line) from error
 
 
 def _compact(text: str) -> str:

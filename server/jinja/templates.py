@@ -1,4 +1,5 @@
-"""The layers' templates: files of whoever runs the server, one static and one dynamic per provider.
+"""The layers' templates: files of whoever runs the server, one static and one dynamic per provider, and two for the
+history that has left the buffer.
 
 They are read once, at start, and what is wrong with one is said then. A file that is not in the user's directory comes
 from the built-in ones, which lie in `templates/`: beside the package in a checkout, inside it in an installed wheel.
@@ -20,10 +21,13 @@ from server.errors import SettingsInvalid
 from server.jinja.environment import RENDER_ERRORS, Sandbox, describe, line_of
 from server.jinja.frozen import Fault, find_fault, find_loading
 from server.provider_choice import ANTHROPIC, GEMINI
+from server.transcript import quote
 
 HISTORY: Final = "cached_history"
 _STATIC_NAMES: Final = {provider: f"{provider}_static_prompt.j2" for provider in (GEMINI, ANTHROPIC)}
 _DYNAMIC_NAMES: Final = {provider: f"{provider}_dynamic_prompt.j2" for provider in (GEMINI, ANTHROPIC)}
+_SEGMENT_NAME: Final = "history_segment.j2"
+_SUMMARY_NAME: Final = "history_summary.j2"
 _HINT: Final = "docs/templates.md says what a template may do."
 
 
@@ -49,6 +53,10 @@ class TemplateSet:
 
     static: Mapping[str, LayerTemplate]
     dynamic: Mapping[str, LayerTemplate]
+    segment: LayerTemplate
+    """Tells turns that have left the buffer. It alone has the filter `quoted`."""
+    summary: LayerTemplate
+    """Asks for a summary of them."""
 
 
 def load_templates(directory: Path | None) -> TemplateSet:
@@ -57,17 +65,22 @@ def load_templates(directory: Path | None) -> TemplateSet:
         directory = directory.expanduser()
         _require_known_names(directory)
     sandbox = Sandbox()
+    telling = Sandbox()
+    telling.filters["quoted"] = quote
     return TemplateSet(
         static={name: _load_static(sandbox, _find(directory, file)) for name, file in _STATIC_NAMES.items()},
         dynamic={name: _load_dynamic(sandbox, _find(directory, file)) for name, file in _DYNAMIC_NAMES.items()},
+        segment=_load_dynamic(telling, _find(directory, _SEGMENT_NAME)),
+        summary=_load_dynamic(sandbox, _find(directory, _SUMMARY_NAME)),
     )
 
 
 def _require_known_names(directory: Path) -> None:
     if not directory.is_dir():
         raise SettingsInvalid(f"STRATA_TEMPLATES_DIR: {directory} is no directory.", hint=_HINT)
-    known = {*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values()}
-    strange = sorted(path.name for path in directory.glob("*_prompt.j2") if path.name not in known)
+    known = {*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values(), _SEGMENT_NAME, _SUMMARY_NAME}
+    found = [*directory.glob("*_prompt.j2"), *directory.glob("history_*.j2")]
+    strange = sorted(path.name for path in found if path.name not in known)
     if strange:
         names = ", ".join(sorted(known))
         raise SettingsInvalid(f"{directory / strange[0]} has a name that is never read; those read are {names}.")

@@ -1,12 +1,17 @@
 """Epochs and what their static texts are made of: segments and templates. Rows are added and never changed."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from server.epoch import Epoch, Segment
+from server.epoch import Epoch, EpochReason, Segment
 from server.errors import ConversationNotFound, EpochMoved
 from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.postgres.codec import decode_text
+from server.page import Page
+from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
+from server.postgres.paging import bounded, in_range, page_of
+from server.postgres.rows import Row, segment_from
+from server.store import CopiedSegments, EpochOutline
 
 _BEGIN_EPOCH: Final = Statement("""
 WITH seen AS (
@@ -35,12 +40,49 @@ added AS (
     SELECT id, :generation, :position::int, :first_seq::bigint, :last_seq::bigint, :segment_text::text,
         :token_count::int, :summarises_generation::int, :summarises_count::int
     FROM moved WHERE :position IS NOT NULL
+),
+copied AS (
+    INSERT INTO segments (conversation_id, generation, position, first_seq, last_seq, text, token_count,
+        summarises_generation, summarises_count)
+    SELECT s.conversation_id, :generation, s.position - :copied_from::int + :copied_to::int, s.first_seq, s.last_seq,
+        s.text, s.token_count, s.summarises_generation, s.summarises_count
+    FROM moved JOIN segments s ON s.conversation_id = moved.id
+    WHERE s.generation = :copied_generation::int
+        AND s.position >= :copied_from AND s.position < :copied_from + :copied_count::int
 )
 SELECT moved.id IS NOT NULL AS moved,
     EXISTS (SELECT FROM epochs WHERE conversation_id = :conversation AND number = :number
         AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq) AS repeated
 FROM seen LEFT JOIN moved ON true
 """)
+_EPOCHS: Final = Statement("""
+SELECT e.number, e.reason, e.assistant_version, e.generation, e.segment_count, e.buffer_start_seq, e.created_at,
+    s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count, NULL::text AS text
+FROM conversations c
+LEFT JOIN LATERAL (
+    SELECT * FROM epochs
+    WHERE conversation_id = c.id AND number < :before AND reason = ANY(:reasons::text[])
+    ORDER BY number DESC
+    LIMIT :count
+) e ON true
+LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = e.generation AND s.position = e.segment_count - 1
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+ORDER BY e.number DESC
+""")
+_SEGMENTS: Final = Statement("""
+SELECT s.position, s.first_seq, s.last_seq, s.text, s.token_count, s.summarises_generation, s.summarises_count
+FROM conversations c
+LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = :generation::int AND s.position < :count::int
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+ORDER BY s.position
+""")
+_OF_HISTORY: Final = (
+    EpochReason.COMPACTED,
+    EpochReason.COMPACTION_UNDONE,
+    EpochReason.SUMMARISED,
+    EpochReason.OLDEST_LEFT_OUT,
+)
+_ABOVE_ALL_EPOCHS: Final = 2**31 - 1
 _TEMPLATE: Final = Statement("SELECT source FROM templates WHERE hash = :template_hash")
 
 
@@ -51,6 +93,7 @@ async def begin_epoch(
     epoch: Epoch,
     *,
     segment: Segment | None,
+    copies: CopiedSegments | None,
     template_source: str | None,
 ) -> None:
     """See the port."""
@@ -71,6 +114,7 @@ async def begin_epoch(
         template_source=template_source,
         buffer_start_seq=epoch.buffer_start_seq,
         **_segment_values(segment),
+        **_copied_values(copies),
     )
     if not rows:
         raise ConversationNotFound
@@ -78,10 +122,67 @@ async def begin_epoch(
         raise EpochMoved
 
 
+async def load_segments(
+    database: Database, tenant_id: str, conversation_id: str, generation: int, count: int
+) -> Sequence[Segment]:
+    """See the port."""
+    rows = await database.run(
+        _SEGMENTS,
+        conversation=decode_id(CONVERSATION, conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        generation=generation,
+        count=count,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return [segment_from(row, generation) for row in rows if row["position"] is not None]
+
+
+async def list_epochs(
+    database: Database, tenant_id: str, conversation_id: str, cursor: str | None, limit: int
+) -> Page[EpochOutline]:
+    """See the port."""
+    place = _ABOVE_ALL_EPOCHS if cursor is None else min(in_range(decode_cursor(cursor, int)), _ABOVE_ALL_EPOCHS)
+    rows = await database.run(
+        _EPOCHS,
+        conversation=decode_id(CONVERSATION, conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        before=place,
+        reasons=[reason.value for reason in _OF_HISTORY],
+        count=bounded(limit) + 1,
+    )
+    if not rows:
+        raise ConversationNotFound
+    found = [row for row in rows if row["number"] is not None]
+    return page_of(found, limit, _outline_from, lambda outline: outline.number)
+
+
 async def load_template(database: Database, template_hash: bytes) -> str | None:
     """See the port."""
     rows = await database.run(_TEMPLATE, template_hash=template_hash)
     return decode_text(rows[0]["source"]) if rows else None
+
+
+def _outline_from(row: Row) -> EpochOutline:
+    return EpochOutline(
+        number=row["number"],
+        reason=EpochReason(row["reason"]),
+        assistant_version=row["assistant_version"],
+        generation=row["generation"],
+        segment_count=row["segment_count"],
+        buffer_start_seq=row["buffer_start_seq"],
+        created_at=row["created_at"],
+        last_segment=None if row["position"] is None else segment_from(row, row["generation"]),
+    )
+
+
+def _copied_values(copies: CopiedSegments | None) -> dict[str, Any]:
+    return {
+        "copied_generation": None if copies is None else copies.generation,
+        "copied_from": None if copies is None else copies.from_position,
+        "copied_to": None if copies is None else copies.to_position,
+        "copied_count": None if copies is None else copies.count,
+    }
 
 
 def _segment_values(segment: Segment | None) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Erasing a conversation: every row, in every table, in one transaction.
 
 The tables are not listed here: every table with a `conversation_id` belongs to a conversation, so a new one is covered
-the moment it exists. Blobs and provider caches are shared; they go with their last user.
+the moment it exists. Blobs and provider caches are shared; they go with their last user. A cache is at the provider
+too: its row stays, marked, until it is removed there, and holds nothing of what was said.
 """
 
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, delete, func, not_, select
+from sqlalchemy import and_, bindparam, delete, func, not_, select, update
 
 from server.errors import ConversationBusy, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
@@ -78,7 +79,17 @@ _LOCK_SHARED: Final = [
 _COUNT: Final = [
     (table.name, Statement(select(func.count()).select_from(table).where(which))) for table, which in _DOOMED
 ]
-_DELETE: Final = [(table.name, Statement(delete(table).where(which))) for table, which in _DOOMED]
+_DELETE: Final = [
+    (
+        table.name,
+        Statement(
+            update(table).where(which).values(removing_at=func.to_timestamp(0))
+            if table is provider_caches
+            else delete(table).where(which)
+        ),
+    )
+    for table, which in _DOOMED
+]
 
 
 async def erase_conversation(
@@ -102,6 +113,6 @@ async def erase_conversation(
 
 
 async def _delete(connection: Connection, statement: Statement, key: dict[str, Any]) -> int:
-    """How many rows went: Postgres says `DELETE 3`."""
+    """How many rows went: Postgres says `DELETE 3`, or `UPDATE 3`."""
     status = await connection.execute(statement.sql, *statement.arguments(key))
     return int(status.rpartition(" ")[2])

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from server.announcements import News
 from server.block_json import block_to_json
-from server.call import CallEnd, CallStart, Chunk
+from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Lease
-from server.errors import LeaseLost
-from server.identifiers import CONVERSATION, decode_id
+from server.errors import ConversationNotFound, LeaseLost
+from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.channels import announce_sql
 from server.postgres.codec import encode_json, encode_raw, encode_text
 from server.postgres.engine import Database, Statement
@@ -25,17 +25,19 @@ WITH held AS (
 ),"""
 
 _START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, manifest,
-        dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings, layer_order"""
+        dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings, layer_order, caching"""
 _START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
         :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
-        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb, :layer_order::text"""
+        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb, :layer_order::text,
+        :caching::jsonb"""
 _END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
         cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
-        raw_response, raw_length"""
+        raw_response, raw_length, response_id"""
 _END_VALUES: Final = """:first_byte_at::timestamptz, :ended_at::timestamptz, :status::smallint, :headers::jsonb,
         :call_error_code::text, :call_fresh_input_tokens::int, :call_cache_read_tokens::int,
         :call_cache_write_tokens::int, :call_output_tokens::int, :call_reasoning_tokens::int, :usage_reported::jsonb,
-        :call_cost_usd::numeric, :cache_miss_reason::text, :raw_response::bytea, :raw_length::bigint"""
+        :call_cost_usd::numeric, :cache_miss_reason::text, :raw_response::bytea, :raw_length::bigint,
+        :response_id::text"""
 _END_EXCLUDED: Final = ", ".join(f"excluded.{name.strip()}" for name in _END_COLUMNS.split(","))
 _ENDED_CALL_SQL: Final = f"""
     INSERT INTO calls ({_START_COLUMNS}, {_END_COLUMNS})
@@ -58,6 +60,24 @@ ended AS ({_ENDED_CALL_SQL}
 gone AS (
     DELETE FROM call_chunks
     WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = :attempt AND EXISTS (SELECT FROM held)
+)
+SELECT id FROM held
+""")  # noqa: S608  reason: constants of this module only
+
+_RECORD_SQL: Final = """
+WITH held AS (
+    SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR KEY SHARE
+),"""
+_RECORD_BEGUN: Final = Statement(f"""{_RECORD_SQL}
+begun AS (
+    INSERT INTO calls ({_START_COLUMNS})
+    SELECT {_START_VALUES} FROM held
+    ON CONFLICT (conversation_id, turn_seq, attempt) DO NOTHING
+)
+SELECT id FROM held
+""")  # noqa: S608  reason: constants of this module only
+_RECORD_ENDED: Final = Statement(f"""{_RECORD_SQL}
+ended AS ({_ENDED_CALL_SQL}
 )
 SELECT id FROM held
 """)  # noqa: S608  reason: constants of this module only
@@ -129,6 +149,22 @@ async def end_call(database: Database, lease: Lease, start: CallStart, end: Call
         raise LeaseLost
 
 
+async def record_call(database: Database, tenant_id: str, conversation_id: str, call: Call) -> None:
+    """See the port."""
+    values = {
+        "conversation": decode_id(CONVERSATION, conversation_id),
+        "tenant": decode_id(TENANT, tenant_id),
+        "turn_seq": call.turn_seq,
+        **_start_values(call.start),
+    }
+    if call.end is None:
+        rows = await database.run(_RECORD_BEGUN, **values)
+    else:
+        rows = await database.run(_RECORD_ENDED, **values, **_end_values(call.end))
+    if not rows:
+        raise ConversationNotFound
+
+
 async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> bool:
     """See the port."""
     rows = await database.run(
@@ -191,6 +227,7 @@ def _start_values(start: CallStart) -> dict[str, Any]:
         "dynamic": start.dynamic,
         "layer_order": start.layer_order.value,
         "request_hash": start.request_hash,
+        "caching": encode_json(start.caching) if start.caching else None,
         "cache_expected_tokens": start.cache_expected_tokens,
         "repairs": encode_json(start.repairs),
         "template_failures": encode_json(start.template_failures),
@@ -208,6 +245,7 @@ def _end_values(end: CallEnd) -> dict[str, Any]:
         "call_error_code": end.error_code,
         "usage_reported": None if end.usage_reported is None else encode_json(end.usage_reported),
         "call_cost_usd": end.cost_usd,
+        "response_id": end.response_id,
         "cache_miss_reason": end.cache_miss_reason,
         "raw_response": None if raw is None else encode_raw(raw),
         "raw_length": None if raw is None else len(raw),

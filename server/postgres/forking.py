@@ -69,7 +69,8 @@ def _copy(table: Table, which: str, **instead: str) -> Statement:
 _COPIES: Final = (
     # Without what would make a request to the fork look like one that the source has seen.
     _copy(turns, "seq <= :at_seq", idempotency_key="NULL", body_hash="NULL", revision="NULL"),
-    _copy(calls, "turn_seq <= :at_seq"),
+    # Summaries have numbers below zero: what they gave comes along, their price was the source's.
+    _copy(calls, "turn_seq BETWEEN 1 AND :at_seq"),
     _copy(blob_references, "seq <= :at_seq"),
     _copy(epochs, "number <= :epoch"),
     _copy(

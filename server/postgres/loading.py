@@ -24,14 +24,17 @@ from server.postgres.engine import Database, Statement
 from server.postgres.paging import in_range
 from server.postgres.rows import (
     assistant_from,
+    cache_from,
     call_from,
     conversation_from,
     epoch_from,
     json_or_none,
     order_or_none,
+    segment_from,
     text_or_none,
+    trace_from,
 )
-from server.store import BufferedTurn, PayloadSource, RebuildSource
+from server.store import BufferedTurn, History, PayloadSource, RebuildSource
 from server.turn import Native, TurnKind, TurnState
 
 _SOURCE_SQL: Final = """
@@ -47,7 +50,13 @@ SELECT c.*,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
     s.texts AS segment_texts,
-    b.*, i.*, p.*
+    b.*, i.*, p.*, x.*,
+    ARRAY(
+        SELECT started_at FROM calls
+        WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
+        ORDER BY turn_seq DESC, attempt DESC
+        LIMIT 8
+    ) AS recent_call_times
 FROM conversations c
 LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = %epoch%
 JOIN assistants a ON a.id = c.assistant_id AND a.version = %version%
@@ -71,9 +80,12 @@ CROSS JOIN LATERAL (
         array_agg(language) AS turn_languages,
         array_agg(args) AS turn_args,
         array_agg(prefix_hash) AS turn_prefix_hashes,
-        array_agg(dynamic) AS turn_dynamics
+        array_agg(dynamic) AS turn_dynamics,
+        array_agg(output_tokens) AS turn_output_tokens,
+        array_agg(created_at) AS turn_times
     FROM (
         SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.account, t.language, t.args,
+            t.output_tokens, t.created_at,
             CASE WHEN t.kind = 'model_response' AND (
                 t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
             ) THEN t.blocks END AS blocks,
@@ -98,6 +110,7 @@ CROSS JOIN LATERAL (
     FROM (
         SELECT DISTINCT sha256 FROM blob_references
         WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:held_blobs::bytea[])
+            AND %blobs%
     ) AS shown
     CROSS JOIN LATERAL (
         SELECT media_type, data FROM blobs WHERE tenant_id = c.tenant_id AND sha256 = shown.sha256 LIMIT 1
@@ -105,20 +118,33 @@ CROSS JOIN LATERAL (
 ) i
 LEFT JOIN LATERAL (
     SELECT manifest AS previous_manifest, coalesce(layer_order, 'layered') AS previous_order,
+        provider AS previous_provider, model AS previous_model, account AS previous_account,
+        started_at AS previous_started_at, response_id AS previous_response_id, caching AS previous_caching,
+        coalesce(fresh_input_tokens, 0) AS fresh_input_tokens, coalesce(cache_read_tokens, 0) AS cache_read_tokens,
+        coalesce(cache_write_tokens, 0) AS cache_write_tokens, coalesce(output_tokens, 0) AS output_tokens,
+        coalesce(reasoning_tokens, 0) AS reasoning_tokens,
         (SELECT prefix_hash FROM epochs
          WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
-    WHERE conversation_id = c.id AND turn_seq < %trigger%
+    -- Below zero are summaries, which nothing follows.
+    WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
     ORDER BY turn_seq DESC, attempt DESC
     LIMIT 1
 ) p ON true
+LEFT JOIN LATERAL (
+    SELECT k.id AS cache_id, k.provider AS cache_provider, k.account AS cache_account, k.model AS cache_model,
+        k.prefix_hash AS cache_prefix_hash, k.name AS cache_name, k.token_count AS cache_token_count,
+        k.expires_at AS cache_expires_at
+    FROM (SELECT cache_id FROM provider_cache_uses WHERE conversation_id = c.id LIMIT 1) AS used
+    CROSS JOIN LATERAL (SELECT * FROM provider_caches WHERE id = used.cache_id AND removing_at IS NULL LIMIT 1) AS k
+) x ON true
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """
 
 
-def _source_statement(**places: str) -> Statement:
+def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
     sql = _SOURCE_SQL
-    for place, expression in places.items():
+    for place, expression in {"blobs": blobs, **places}.items():
         sql = sql.replace(f"%{place}%", expression)
     return Statement(sql)
 
@@ -140,11 +166,30 @@ _LOAD_PAST: Final = _source_statement(
     last=":trigger_seq::bigint",
     trigger=":trigger_seq::bigint",
 )
+_LOAD_HISTORY: Final = _source_statement(
+    epoch="c.epoch",
+    version="coalesce(e.assistant_version, c.assistant_version)",
+    first="c.buffer_start_seq",
+    last="c.next_seq",
+    trigger="c.next_seq",
+    blobs="false",
+)
+_SEGMENTS: Final = Statement("""
+SELECT (SELECT coalesce(max(generation), 0) FROM segments WHERE conversation_id = :conversation) AS newest_generation,
+    s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count,
+    CASE WHEN :with_texts::bool AND s.position < :segment_count THEN s.text END AS text
+FROM (VALUES (true)) AS always
+-- One more than the epoch has: where it is there, it was written before and undone.
+LEFT JOIN segments s ON s.conversation_id = :conversation AND s.generation = :generation::int
+    AND s.position <= :segment_count::int
+ORDER BY s.position
+""")
 _CALL: Final = Statement("""
 SELECT k.turn_seq, k.attempt, k.provider, k.model, k.account, k.epoch, k.started_at, k.manifest, k.request_hash,
     k.layer_order, k.dynamic, k.cache_expected_tokens, k.repairs, k.template_failures, k.warnings,
     k.first_byte_at, k.ended_at, k.status, k.headers, k.error_code, k.fresh_input_tokens, k.cache_read_tokens,
     k.cache_write_tokens, k.output_tokens, k.reasoning_tokens, k.usage_reported, k.cost_usd, k.cache_miss_reason,
+    k.caching, k.response_id,
     NULL::bytea AS raw_response
 FROM conversations c
 LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
@@ -164,6 +209,8 @@ _TURN_COLUMNS: Final = (
     "turn_args",
     "turn_prefix_hashes",
     "turn_dynamics",
+    "turn_output_tokens",
+    "turn_times",
 )
 _LARGEST_ATTEMPT: Final = 2**15 - 1
 _NO_VERSION: Final = 0
@@ -255,6 +302,47 @@ async def load_rebuild_source(
     return RebuildSource(call=call, source=_source(rows[0], assistants.read(rows[0], None)))
 
 
+async def load_history(
+    database: Database,
+    assistants: HeldAssistants,
+    tenant_id: str,
+    conversation_id: str,
+    *,
+    held_static_hashes: Sequence[bytes],
+) -> History:
+    """See the port."""
+    conversation = decode_id(CONVERSATION, conversation_id)
+    rows = await database.run(
+        _LOAD_HISTORY,
+        conversation=conversation,
+        tenant=decode_id(TENANT, tenant_id),
+        held_hashes=list(held_static_hashes),
+        held_blobs=[],
+        held_version=_NO_VERSION,
+    )
+    if not rows:
+        raise ConversationNotFound
+    source = _source(rows[0], assistants.read(rows[0], None))
+    epoch = source.epoch
+    if epoch is None:
+        return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
+    # A second look, at rows that the first has named: those of an epoch never change.
+    found = await database.run(
+        _SEGMENTS,
+        conversation=conversation,
+        generation=epoch.generation,
+        segment_count=epoch.segment_count,
+        with_texts=source.static_text is not None,
+    )
+    written = [row for row in found if row["position"] is not None]
+    return History(
+        source=source,
+        segments=tuple(segment_from(row, epoch.generation) for row in written[: epoch.segment_count]),
+        newest_generation=found[0]["newest_generation"],
+        is_open_ended=len(written) == epoch.segment_count,
+    )
+
+
 def _source(row: asyncpg.Record, assistant: Assistant) -> PayloadSource:
     epoch = None if row["epoch_number"] is None else epoch_from(row)
     static_text = None
@@ -273,6 +361,9 @@ def _source(row: asyncpg.Record, assistant: Assistant) -> PayloadSource:
         previous_manifest=tuple(json_or_none(row["previous_manifest"]) or ()),
         previous_order=order_or_none(row["previous_order"]),
         previous_prefix_hash=row["previous_prefix_hash"],
+        previous_call=None if row["previous_provider"] is None else trace_from(row),
+        recent_call_times=tuple(row["recent_call_times"]),
+        cache=None if row["cache_id"] is None else cache_from(row),
     )
 
 
@@ -291,6 +382,8 @@ def _buffered(row: asyncpg.Record) -> tuple[BufferedTurn, ...]:
             args=json_or_none(args),
             prefix_hash=prefix_hash,
             dynamic=dynamic,
+            output_tokens=output_tokens,
+            created_at=created_at,
         )
         for (
             seq,
@@ -306,6 +399,8 @@ def _buffered(row: asyncpg.Record) -> tuple[BufferedTurn, ...]:
             args,
             prefix_hash,
             dynamic,
+            output_tokens,
+            created_at,
         ) in _columns(row, *_TURN_COLUMNS)
     )
 

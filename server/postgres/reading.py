@@ -53,6 +53,13 @@ _NEWEST_TURNS: Final = Statement(
     .order_by(turns.c.seq.desc())
     .limit(bindparam("count", type_=Integer))
 )
+_TURNS_BETWEEN: Final = Statement(
+    _of_conversation(
+        turns,
+        _READABLE,
+        turns.c.seq.between(bindparam("first_seq", type_=BigInteger), bindparam("last_seq", type_=BigInteger)),
+    ).order_by(turns.c.seq)
+)
 _CALLS: Final = Statement(
     _of_conversation(calls, [calls], calls.c.turn_seq == bindparam("turn_seq", type_=BigInteger)).order_by(
         calls.c.attempt
@@ -118,9 +125,27 @@ async def list_turns(
     return page_of(rows, limit, turn_from, lambda turn: turn.seq)
 
 
+async def load_turns(
+    database: Database, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int
+) -> Sequence[Turn]:
+    """See the port."""
+    rows = await _rows(
+        database,
+        _TURNS_BETWEEN,
+        "seq",
+        tenant_id,
+        conversation_id,
+        first_seq=in_range(first_seq),
+        last_seq=in_range(last_seq),
+    )
+    return [turn_from(row) for row in rows]
+
+
 async def list_calls(database: Database, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
     """See the port."""
-    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_range(turn_seq))
+    # Summaries have numbers below zero.
+    number = max(-ABOVE_ALL_SEQS, min(turn_seq, ABOVE_ALL_SEQS))
+    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=number)
     return [call_from(row) for row in rows]
 
 

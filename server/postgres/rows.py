@@ -7,9 +7,10 @@ import asyncpg
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.block import ToolCallBlock
 from server.block_json import block_from_json
-from server.call import Call, CallEnd, CallStart
+from server.cache_register import CacheKey, RegisteredCache
+from server.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation import Conversation, ConversationState, Origin
-from server.epoch import Epoch, EpochReason
+from server.epoch import Epoch, EpochReason, Segment
 from server.identifiers import ASSISTANT, CONVERSATION, encode_id
 from server.payload import LayerOrder
 from server.postgres.codec import decode_json, decode_raw, decode_text
@@ -153,6 +154,7 @@ def call_from(row: Row) -> Call:
             # One from before it was kept: there was no other order then.
             layer_order=order_or_none(row["layer_order"]) or LayerOrder.LAYERED,
             dynamic=row["dynamic"],
+            caching=json_or_none(row["caching"]) or {},
             cache_expected_tokens=row["cache_expected_tokens"],
             repairs=tuple(decode_json(row["repairs"])),
             template_failures=tuple(decode_json(row["template_failures"])),
@@ -171,9 +173,39 @@ def _call_end_from(row: Row) -> CallEnd:
         raw_response=None if row["raw_response"] is None else decode_raw(row["raw_response"]),
         usage=usage_from(row),
         usage_reported=json_or_none(row["usage_reported"]),
+        response_id=text_or_none(row["response_id"]),
         cache_miss_reason=text_or_none(row["cache_miss_reason"]),
         cost_usd=row["cost_usd"],
         error_code=row["error_code"],
+    )
+
+
+def trace_from(row: Row) -> CallTrace:
+    """The previous call of a payload source."""
+    return CallTrace(
+        provider=decode_text(row["previous_provider"]),
+        model=decode_text(row["previous_model"]),
+        account=decode_text(row["previous_account"]),
+        started_at=row["previous_started_at"],
+        usage=usage_from(row),
+        response_id=text_or_none(row["previous_response_id"]),
+        caching=json_or_none(row["previous_caching"]) or {},
+    )
+
+
+def cache_from(row: Row) -> RegisteredCache:
+    """A row of `provider_caches`, its columns named so that they can stand beside others."""
+    return RegisteredCache(
+        id=row["cache_id"],
+        key=CacheKey(
+            provider=decode_text(row["cache_provider"]),
+            account=decode_text(row["cache_account"]),
+            model=decode_text(row["cache_model"]),
+            prefix_hash=row["cache_prefix_hash"],
+        ),
+        name=decode_text(row["cache_name"]),
+        token_count=row["cache_token_count"],
+        expires_at=row["cache_expires_at"],
     )
 
 
@@ -192,4 +224,18 @@ def epoch_from(row: Row) -> Epoch:
         arguments_hash=row["epoch_arguments_hash"] or b"",
         template_hash=row["template_hash"],
         buffer_start_seq=row["epoch_buffer_start_seq"],
+    )
+
+
+def segment_from(row: Row, generation: int) -> Segment:
+    """A row of `segments`; its text is empty where it was not read."""
+    summarised = row["summarises_generation"]
+    return Segment(
+        generation=generation,
+        position=row["position"],
+        first_seq=row["first_seq"],
+        last_seq=row["last_seq"],
+        text=decode_text(row["text"] or ""),
+        token_count=row["token_count"],
+        summarises=None if summarised is None else (summarised, row["summarises_count"]),
     )

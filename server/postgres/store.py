@@ -42,9 +42,12 @@ from server.store import (
     AcceptOutcome,
     ConversationChange,
     ConversationFilter,
+    CopiedSegments,
     Duplicate,
+    EpochOutline,
     ErasureReport,
     Finished,
+    History,
     NewAnswer,
     NewInput,
     PayloadSource,
@@ -152,11 +155,41 @@ class PostgresStore:
         epoch: Epoch,
         *,
         segment: Segment | None = None,
+        copies: CopiedSegments | None = None,
         template_source: str | None = None,
     ) -> None:
         await epochs.begin_epoch(
-            self._database, tenant_id, conversation_id, epoch, segment=segment, template_source=template_source
+            self._database,
+            tenant_id,
+            conversation_id,
+            epoch,
+            segment=segment,
+            copies=copies,
+            template_source=template_source,
         )
+
+    async def load_history(
+        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+    ) -> History:
+        return await loading.load_history(
+            self._database, self._assistants, tenant_id, conversation_id, held_static_hashes=held_static_hashes
+        )
+
+    async def load_segments(
+        self, tenant_id: str, conversation_id: str, generation: int, count: int
+    ) -> Sequence[Segment]:
+        return await epochs.load_segments(self._database, tenant_id, conversation_id, generation, count)
+
+    async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
+        return await reading.load_turns(self._database, tenant_id, conversation_id, first_seq, last_seq)
+
+    async def list_epochs(
+        self, tenant_id: str, conversation_id: str, *, cursor: str | None = None, limit: int = 20
+    ) -> Page[EpochOutline]:
+        return await epochs.list_epochs(self._database, tenant_id, conversation_id, cursor, limit)
+
+    async def record_call(self, tenant_id: str, conversation_id: str, call: Call) -> None:
+        await finishing.record_call(self._database, tenant_id, conversation_id, call)
 
     async def load_template(self, template_hash: bytes) -> str | None:
         return await epochs.load_template(self._database, template_hash)

@@ -245,6 +245,10 @@ calls = Table(
     Column("raw_response", LargeBinary, comment="Every byte of the body, zstd. Null while it runs, or past retention."),
     Column("raw_length", BigInteger, comment="Bytes before compression."),
     Column("layer_order", Text, comment="layered or append_only: whether `dynamic` stood inside the input, for ever."),
+    Column("caching", JSONB, comment="What was asked of the provider's cache: markers, lifetimes, a cache's name."),
+    Column("response_id", Text, comment="The provider's name for its answer; the next request may refer to it."),
+    # Reports of usage by time. Rows come in that order, so a summary per range of pages is enough.
+    Index(None, "started_at", postgresql_using="brin"),
     comment="One row per provider call and attempt. Changed when it ends, and when retention takes its bytes.",
 )
 
@@ -361,8 +365,18 @@ provider_caches = Table(
     Column("token_count", Integer, nullable=False),
     _now("created_at", "For people and for the price of storage."),
     Column("expires_at", INSTANT, nullable=False),
+    Column("removing_at", INSTANT, comment="Since when it is to be removed at the provider; nobody uses it any more."),
     # Finds the cache for a payload; one per prefix.
-    Index(None, "tenant_id", "provider", "account", "model", "prefix_hash", unique=True),
+    Index(
+        None,
+        "tenant_id",
+        "provider",
+        "account",
+        "model",
+        "prefix_hash",
+        unique=True,
+        postgresql_where=text("removing_at IS NULL"),
+    ),
     comment="Explicit caches at a provider, shared by conversations with the same static text.",
 )
 

@@ -12,6 +12,7 @@ from litestar.di import Provide
 from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler
 
+from server.compactor import Compactor
 from server.key_ring import KeyRing
 from server.rate_limit import RateLimiter
 from server.readiness import Probe
@@ -21,7 +22,8 @@ from server.store import Store
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.turn_service import TurnService
-from server.web import assistants, conversations, images, keys, operations, turns
+from server.usage_report import UsageReports
+from server.web import assistants, compactions, conversations, images, keys, operations, turns, usage
 from server.web.assistants import ProviderNames
 from server.web.auth import KEY_RING, RATE_LIMITER, provide_caller
 from server.web.edge import Edge
@@ -47,6 +49,9 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     conversations.erase_conversation,
     conversations.replace_context,
     conversations.fork_conversation,
+    compactions.compact_conversation,
+    compactions.list_compactions,
+    compactions.undo_compaction,
     images.show_image,
     turns.take_turn,
     turns.list_turns,
@@ -57,6 +62,7 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     keys.list_keys,
     keys.show_key,
     keys.revoke_key,
+    usage.report_usage,
 )
 
 
@@ -67,8 +73,10 @@ class WebParts:
     key_ring: KeyRing
     store: Store
     turn_service: TurnService
+    compactor: Compactor
     renderer: Renderer
     rate_limiter: RateLimiter
+    usage_reports: UsageReports
     default_provider: str | None
     provider_names: Collection[str]
     probes: Sequence[Probe]
@@ -125,7 +133,9 @@ def _values(parts: WebParts) -> dict[str, object]:
         "metrics": parts.metrics,
         "store": parts.store,
         "turn_service": parts.turn_service,
+        "compactor": parts.compactor,
         "renderer": parts.renderer,
+        "usage_reports": parts.usage_reports,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(
             image_limit_bytes=parts.image_limit_bytes, keep_alive_seconds=parts.keep_alive_seconds

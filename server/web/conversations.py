@@ -2,7 +2,7 @@
 over what it has not.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from litestar import Response, delete, get, patch, post, put
@@ -31,7 +31,7 @@ from server.web.conversation_body import ConversationBody, ConversationEdit, For
 from server.web.errors import document_client_errors
 from server.web.headers import IfMatch, IfNoneMatch, is_unchanged, read_expected_revision, write_etag
 from server.web.json_text import answer_json
-from server.web.validation import refuse
+from server.web.validation import in_utc, refuse
 from server.web.views import ConversationView
 
 _ETAG: Final = [ResponseHeader(name="etag", description="The revision, in quotes.", documentation_only=True)]
@@ -99,8 +99,8 @@ async def list_conversations(
     filters = ConversationFilter(
         assistant_id=assistant_id,
         identifier=identifier,
-        created_after=_in_utc("created_after", created_after),
-        created_before=_in_utc("created_before", created_before),
+        created_after=in_utc("created_after", created_after),
+        created_before=in_utc("created_before", created_before),
     )
     page = await store.list_conversations(caller.tenant_id, filters=filters, cursor=cursor, limit=limit)
     return answer_json(
@@ -262,14 +262,3 @@ def _answer(conversation: Conversation, *, created: bool = False) -> Response[An
     if created:
         headers["location"] = f"/v1/conversations/{conversation.id}"
     return answer_json(ConversationView.showing(conversation), 201 if created else 200, headers)
-
-
-def _in_utc(name: str, moment: datetime | None) -> datetime | None:
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise refuse(name, "Expected a time with its offset, such as 2026-01-31T09:30:00Z", source="query")
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise refuse(name, "Expected a time between the years 1 and 9999", source="query") from None

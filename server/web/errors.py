@@ -61,6 +61,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.TurnNotFound: _NOT_FOUND,
     errors.CallNotFound: _NOT_FOUND,
     errors.ImageNotFound: _NOT_FOUND,
+    errors.CompactionNotFound: _NOT_FOUND,
     errors.ConversationBusy: Row(status=409, retry_after_seconds=1),
     errors.QueueFull: Row(status=409, retry_after_seconds=5),
     errors.TurnNotRunning: _HOPELESS_CONFLICT,
@@ -73,6 +74,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.SchemaBehind: _UNAVAILABLE,
     errors.SchemaAhead: _UNAVAILABLE,
     errors.CheckTimedOut: _UNAVAILABLE,
+    errors.SummaryUnavailable: _UNAVAILABLE,
     # The turn is over; the same request again would find it so, or begin another one.
     errors.TurnInterrupted: _HOPELESS_FOR_NOW,
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),

@@ -60,6 +60,7 @@ def build_openapi(version: str) -> OpenAPIConfig:
             Tag(name="conversations", description="What owns turns, in a total order."),
             Tag(name="turns", description=f"Input and answers. {_describe_events()}"),
             Tag(name="keys", description="API keys: who may come in."),
+            Tag(name="usage", description="What calls took and cost."),
             Tag(name="operations", description="For orchestrators and dashboards; no key needed."),
         ],
         components=Components(

@@ -7,6 +7,7 @@ quote the value that was sent, which never leaves in an error.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from litestar.exceptions import ValidationException
@@ -29,6 +30,18 @@ _PLAIN_TEXT: Final = re.compile(
 def refuse(path: str, message: str, *, source: str = "body") -> ValidationFailed:
     """The error for one field that only a handler can judge."""
     return ValidationFailed(errors=[FieldFault(path=path, source=source, message=message).model_dump()])
+
+
+def in_utc(name: str, moment: datetime | None) -> datetime | None:
+    """A time of the query as it is compared. Raises `ValidationFailed` for one that says no moment."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise refuse(name, "Expected a time with its offset, such as 2026-01-31T09:30:00Z", source="query")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise refuse(name, "Expected a time between the years 1 and 9999", source="query") from None
 
 
 def read_faults(error: ValidationException, body: object) -> list[FieldFault]:

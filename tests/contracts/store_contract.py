@@ -5,6 +5,7 @@ import pytest
 from server.api_key import Tenant
 from server.key_ring import KeyRing
 from tests.contracts.store_accepting import AcceptContract, QueueContract
+from tests.contracts.store_compaction import CompactionContract
 from tests.contracts.store_conversations import AssistantContract, ConversationContract
 from tests.contracts.store_forks import EraseContract, ForkContract
 from tests.contracts.store_payloads import PayloadContract
@@ -26,5 +27,6 @@ class StoreContract(
     LeaseContract,
     ForkContract,
     EraseContract,
+    CompactionContract,
 ):
     """All of it."""

@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from server.api_key import Tenant
 from server.block import TextBlock, ToolResultBlock
 from server.block_json import decode_blocks
+from server.call import CallTrace
 from server.conversation import Conversation
 from server.epoch import EpochReason, Segment
 from server.errors import (
@@ -28,6 +30,7 @@ from server.turn import (
     TurnState,
 )
 from tests.builders import (
+    A_TIME,
     NASTY,
     accept,
     answer,
@@ -154,6 +157,29 @@ class PayloadContract:
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert tuple(source.previous_manifest) == manifest
         assert (source.previous_order, source.previous_prefix_hash) == (LayerOrder.APPEND_ONLY, begun.prefix_hash)
+
+    async def test_a_payload_source_tells_of_the_call_before_and_when_the_last_ones_left(
+        self, store: Store, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        times = [A_TIME + timedelta(minutes=minute) for minute in range(10)]
+        for time in times:
+            start, end = call_start(started_at=time), call_end(response_id=f"{NASTY} {time.minute}")
+            await take_exchange(store, tenant.id, conversation.id, start=start, end=end)
+        running = await accept(store, tenant.id, user_input(conversation.id))
+        await store.begin_call(running.lease, call_start())
+        source = await store.load_payload_source(tenant.id, conversation.id)
+        assert source.recent_call_times == tuple(reversed(times[2:]))
+        assert source.cache is None
+        assert source.previous_call == CallTrace(
+            provider=start.provider,
+            model=start.model,
+            account=start.account,
+            started_at=start.started_at,
+            usage=end.usage,
+            response_id=end.response_id,
+            caching=start.caching,
+        )
 
     async def test_an_edited_assistant_waits_for_the_end_of_a_tool_loop(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)

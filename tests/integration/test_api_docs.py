@@ -58,7 +58,7 @@ async def test_the_examples_work_in_their_order(
     }
     emulated.gemini.says(ASKS)
     examples = re.findall(r"```sh\n(curl.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 19
+    assert len(examples) == 21
     for example in examples:
         if "respond-async" in example:
             emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)

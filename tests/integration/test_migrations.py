@@ -127,7 +127,7 @@ async def test_a_migration_that_cannot_get_its_lock_gives_up_and_changes_nothing
     holder = await connect(empty)
     try:
         async with holder.transaction():
-            await holder.execute("LOCK TABLE turns, pgqueuer IN ACCESS SHARE MODE")
+            await holder.execute("LOCK TABLE turns, calls, pgqueuer IN ACCESS SHARE MODE")
             with pytest.raises(MigrationFailed, match="lock timeout"):
                 await migrate_down_one(empty)
     finally:

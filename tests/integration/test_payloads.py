@@ -149,7 +149,8 @@ async def test_claude_reads_from_the_cache_what_was_said_before(rigs: Rigs, clau
     talk.say("Go on.")
     second = await ask(rigs, talk, claude, SPEECH)
     marked = [entry for entry in second.built.manifest if entry.marked]
-    assert [(entry.kind, entry.seq) for entry in marked] == [("static", None), ("message", 2), ("message", 3)]
+    places = [("tools", None), ("static", None), ("message", 2), ("message", 3)]
+    assert [(entry.kind, entry.seq) for entry in marked] == places
     assert second.stream.answer.usage.cache_read_tokens > 2_000
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from server.call_settings import check_settings, read_order, read_settings
+from server.call_settings import check_settings, read_cache_settings, read_order, read_settings
 from server.errors import ValidationFailed
+from server.explicit_cache_policy import CacheSettings, ExplicitChoice
 from server.model_profile import find_profile
 from server.payload import CallSettings, LayerOrder
 
@@ -27,6 +28,7 @@ def test_every_member_is_read() -> None:
         "safety": {"HARM_CATEGORY_HARASSMENT": "OFF"},
         "extra": {"labels": {"a": 1}},
         "layer_order": "append_only",
+        "cache": {"explicit": "on", "ttl_seconds": 60},
     }
     assert read_settings(given) == CallSettings(
         max_output_tokens=7,
@@ -38,17 +40,27 @@ def test_every_member_is_read() -> None:
         extra={"labels": {"a": 1}},
     )
     assert read_order(given, FLASH) is LayerOrder.APPEND_ONLY
+    assert read_cache_settings(given) == CacheSettings(explicit=ExplicitChoice.ON, ttl_seconds=60)
 
 
 def test_what_is_not_said_is_left_to_the_model() -> None:
     assert read_settings({"thinking": None, "temperature": None, "layer_order": None}) == CallSettings()
     assert read_order({}, FLASH) is LayerOrder.LAYERED
+    for nothing in (None, {}, {"explicit": None, "ttl_seconds": None}):
+        assert read_cache_settings({"cache": nothing}) == read_cache_settings({}) == CacheSettings()
     assert read_order({"layer_order": None}, find_profile("anthropic", "claude-fable-5-2")) is LayerOrder.APPEND_ONLY
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("cache", []),
+        ("cache", {"explicit": "maybe"}),
+        ("cache", {"ttl_seconds": 59}),
+        ("cache", {"ttl_seconds": 86_401}),
+        ("cache", {"ttl_seconds": True}),
+        ("cache", {"ttl_seconds": "60"}),
+        ("cache", {"ttl": 60}),
         ("max_output_tokens", 0),
         ("max_output_tokens", "7"),
         ("max_output_tokens", True),
@@ -119,3 +131,12 @@ def test_what_the_model_does_not_take_is_refused(model: str, settings: dict[str,
     with pytest.raises(ValidationFailed) as caught:
         check_settings("gemini" if model.startswith("gemini") else "anthropic", model, settings)
     assert faults(caught.value) == [f"settings.{path}"]
+
+
+def test_an_explicit_cache_can_be_insisted_on_only_where_there_are_any() -> None:
+    check_settings("gemini", "gemini-3.8-flash", {"cache": {"explicit": "on"}})
+    check_settings("gemini", "gemini-4-argon", {"cache": {"explicit": "auto"}})
+    for provider, model in (("gemini", "gemini-4-argon"), ("anthropic", "claude-fable-5-2")):
+        with pytest.raises(ValidationFailed) as caught:
+            check_settings(provider, model, {"cache": {"explicit": "on"}})
+        assert faults(caught.value) == ["settings.cache"]

@@ -175,7 +175,19 @@ def test_claude_caches_behind_the_last_finished_turn_and_the_newest_message() ->
     talk.say("Second.")
     built = talk.build(CLAUDE)
     assert built.payload.breakpoints == (1, 2)
-    assert [entry.marked for entry in built.manifest] == [False, True, False, True, True]
+    assert [entry.marked for entry in built.manifest] == [True, True, False, True, True]
+
+
+def test_nothing_is_cached_behind_a_dynamic_layer_that_stands_first() -> None:
+    speaker = replace(CLAUDE, model="claude-opus-5", order=LayerOrder.LAYERED)
+    talk = Talk()
+    talk.say("First.")
+    said(talk, speaker, TextBlock(text="Yes."))
+    talk.say("Second.")
+    built = talk.build(speaker, ONE)
+    assert (built.payload.marks_tools, built.payload.breakpoints) == (True, ())
+    assert [entry.marked for entry in built.manifest] == [True, True, False, False, False, False]
+    assert talk.build(speaker, None).payload.breakpoints == (1, 2)
 
 
 def test_a_wide_answer_gets_a_marker_before_it_too() -> None:
@@ -184,7 +196,8 @@ def test_a_wide_answer_gets_a_marker_before_it_too() -> None:
     calls = [replace(CALL, id=f"call_{number}") for number in range(20)]
     said(talk, CLAUDE, *calls, CALL)
     talk.put(TurnKind.TOOL_RESPONSE, tuple(replace(RESULT, tool_call_id=call.id) for call in calls))
-    assert talk.build(CLAUDE).payload.breakpoints == (0, 1, 2)
+    payload = talk.build(CLAUDE).payload
+    assert (payload.marks_tools, payload.breakpoints) == (False, (0, 1, 2))
 
 
 def test_the_prefix_hash_is_of_the_text_and_the_tools() -> None:

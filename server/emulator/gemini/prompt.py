@@ -67,9 +67,12 @@ class Prompt:
     def blocks(self) -> list[tuple[str, int]]:
         """What the prompt consists of, in the order of its prefix: each piece as canonical JSON with its tokens."""
         blocks = []
-        if self.system_instruction is not None:
-            tokens = sum(self._count_part(part) for part in self.system_instruction.get("parts", ()))
-            blocks.append((canonical_json(["system", self.system_instruction]), tokens))
+        system = self.system_instruction
+        if system is not None:
+            blocks.append((canonical_json(["system", {name: system[name] for name in system if name != "parts"}]), 0))
+            blocks += [
+                (canonical_json(["system part", part]), self._count_part(part)) for part in system.get("parts", ())
+            ]
         if self.tools:
             blocks.append((canonical_json(["tools", self.tools, self.tool_config]), count_json(self.tools)))
         for content in self.contents:

@@ -20,7 +20,7 @@ def refusal(directory: Path) -> SettingsInvalid:
 
 def test_the_built_in_templates_are_used_where_there_are_no_others() -> None:
     templates = load_templates(None)
-    loaded = [*templates.static.values(), *templates.dynamic.values()]
+    loaded = [*templates.static.values(), *templates.dynamic.values(), templates.segment, templates.summary]
 
     assert templates.static.keys() == templates.dynamic.keys() == {"gemini", "anthropic"}
     assert sorted(template.name for template in loaded) == BUILT_IN
@@ -146,3 +146,8 @@ def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.j2").write_text("{% nonsense", encoding="utf-8")
 
     load_templates(tmp_path)
+
+
+def test_a_file_for_the_history_of_a_name_that_is_never_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history_segments.j2").write_text("{{ turns }}")
+    assert "history_segments.j2 has a name that is never read" in str(refusal(tmp_path))

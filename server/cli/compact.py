@@ -1,0 +1,236 @@
+"""`strata compact`: compacts conversations, tells what it would save, and takes compactions back."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from server.cli.run import begin_quietly, run
+from server.compaction_report import CompactionOutcome, CompactionReport
+from server.compactor import Compactor
+from server.errors import DatabaseUnavailable, StrataError
+from server.job_wiring import open_compactor
+from server.postgres.compacting import CompactionFilter, count_candidates, find_owner, list_candidates
+from server.postgres.engine import Database
+from server.postgres.key_ring import PostgresKeyRing
+from server.settings import Settings
+
+_SPAN: Final = re.compile(r"(\d{1,6})([mhdw])")
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_PIPE_WIDTH: Final = 200
+_MOST_ROWS: Final = 200
+"""Of the table. The sum counts all; `--json` lists all."""
+
+
+class Span(click.ParamType[timedelta]):
+    """A span such as 30m, 12h, 7d."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        span = _SPAN.fullmatch(value)
+        if span is None:
+            self.fail(f"{value!r} is no span such as 30m, 12h, 7d, 4w", param, ctx)
+        return timedelta(**{_UNITS[span[2]]: int(span[1])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What was asked for."""
+
+    conversation_ids: Sequence[str]
+    tenant: str | None
+    assistant: str | None
+    idle: timedelta | None
+    dry_run: bool
+    force: bool
+    undo: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """A conversation that could not be compacted."""
+
+    conversation_id: str
+    error: StrataError
+
+
+@click.command()
+@click.argument("conversation_ids", nargs=-1, metavar="[CONVERSATION]...")
+@click.option("--all", "everything", is_flag=True, help="All conversations that fit the options below.")
+@click.option("--tenant", help="With --all: only this tenant's.")
+@click.option("--assistant", help="With --all: only this assistant's (asst_...).")
+@click.option("--older-than", "idle", type=Span(), help="With --all: only those idle for longer (30m, 12h, 7d, 4w).")
+@click.option("--force", is_flag=True, help="Move all that need not stay, whatever the policy says.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what it would save.")
+@click.option("--undo", is_flag=True, help="Take the latest compaction of each conversation back.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a conversation a line.")
+def compact(  # noqa: PLR0913  reason: an option each
+    conversation_ids: tuple[str, ...],
+    tenant: str | None,
+    assistant: str | None,
+    idle: timedelta | None,
+    *,
+    everything: bool,
+    force: bool,
+    dry_run: bool,
+    undo: bool,
+    as_json: bool,
+) -> None:
+    """Compact conversations: by their ids, or with --all those that fit.
+
+    Old exchanges move out of the buffer into the history at the end of the static prompt, if the assistant's policy
+    says that it pays. A server does that by itself; this is for doing it now, for seeing what it would save, and for
+    taking it back. It works on the database of the settings, beside running servers.
+    """
+    _check(conversation_ids, everything=everything, filtered=bool(tenant or assistant or idle))
+    if undo and (everything or dry_run or force):
+        raise click.UsageError("--undo takes conversations by their ids, and no other option.")
+    order = _Order(
+        conversation_ids=conversation_ids,
+        tenant=tenant,
+        assistant=assistant,
+        idle=idle,
+        dry_run=dry_run,
+        force=force,
+        undo=undo,
+    )
+    reports, failures = run(_compact(begin_quietly(), order))
+    if as_json:
+        for report in reports:
+            click.echo(json.dumps(_as_json(report)))
+    else:
+        _print(reports, dry_run=dry_run)
+    for failure in failures:
+        click.secho(f"{failure.conversation_id}: {failure.error} [{failure.error.code}]", fg="red", err=True)
+    if failures:
+        sys.exit(1)
+
+
+def _check(conversation_ids: Sequence[str], *, everything: bool, filtered: bool) -> None:
+    if everything == bool(conversation_ids):
+        raise click.UsageError("Name conversations by their ids, or say --all.")
+    if filtered and not everything:
+        raise click.UsageError("--tenant, --assistant and --older-than go with --all.")
+
+
+async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionReport], list[_Failure]]:
+    reports: list[CompactionReport] = []
+    failures: list[_Failure] = []
+    async with open_compactor(settings, os.environ) as (database, compactor):
+        wanted = await _read_filter(database, order)
+        total = len(order.conversation_ids) or await count_candidates(database, wanted)
+        with _bar() as progress:
+            task = progress.add_task("compacting" if not order.undo else "undoing", total=total)
+            async for tenant_id, conversation_id in _choose(database, order, wanted):
+                try:
+                    owner = tenant_id or await find_owner(database, conversation_id)
+                    reports.append(await _do(compactor, order, owner, conversation_id))
+                except StrataError as error:
+                    # Of one conversation its error is the answer; among many it is no reason to leave the others.
+                    if total == 1 or isinstance(error, DatabaseUnavailable):
+                        raise
+                    failures.append(_Failure(conversation_id=conversation_id, error=error))
+                progress.advance(task)
+    return reports, failures
+
+
+async def _do(compactor: Compactor, order: _Order, tenant_id: str, conversation_id: str) -> CompactionReport:
+    if order.undo:
+        return await compactor.undo(tenant_id, conversation_id)
+    return await compactor.compact(tenant_id, conversation_id, force=order.force, dry_run=order.dry_run)
+
+
+async def _read_filter(database: Database, order: _Order) -> CompactionFilter:
+    tenant_id = None if order.tenant is None else (await PostgresKeyRing(database).load_tenant(order.tenant)).id
+    return CompactionFilter(
+        tenant_id=tenant_id,
+        assistant_id=order.assistant,
+        idle_since=None if order.idle is None else datetime.now(UTC) - order.idle,
+    )
+
+
+async def _choose(database: Database, order: _Order, wanted: CompactionFilter) -> AsyncIterator[tuple[str | None, str]]:
+    """Conversations, with their tenants where these are known."""
+    if not order.conversation_ids:
+        async for found in list_candidates(database, wanted):
+            yield found
+    for conversation_id in order.conversation_ids:
+        yield None, conversation_id
+
+
+def _bar() -> Progress:
+    """On standard error, and only for people."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+
+
+def _print(reports: Sequence[CompactionReport], *, dry_run: bool) -> None:
+    changed = [report for report in reports if report.outcome is not CompactionOutcome.UNCHANGED]
+    shown = changed if len(reports) > 1 else reports
+    if shown:
+        table = Table(
+            Column("conversation", no_wrap=True),
+            "outcome",
+            "reason",
+            "turns",
+            *(Column(name, justify="right") for name in ("tokens", "as history", "saves per call", "USD per call")),
+        )
+        for report in shown[:_MOST_ROWS]:
+            table.add_row(*_row(report))
+        Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    saved = sum((report.saved_usd_per_call or Decimal(0) for report in changed), Decimal(0))
+    verb = "would change" if dry_run else "changed"
+    click.echo(f"{len(changed)} of {len(reports)} conversations {verb}; that saves {saved:.6f} USD for a call to each.")
+
+
+def _row(report: CompactionReport) -> tuple[str, ...]:
+    usd = report.saved_usd_per_call
+    return (
+        report.conversation_id,
+        report.outcome.value,
+        report.reason,
+        "" if report.first_seq is None else f"{report.first_seq}-{report.last_seq}",
+        str(report.moved_tokens),
+        str(report.segment_tokens),
+        f"{report.saved_tokens_per_call:.0f}",
+        "" if usd is None else f"{usd:.6f}",
+    )
+
+
+def _as_json(report: CompactionReport) -> dict[str, Any]:
+    usd = report.saved_usd_per_call
+    return {
+        "conversation_id": report.conversation_id,
+        "outcome": report.outcome.value,
+        "reason": report.reason,
+        "dry_run": report.is_dry_run,
+        "epoch": report.epoch,
+        "first_seq": report.first_seq,
+        "last_seq": report.last_seq,
+        "moved_tokens": report.moved_tokens,
+        "segment_tokens": report.segment_tokens,
+        "request_tokens": report.request_tokens,
+        "saved_tokens_per_call": round(report.saved_tokens_per_call, 1),
+        "saved_usd_per_call": None if usd is None else float(usd),
+        "blocked": report.is_blocked,
+    }

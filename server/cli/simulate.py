@@ -1,0 +1,204 @@
+"""`strata simulate`: what conversations would cost, played against a simulated provider with the server's planner."""
+
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from server.compaction_policy import CompactionPolicy, PolicyKind
+from server.errors import ValidationFailed
+from server.model_profile import PROFILES
+from server.payload import LayerOrder
+from server.simulated_conversation import LengthLaw
+from server.simulation import Comparison, Market, Run, Workload, compare, find_market
+from server.simulation_grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
+
+_PIPE_WIDTH: Final = 160
+_CHART_STEPS: Final = 6
+_NAMES: Final = {
+    "uncached": "no caching",
+    "kept": "append-only",
+    "threshold": "threshold",
+    "cost": "cost policy",
+    "optimum": "optimum",
+}
+
+
+def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in {".svg", ".png"}:
+        raise click.BadParameter("A chart is written as .svg or .png.")
+    return path
+
+
+@click.command()
+@click.option("--model", default="gemini-3.8-flash", show_default=True, help="Any model that has a price.")
+@click.option(
+    "--order", type=click.Choice([order.value for order in LayerOrder]), help="Of the layers; else the model's own."
+)
+@click.option("--date", type=click.DateTime(["%Y-%m-%d"]), help="The day of the prices; else today.")
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="chat", show_default=True)
+@click.option("--think-time", type=click.Choice(list(THINK_TIMES)), default="human", show_default=True)
+@click.option("--exchanges", type=click.IntRange(1, 1000), default=40, show_default=True, help="In the mean.")
+@click.option(
+    "--lengths",
+    type=click.Choice([law.value for law in LengthLaw]),
+    default="even",
+    show_default=True,
+    help="How they spread about the mean.",
+)
+@click.option("--length-unknown", is_flag=True, help="Do not tell the planner how long such conversations get.")
+@click.option("--conversations", type=click.IntRange(1, 1000), default=12, show_default=True)
+@click.option("--keep-exchanges", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--fixed-cost-tokens", type=click.IntRange(0), default=500, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=8_000, show_default=True, help="Of the threshold policy.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same figures.")
+@click.option("--grid", is_flag=True, help="All models, shapes, paces and lengths of docs/costs.md.")
+@click.option(
+    "--chart", type=click.Path(dir_okay=False, path_type=Path), callback=_check_chart, help="FILE.svg or FILE.png"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a row a line.")
+def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> None:
+    """Compute what input costs under each policy, as a share of what it costs without any cache.
+
+    Nothing is sent to anybody. The figures of docs/costs.md are those of `strata simulate --grid`.
+    """
+    cost = CompactionPolicy(keep_exchanges=asked["keep_exchanges"], fixed_cost_tokens=asked["fixed_cost_tokens"])
+    threshold = replace(cost, kind=PolicyKind.THRESHOLD, max_tokens=asked["max_tokens"])
+    if grid:
+        _simulate_grid(cost, threshold, asked, chart=chart, as_json=as_json)
+        return
+    market = _read_market(asked)
+    workload = _read_workload(asked)
+    comparison = compare(market, workload, cost, threshold)
+    if as_json:
+        for name, run in _runs(comparison).items():
+            click.echo(json.dumps({"policy": name, **_describe(comparison, run)}))
+    else:
+        _show(market, workload, comparison)
+    if chart is not None:
+        from server.cli.simulate_chart import draw_lengths  # noqa: PLC0415  reason: only who wants one waits for it
+
+        shares = {
+            mean: compare(market, replace(workload, exchanges=mean), cost, threshold)
+            for mean in _chart_lengths(workload.exchanges)
+        }
+        draw_lengths(f"{market.profile.model}, {workload.shape.name}", shares, _NAMES, chart)
+
+
+def _read_market(asked: dict[str, Any]) -> Market:
+    profile = PROFILES.get(asked["model"])
+    if profile is None:
+        raise ValidationFailed(f"There is no price for {asked['model']}.")
+    day = asked["date"].replace(tzinfo=UTC) if asked["date"] else datetime.now(UTC)
+    order = LayerOrder(asked["order"]) if asked["order"] else None
+    return find_market(profile.provider, profile.model, order, day)
+
+
+def _read_workload(asked: dict[str, Any]) -> Workload:
+    return Workload(
+        shape=SHAPES[asked["shape"]],
+        think_time=THINK_TIMES[asked["think_time"]],
+        exchanges=asked["exchanges"],
+        lengths=LengthLaw(asked["lengths"]),
+        length_known=not asked["length_unknown"],
+        conversations=asked["conversations"],
+        seed=asked["seed"],
+    )
+
+
+def _simulate_grid(
+    cost: CompactionPolicy, threshold: CompactionPolicy, asked: dict[str, Any], *, chart: Path | None, as_json: bool
+) -> None:
+    rows: list[GridRow] = []
+    with Progress(
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        task = progress.add_task("", total=ROW_COUNT)
+        for row in walk_grid(
+            lengths=LengthLaw(asked["lengths"]),
+            length_known=not asked["length_unknown"],
+            seed=asked["seed"],
+            policy=cost,
+            threshold=threshold,
+        ):
+            rows.append(row)
+            progress.advance(task)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(dict(zip(COLUMNS, row.cells(), strict=True))))
+    else:
+        _show_grid(rows)
+    if chart is not None:
+        from server.cli.simulate_chart import draw_grid  # noqa: PLC0415  reason: only who wants one waits for it
+
+        draw_grid(rows, chart)
+
+
+def _runs(comparison: Comparison) -> dict[str, Run]:
+    return {name: getattr(comparison, name) for name in _NAMES}
+
+
+def _describe(comparison: Comparison, run: Run) -> dict[str, Any]:
+    bill = run.bill
+    return {
+        "cost_usd": round(run.cost_usd, 6),
+        "share": round(comparison.share(run), 4),
+        "distance": round(run.cost_usd / comparison.optimum.cost_usd, 4),
+        "fresh_tokens": bill.fresh_tokens,
+        "cache_read_tokens": bill.read_tokens,
+        "cache_write_tokens": bill.written_tokens,
+        "compactions": run.compaction_count,
+    }
+
+
+def _show(market: Market, workload: Workload, comparison: Comparison) -> None:
+    table = Table(
+        Column("policy"),
+        *(Column(name, justify="right") for name in ("input cost", "share", "to optimum", "cached", "compactions")),
+        title=f"{market.profile.model} ({market.order}), {workload.shape.name}, {workload.think_time.name}: "
+        f"{workload.conversations} conversations of about {workload.exchanges} exchanges",
+        box=None,
+    )
+    for name, run in _runs(comparison).items():
+        table.add_row(
+            _NAMES[name],
+            f"${run.cost_usd:.4f}",
+            f"{comparison.share(run):.3f}",
+            f"{run.cost_usd / comparison.optimum.cost_usd:.3f}",
+            f"{run.bill.read_tokens / run.bill.input_tokens:.0%}",
+            str(run.compaction_count),
+        )
+    _console().print(table)
+
+
+def _show_grid(rows: list[GridRow]) -> None:
+    figures = {name for name in COLUMNS if name not in WHO}
+    table = Table(*(Column(name, justify="right" if name in figures else "left") for name in COLUMNS), box=None)
+    for row in rows:
+        table.add_row(*row.cells())
+    console = _console()
+    console.print(table)
+    farthest = max(comparison.distance for row in rows for comparison in row.by_length.values())
+    console.print(f"The cost policy is at most {farthest:.3f} times as dear as the optimum.")
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(file=sys.stdout, highlight=False, width=width)
+
+
+def _chart_lengths(most: int) -> list[int]:
+    return sorted({max(1, round(most * step / _CHART_STEPS)) for step in range(1, _CHART_STEPS + 1)})

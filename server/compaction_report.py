@@ -1,0 +1,53 @@
+"""What became of a compaction, in words for clients, operators and logs."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+
+
+class CompactionOutcome(StrEnum):
+    """What was done, or would be."""
+
+    COMPACTED = "compacted"
+    SUMMARISED = "summarised"
+    """The oldest segments were summed up, and perhaps exchanges moved before that."""
+    OLDEST_LEFT_OUT = "oldest_left_out"
+    """A summary was needed and could not be had: the oldest segments are no longer sent."""
+    UNDONE = "undone"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """One compaction of one conversation."""
+
+    conversation_id: str
+    outcome: CompactionOutcome
+    reason: str
+    """Why it was done, or why not."""
+    is_dry_run: bool = False
+    """Nothing was written: this is what would be done."""
+    epoch: int
+    """The conversation's when it was over."""
+    first_seq: int | None = None
+    last_seq: int | None = None
+    """Of the turns that changed their place, both included; None where none did."""
+    moved_tokens: int = 0
+    """What they were as messages, about."""
+    segment_tokens: int = 0
+    """What they are as history, about."""
+    request_tokens: int | None = None
+    """What the next request has beside the new task, about; None where nobody has looked."""
+    saved_tokens_per_call: float = 0.0
+    """What each later call costs less, in uncached input tokens."""
+    saved_usd_per_call: Decimal | None = None
+    """None where the price is not known, or nothing is saved."""
+    thinking_kept: bool = True
+    """False: the turns that stay in the buffer are sent without their thinking from now on."""
+    is_window_short: bool = False
+    """The requests are near the model's window."""
+    look_again_at: datetime | None = None
+    """Where nothing was done now, but would be then: when the provider's cache has gone cold."""
+    is_blocked: bool = False
+    """Something has to be compacted and cannot be. An operator should look."""

@@ -1,0 +1,249 @@
+"""The compactor: moves old exchanges out of the buffer into the history of the static layer, and back.
+
+Each step is: look, decide, render, and one statement that begins an epoch. The statement takes effect only where no
+other epoch has begun since the look. So a turn that runs meanwhile, a second compactor, an erasure or a crash at any
+point leave either the old epoch or the new one, whole; and since turns are only ever added behind the cut, a cut that
+was right stays right.
+
+Within a generation segments are only added. Where that is not possible (after an undo, for a summary) a new generation
+begins, with copies of the segments that stay.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from server.compaction import CompactionDecision, CompactionPlan
+from server.compaction_observer import CompactionObserver
+from server.compaction_report import CompactionOutcome, CompactionReport
+from server.compaction_source import count_request, decide_compaction, read_state
+from server.epoch import Epoch, EpochReason, Segment
+from server.epoch_writer import EpochWriter, Rewrite
+from server.errors import EpochMoved
+from server.held_texts import HeldTexts, StaticText
+from server.history_rewriter import HistoryRewriter
+from server.history_summary import Summariser
+from server.renderer import Renderer
+from server.store import CopiedSegments, History, Store
+from server.token_estimate import TokenEstimate
+from server.transcript import build_transcript
+
+NOT_BEGUN: Final = "not_begun"
+"""Why nothing is moved where no request was ever sent."""
+UNDONE: Final = "undone"
+"""Why nothing is moved in a conversation whose compaction somebody has undone: not until somebody asks for it."""
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactorTools:
+    """What compacting takes, gathered once for a process."""
+
+    store: Store
+    renderer: Renderer
+    summariser: Summariser
+    observer: CompactionObserver
+    texts: HeldTexts
+    """The static texts that the process holds anyway."""
+    estimate: TokenEstimate
+    result_limit_chars: int = 0
+    """Longer tool results lose their end in the history; 0 keeps them whole."""
+    full_share: float = 0.95
+    """Of the window: a summary that is needed beyond it and cannot be had is given up, and the oldest history too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """A conversation as it was found, and what the planner says about it."""
+
+    history: History
+    epoch: Epoch
+    static: StaticText
+    decision: CompactionDecision
+    request_tokens: int
+    can_sum_up: bool
+
+    @property
+    def conversation_id(self) -> str:
+        return self.history.source.conversation.id
+
+
+class Compactor:
+    """Compacts conversations. Any number of them may work on one database."""
+
+    def __init__(self, tools: CompactorTools) -> None:
+        self._tools = tools
+        self._writer = EpochWriter(tools.store, tools.texts, tools.estimate)
+        self._rewriter = HistoryRewriter(
+            tools.store, tools.renderer, self._writer, tools.summariser, full_share=tools.full_share
+        )
+
+    async def compact(
+        self, tenant_id: str, conversation_id: str, *, force: bool = False, dry_run: bool = False
+    ) -> CompactionReport:
+        """Does what the policy says, or with `force` moves all that need not stay. With `dry_run` only tells.
+
+        Raises `ConversationNotFound`, `EpochMoved` where it is overtaken again and again, `TemplateInvalid`,
+        `SummaryUnavailable`, and what the store raises.
+        """
+        for _ in range(_TRIES):
+            look = await self._look(tenant_id, conversation_id, force=force)
+            if look is None:
+                return CompactionReport(
+                    conversation_id=conversation_id,
+                    outcome=CompactionOutcome.UNCHANGED,
+                    reason=NOT_BEGUN,
+                    is_dry_run=dry_run,
+                    epoch=0,
+                )
+            if dry_run:
+                return _foresee(look)
+            try:
+                report = await self._act(tenant_id, look)
+            except EpochMoved:
+                continue
+            self._tell(report)
+            return report
+        raise EpochMoved
+
+    async def undo(self, tenant_id: str, conversation_id: str) -> CompactionReport:
+        """Takes the newest compaction back: its turns are in the buffer again, or its summary gives way to what it sums
+        up. Nothing is compacted by itself from then on, unless the window runs short or the assistant changes.
+
+        Raises `ConversationNotFound`, `CompactionNotFound`, `EpochMoved`.
+        """
+        for _ in range(_TRIES):
+            history = await self._tools.store.load_history(tenant_id, conversation_id)
+            try:
+                report = await self._rewriter.undo(tenant_id, history)
+            except EpochMoved:
+                continue
+            self._tools.observer.compaction_ended(report)
+            return report
+        raise EpochMoved
+
+    async def _look(self, tenant_id: str, conversation_id: str, *, force: bool) -> _Look | None:
+        """None before the first payload: then there is nothing to move."""
+        tools = self._tools
+        held = tools.texts.hashes_for(conversation_id)
+        history = await tools.store.load_history(tenant_id, conversation_id, held_static_hashes=held)
+        static = self._static_of(history)
+        if static is None and history.source.epoch is not None:
+            # It was let go since.
+            history = await tools.store.load_history(tenant_id, conversation_id)
+            static = self._static_of(history)
+        source, epoch = history.source, history.source.epoch
+        if epoch is None or static is None:
+            return None
+        state = read_state(source, static_length=len(static.text), estimate=tools.estimate)
+        decision = decide_compaction(source, state, now=datetime.now(UTC), requested=force)
+        if epoch.reason is EpochReason.COMPACTION_UNDONE and not (force or decision.window_short):
+            decision = CompactionDecision()
+        return _Look(
+            history=history,
+            epoch=epoch,
+            static=static,
+            decision=decision,
+            request_tokens=count_request(state),
+            can_sum_up=self._rewriter.can_sum_up(history.segments),
+        )
+
+    def _static_of(self, history: History) -> StaticText | None:
+        epoch, text = history.source.epoch, history.source.static_text
+        if epoch is None:
+            return None
+        if text is None:
+            return self._tools.texts.find(epoch.static_hash)
+        return StaticText(text=text, base_length=len(epoch.base_text))
+
+    async def _act(self, tenant_id: str, look: _Look) -> CompactionReport:
+        report = _foresee(look)
+        if report.outcome is CompactionOutcome.UNCHANGED:
+            return replace(report, is_dry_run=False)
+        if look.decision.plan is not None:
+            report = await self._move(tenant_id, look, look.decision.plan)
+        if not look.decision.needs_summary:
+            return report
+        tokens = report.request_tokens or look.request_tokens
+        summed_up = await self._rewriter.sum_up(tenant_id, look.conversation_id, tokens)
+        return summed_up or replace(report, is_blocked=True)
+
+    async def _move(self, tenant_id: str, look: _Look, plan: CompactionPlan) -> CompactionReport:
+        tools, history = self._tools, look.history
+        turns = await tools.store.load_turns(tenant_id, look.conversation_id, plan.first_seq, plan.last_seq)
+        text = tools.renderer.render_segment(build_transcript(turns, result_limit_chars=tools.result_limit_chars))
+        kept = len(history.segments)
+        generation = look.epoch.generation if history.is_open_ended else history.newest_generation + 1
+        segment = Segment(
+            generation=generation,
+            position=kept,
+            first_seq=plan.first_seq,
+            last_seq=plan.last_seq,
+            text=text,
+            token_count=self._writer.count_tokens(history, text),
+        )
+        rewrite = Rewrite(
+            reason=EpochReason.COMPACTED,
+            static=StaticText(text=look.static.text + text, base_length=look.static.base_length),
+            generation=generation,
+            segment_count=kept + 1,
+            buffer_start_seq=plan.last_seq + 1,
+            segment=segment,
+            copies=None
+            if history.is_open_ended
+            else CopiedSegments(generation=look.epoch.generation, from_position=0, count=kept, to_position=0),
+        )
+        begun = await self._writer.begin(tenant_id, history, rewrite)
+        return replace(
+            _foresee(look),
+            outcome=CompactionOutcome.COMPACTED,
+            is_dry_run=False,
+            epoch=begun.number,
+            segment_tokens=segment.token_count,
+            request_tokens=look.request_tokens - plan.moved_tokens + segment.token_count,
+        )
+
+    def _tell(self, report: CompactionReport) -> None:
+        observer = self._tools.observer
+        observer.compaction_ended(report)
+        if report.is_blocked:
+            observer.compaction_blocked(report.conversation_id, report.reason, report.request_tokens or 0)
+        elif report.outcome is not CompactionOutcome.UNCHANGED:
+            observer.compaction_unblocked(report.conversation_id)
+
+
+def _foresee(look: _Look) -> CompactionReport:
+    """What is going to be done, or why nothing is."""
+    plan, decision = look.decision.plan, look.decision
+    report = CompactionReport(
+        conversation_id=look.conversation_id,
+        outcome=CompactionOutcome.COMPACTED,
+        reason=UNDONE if decision.hold is None else decision.hold.value,
+        is_dry_run=True,
+        epoch=look.epoch.number,
+        request_tokens=look.request_tokens,
+        is_window_short=decision.window_short,
+    )
+    if decision.needs_summary and look.can_sum_up:
+        report = replace(report, outcome=CompactionOutcome.SUMMARISED, reason="window")
+    elif plan is None:
+        return replace(
+            report,
+            outcome=CompactionOutcome.UNCHANGED,
+            is_blocked=decision.window_short,
+            look_again_at=decision.ask_again_at,
+        )
+    if plan is None:
+        return report
+    return replace(
+        report,
+        reason=plan.reason.value,
+        first_seq=plan.first_seq,
+        last_seq=plan.last_seq,
+        moved_tokens=plan.moved_tokens,
+        segment_tokens=plan.segment_tokens,
+        request_tokens=look.request_tokens - plan.moved_tokens + plan.segment_tokens,
+        saved_tokens_per_call=plan.saved_tokens_per_call,
+        saved_usd_per_call=plan.saved_usd_per_call,
+        thinking_kept=plan.thinking_kept,
+    )

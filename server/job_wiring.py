@@ -1,0 +1,168 @@
+"""Background work as values: the compactor and the jobs, for a server that does them itself and for a worker."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from server.compaction_observer import CompactionObserver
+from server.compaction_watch import CompactionWatch
+from server.compactor import Compactor, CompactorTools
+from server.database_wiring import open_database
+from server.errors import StrataError
+from server.held_texts import HeldTexts
+from server.history_summary import Summariser
+from server.jinja.limits import RenderLimits
+from server.jinja.renderer import JinjaRenderer
+from server.jinja.templates import load_templates
+from server.jobs.compaction import SentCompactions, compaction_job
+from server.jobs.job import Job
+from server.jobs.queue_log import queue_log_job
+from server.jobs.retention import retention_job
+from server.jobs.sending import JobSender
+from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
+from server.postgres.connecting import connect, translate
+from server.postgres.engine import Database
+from server.postgres.queue_log import prune_queue_log
+from server.postgres.retention import sweep_raw_bytes
+from server.postgres.store import PostgresStore
+from server.provider_wiring import Providers, open_available_providers
+from server.renderer import Renderer
+from server.retry_policy import RetryPolicy
+from server.settings import Settings
+from server.store import Store
+from server.telemetry.compactions import CompactionTelemetry
+from server.token_estimate import TokenEstimate
+
+_PAUSE_SECONDS: Final = 10.0
+_log = logging.getLogger("strata.jobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """What a server has beside its turns."""
+
+    texts: HeldTexts
+    """Of the turns and of the compactor: what one has written the other need not read."""
+    compactor: Compactor
+    watch: CompactionWatch
+    jobs: tuple[Job, ...]
+
+
+def build_background(
+    settings: Settings,
+    database: Database,
+    store: Store,
+    renderer: Renderer,
+    providers: Providers,
+    observer: CompactionObserver,
+    estimate: TokenEstimate,
+) -> Background:
+    """The parts for a server."""
+    texts = HeldTexts()
+    compactor = build_compactor(settings, store, renderer, providers, observer, texts=texts, estimate=estimate)
+    queue = SentCompactions(JobSender(database.connection))
+    return Background(
+        texts=texts,
+        compactor=compactor,
+        watch=CompactionWatch(queue, observer, estimate, alarm_tokens=settings.compaction_alarm_tokens),
+        jobs=build_jobs(settings, database, compactor),
+    )
+
+
+@asynccontextmanager
+async def open_compactor(
+    settings: Settings, environment: Mapping[str, str]
+) -> AsyncIterator[tuple[Database, Compactor]]:
+    """A compactor by itself, for a command: with the database of the settings and the keys of the environment."""
+    async with (
+        open_database(settings) as database,
+        open_available_providers(settings, environment) as providers,
+    ):
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        try:
+            store = PostgresStore(database)
+            yield database, build_compactor(settings, store, renderer, providers, CompactionTelemetry())
+        finally:
+            await renderer.close()
+
+
+@asynccontextmanager
+async def working_inside(settings: Settings, database: Database, jobs: Sequence[Job]) -> AsyncIterator[None]:
+    """Does the jobs in this process while the block lasts, unless the settings leave them to others."""
+    if not settings.worker_inside:
+        yield
+        return
+    stop = StopRequest()
+    working = asyncio.create_task(_work(settings, database, jobs, stop), name="worker")
+    try:
+        yield
+    finally:
+        stop.ask()
+        await asyncio.wait({working})
+
+
+async def _work(settings: Settings, database: Database, jobs: Sequence[Job], stop: StopRequest) -> None:
+    async def check_schema() -> None:
+        async with database.connection():
+            pass  # the pool looks at the schema with its first connection
+
+    parts = WorkerParts(
+        jobs=jobs, connect=partial(connect, database.options), check_schema=check_schema, translate=translate
+    )
+    options = WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds)
+    while not stop.asked.is_set():
+        try:
+            await Worker(parts, options).run(stop)
+        except StrataError as error:
+            # A schema of another release: the server says so itself, and may outlive the migration.
+            _log.warning("worker.paused", extra={"code": error.code})
+            await asyncio.wait({asyncio.ensure_future(stop.asked.wait())}, timeout=_PAUSE_SECONDS)
+
+
+def build_compactor(
+    settings: Settings,
+    store: Store,
+    renderer: Renderer,
+    providers: Providers,
+    observer: CompactionObserver,
+    *,
+    texts: HeldTexts | None = None,
+    estimate: TokenEstimate | None = None,
+) -> Compactor:
+    """The compactor. Without providers it does everything but summaries."""
+    summariser = Summariser(
+        store,
+        renderer,
+        providers.by_name,
+        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+        limit_tokens=settings.summary_limit_tokens,
+    )
+    return Compactor(
+        CompactorTools(
+            store=store,
+            renderer=renderer,
+            summariser=summariser,
+            observer=observer,
+            texts=texts or HeldTexts(),
+            estimate=estimate or TokenEstimate(),
+            result_limit_chars=settings.compaction_result_limit_chars,
+        )
+    )
+
+
+def build_jobs(settings: Settings, database: Database, compactor: Compactor) -> tuple[Job, ...]:
+    """All jobs that there are."""
+
+    async def compact(tenant_id: str, conversation_id: str) -> datetime | None:
+        return (await compactor.compact(tenant_id, conversation_id)).look_again_at
+
+    return (
+        retention_job(settings.raw_retention_days, partial(sweep_raw_bytes, database)),
+        compaction_job(compact, JobSender(database.connection)),
+        queue_log_job(settings.queue_log_days, partial(prune_queue_log, database)),
+    )

@@ -1,0 +1,137 @@
+"""Conversations as a simulation needs them: how many tokens, in how many calls, how far apart. Drawn by seed."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+CALL_SECONDS: Final = 5.0
+"""How long a call takes. Tool loops are quick, so that the cache stays warm in them."""
+_STARTED_AT: Final = datetime(2026, 11, 16, 9, 0, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the conversations of an application look like. Sizes are means, in tokens."""
+
+    name: str
+    static_tokens: int
+    """Instructions and tools."""
+    dynamic_tokens: int
+    task_tokens: int
+    answer_tokens: int
+    thinking_tokens: int = 0
+    """Per answer: sent back with it, and never part of a transcript."""
+    tool_share: float = 0.0
+    """Of the exchanges, those that use tools."""
+    tool_steps: int = 0
+    """Calls of tools in such an exchange, one after the other."""
+    call_tokens: int = 0
+    result_tokens: int = 0
+    spread: float = 0.0
+    """Sizes are drawn evenly between (1 - spread) and (1 + spread) times the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkTime:
+    """How long a user takes between an answer and the next task."""
+
+    name: str
+    mean_seconds: float
+    varies: bool = True
+    """Drawn from an exponential distribution; else always the mean."""
+
+
+class LengthLaw(StrEnum):
+    """How the lengths of conversations are spread about their mean."""
+
+    EQUAL = "equal"
+    EVEN = "even"
+    """Between a half and one and a half times the mean."""
+    EXPONENTIAL = "exponential"
+    """However long it was, a conversation is as likely to end as ever: its length so far says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCall:
+    """One call of an exchange and what it leaves behind."""
+
+    input_tokens: int
+    """The task or the tool's result that it answers."""
+    output_tokens: int
+    """The answer or the tool call."""
+    thinking_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedExchange:
+    """A task, the calls that it takes, and when they are made."""
+
+    calls: tuple[SimulatedCall, ...]
+    starts_at: datetime
+    ends_at: datetime
+
+    def call_times(self) -> tuple[datetime, ...]:
+        """When each of the calls is made."""
+        return tuple(self.starts_at + step * timedelta(seconds=CALL_SECONDS) for step in range(len(self.calls)))
+
+    @property
+    def spoken_tokens(self) -> int:
+        """What a transcript of it has."""
+        return sum(call.input_tokens + call.output_tokens for call in self.calls)
+
+    @property
+    def thinking_tokens(self) -> int:
+        """What goes back to the provider beside it."""
+        return sum(call.thinking_tokens for call in self.calls)
+
+
+def draw_conversation(shape: Shape, think_time: ThinkTime, exchanges: int, seed: str) -> tuple[SimulatedExchange, ...]:
+    """A conversation of so many exchanges. The same arguments give the same one."""
+    # Not for secrets: a simulation has to be repeatable.
+    chance = random.Random(seed)  # noqa: S311  reason: as above
+    drawn = []
+    at = _STARTED_AT
+    for _ in range(exchanges):
+        calls = _draw_calls(shape, chance)
+        ends_at = at + timedelta(seconds=CALL_SECONDS * (len(calls) - 1))
+        drawn.append(SimulatedExchange(calls=calls, starts_at=at, ends_at=ends_at))
+        at = ends_at + timedelta(seconds=CALL_SECONDS + _draw_gap(think_time, chance))
+    return tuple(drawn)
+
+
+def spread_lengths(mean: int, count: int, law: LengthLaw) -> Sequence[int]:
+    """How many exchanges each of so many conversations has: the middles of equal shares of the law, without chance."""
+    return [max(1, round(mean * _factor(law, (place + 0.5) / count))) for place in range(count)]
+
+
+def _draw_calls(shape: Shape, chance: random.Random) -> tuple[SimulatedCall, ...]:
+    def draw(mean: int) -> int:
+        return round(mean * (1 + shape.spread * (2 * chance.random() - 1)))
+
+    steps = shape.tool_steps if chance.random() < shape.tool_share else 0
+    inputs = [shape.task_tokens] + [shape.result_tokens] * steps
+    outputs = [shape.call_tokens] * steps + [shape.answer_tokens]
+    return tuple(
+        SimulatedCall(input_tokens=draw(given), output_tokens=draw(said), thinking_tokens=draw(shape.thinking_tokens))
+        for given, said in zip(inputs, outputs, strict=True)
+    )
+
+
+def _factor(law: LengthLaw, quantile: float) -> float:
+    match law:
+        case LengthLaw.EQUAL:
+            return 1
+        case LengthLaw.EVEN:
+            return 0.5 + quantile
+        case LengthLaw.EXPONENTIAL:
+            return -math.log(1 - quantile)
+
+
+def _draw_gap(think_time: ThinkTime, chance: random.Random) -> float:
+    if not think_time.varies:
+        return think_time.mean_seconds
+    return -think_time.mean_seconds * math.log(1 - chance.random())

@@ -1,0 +1,88 @@
+"""Compactions for operators: metrics, one log line each, and the alarm.
+
+Implements `server.compaction_observer`.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from server.compaction_report import CompactionOutcome, CompactionReport
+from server.telemetry.limits import NameSet, bounded_count, finite_usd
+
+_REASONS: Final = 40
+_MOST_BLOCKED: Final = 10_000
+_log = logging.getLogger("strata.compaction")
+
+
+class CompactionTelemetry:
+    """Told about the compactions of one process. Neither raises nor waits."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Without a registry only the log tells: a worker has no `/metrics`."""
+        registry = registry or CollectorRegistry()
+        self._reasons = NameSet(others=_REASONS)
+        self._blocked: OrderedDict[str, None] = OrderedDict()
+        self._ended = Counter(
+            "strata_compactions",
+            "Compactions that ended, or found nothing to do.",
+            ("outcome", "reason"),
+            registry=registry,
+        )
+        self._queued = Counter(
+            "strata_compactions_queued", "Compactions that the policy asked for.", ("reason",), registry=registry
+        )
+        self._moved = Counter(
+            "strata_compacted_tokens", "Tokens of turns that were moved into the history, about.", registry=registry
+        )
+        self._alarms = Counter(
+            "strata_compaction_alarms", "Conversations found that must be compacted and cannot be.", registry=registry
+        )
+        Gauge(
+            "strata_compaction_blocked",
+            "Conversations that must be compacted and cannot be, as far as this process has seen.",
+            registry=registry,
+        ).set_function(lambda: len(self._blocked))
+
+    def compaction_ended(self, report: CompactionReport) -> None:
+        self._ended.labels(report.outcome.value, self._reasons.admit(report.reason)).inc()
+        if report.outcome is CompactionOutcome.UNCHANGED:
+            return
+        if report.outcome is CompactionOutcome.COMPACTED:
+            self._moved.inc(bounded_count(report.moved_tokens) or 0)
+        _log.info(
+            f"compaction.{report.outcome.value}",
+            extra={
+                "conversation_id": report.conversation_id,
+                "reason": report.reason,
+                "epoch": report.epoch,
+                "first_seq": report.first_seq,
+                "last_seq": report.last_seq,
+                "moved_tokens": report.moved_tokens,
+                "segment_tokens": report.segment_tokens,
+                "request_tokens": report.request_tokens,
+                "saved_usd_per_call": finite_usd(report.saved_usd_per_call),
+            },
+        )
+
+    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+        self._queued.labels(self._reasons.admit(reason)).inc()
+        _log.debug("compaction.queued", extra={"conversation_id": conversation_id, "reason": reason})
+
+    def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
+        if conversation_id in self._blocked:
+            return
+        self._blocked[conversation_id] = None
+        if len(self._blocked) > _MOST_BLOCKED:
+            self._blocked.popitem(last=False)
+        self._alarms.inc()
+        _log.warning(
+            "compaction.blocked",
+            extra={"conversation_id": conversation_id, "reason": reason, "request_tokens": buffer_tokens},
+        )
+
+    def compaction_unblocked(self, conversation_id: str) -> None:
+        if self._blocked.pop(conversation_id, self) is None:
+            _log.info("compaction.unblocked", extra={"conversation_id": conversation_id})

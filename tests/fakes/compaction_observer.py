@@ -1,0 +1,26 @@
+"""An observer of compactions that remembers."""
+
+from dataclasses import dataclass, field
+
+from server.compaction_report import CompactionReport
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was told."""
+
+    reports: list[CompactionReport] = field(default_factory=list)
+    queued: list[tuple[str, str]] = field(default_factory=list)
+    blocked: set[str] = field(default_factory=set)
+
+    def compaction_ended(self, report: CompactionReport) -> None:
+        self.reports.append(report)
+
+    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+        self.queued.append((conversation_id, reason))
+
+    def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
+        self.blocked.add(conversation_id)
+
+    def compaction_unblocked(self, conversation_id: str) -> None:
+        self.blocked.discard(conversation_id)
