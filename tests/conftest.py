@@ -29,7 +29,7 @@ from server.postgres.tables import metadata
 from server.settings import Settings
 from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database
-from tests.emulated import EmulatedProviders, emulating_both
+from tests.emulated import EmulatedProviders, Stages, open_stages
 
 pytest_plugins = ["tests.loud_skips"]
 
@@ -138,11 +138,16 @@ def server_settings(database_options: DatabaseOptions, tmp_path: Path) -> Settin
     )
 
 
+@pytest.fixture(scope="session")
+async def stages() -> AsyncIterator[Stages]:
+    async with open_stages() as opened:
+        yield opened
+
+
 @pytest.fixture
-async def emulated() -> AsyncIterator[EmulatedProviders]:
+def emulated(stages: Stages) -> EmulatedProviders:
     """Both providers, strict, at full speed."""
-    async with emulating_both() as both:
-        yield both
+    return stages.play()
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """Both providers as emulators in the test's own process: what they say, what goes wrong, what they were asked."""
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Fault, FaultKind, Turn
 from server.emulator.server import emulating
@@ -82,14 +83,48 @@ class EmulatedProviders:
             yield providers
 
 
+@dataclass(slots=True)
+class Stage:
+    """An application whose part is played by another one in each test: one server for all of them saves its ending."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Where the emulators of one test after the other are served: a URL and a stage for each."""
+
+    gemini: tuple[str, Stage]
+    anthropic: tuple[str, Stage]
+
+    def play(self, *, clock: Clock = time.time, implicit_cache: bool = True) -> EmulatedProviders:
+        """Both providers, new."""
+        return EmulatedProviders(
+            gemini=_play(GEMINI, self.gemini, partial(build_gemini_app, implicit_cache=implicit_cache), clock),
+            anthropic=_play(ANTHROPIC, self.anthropic, build_anthropic_app, clock),
+        )
+
+
+@asynccontextmanager
+async def open_stages() -> AsyncIterator[Stages]:
+    gemini, anthropic = Stage(build_gemini_app(build_state())), Stage(build_anthropic_app(build_state()))
+    async with emulating(gemini) as gemini_url, emulating(anthropic) as anthropic_url:
+        yield Stages(gemini=(gemini_url, gemini), anthropic=(anthropic_url, anthropic))
+
+
+def _play(name: str, place: tuple[str, Stage], build: Callable[[EmulatorState], ASGIApp], clock: Clock) -> Emulated:
+    url, stage = place
+    lines = Lines()
+    state = build_state(script=lines, clock=clock)
+    stage.app = build(state)
+    return Emulated(name=name, url=url, state=state, lines=lines)
+
+
 @asynccontextmanager
 async def emulating_both(*, clock: Clock = time.time, implicit_cache: bool = True) -> AsyncIterator[EmulatedProviders]:
-    async with AsyncExitStack() as stack:
-        sides = {}
-        build_gemini = partial(build_gemini_app, implicit_cache=implicit_cache)
-        for name, build in ((GEMINI, build_gemini), (ANTHROPIC, build_anthropic_app)):
-            lines = Lines()
-            state = build_state(script=lines, clock=clock)
-            url = await stack.enter_async_context(emulating(build(state)))
-            sides[name] = Emulated(name=name, url=url, state=state, lines=lines)
-        yield EmulatedProviders(gemini=sides[GEMINI], anthropic=sides[ANTHROPIC])
+    """On servers of their own."""
+    async with open_stages() as stages:
+        yield stages.play(clock=clock, implicit_cache=implicit_cache)

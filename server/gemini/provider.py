@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -27,6 +28,8 @@ _API_VERSION: Final = "v1beta"
 _DUMMY: Final = "x"
 _CALL_LIMIT_MS: Final = 3_600_000
 """Told to Google as the most that a call may take. Silence is judged by our transport, much earlier."""
+_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For the SDK's own clients, which are never used: it would read the machine's certificates for each. Trusts nobody."""
 
 
 class GeminiProvider:
@@ -52,6 +55,8 @@ class GeminiProvider:
                 api_version=_API_VERSION,
                 timeout=_CALL_LIMIT_MS,
                 httpx_async_client=self._http,
+                client_args={"verify": _NO_TLS},
+                async_client_args={"ssl": _NO_TLS},
             ),
         )
         self.caches = GeminiCaches(self._client)

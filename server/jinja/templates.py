@@ -12,6 +12,7 @@ history, and nothing before it may depend on it.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -61,9 +62,19 @@ class TemplateSet:
 
 def load_templates(directory: Path | None) -> TemplateSet:
     """The user's templates where there are some, the built-in ones for the rest. Raises `SettingsInvalid`."""
-    if directory is not None:
-        directory = directory.expanduser()
-        _require_known_names(directory)
+    if directory is None:
+        return _load_built_in()
+    directory = directory.expanduser()
+    _require_known_names(directory)
+    return _load(directory)
+
+
+@cache
+def _load_built_in() -> TemplateSet:
+    return _load(None)
+
+
+def _load(directory: Path | None) -> TemplateSet:
     sandbox = Sandbox()
     telling = Sandbox()
     telling.filters["quoted"] = quote

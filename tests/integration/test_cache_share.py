@@ -1,7 +1,7 @@
 """What the providers' caches give, what was expected of them, and why they gave less."""
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from server.provider_choice import ANTHROPIC, GEMINI
 from server.static_pieces import PIECE_CHARACTERS
 from server.turn import TurnState
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders, MovedClock, emulating_both
+from tests.emulated import EmulatedProviders, MovedClock, Stages
 from tests.turn_walk import Walk, asks, assert_all_accepted, assert_no_break, assert_rebuilds, begin_walk, tells
 
 LONG = Instructions(roles="You help. " * 2_500, procedure="Think, then answer.", constraints="Be kind.")
@@ -32,9 +32,8 @@ def clock() -> MovedClock:
 
 
 @pytest.fixture
-async def emulated(clock: MovedClock) -> AsyncIterator[EmulatedProviders]:
-    async with emulating_both(clock=clock) as both:
-        yield both
+def emulated(stages: Stages, clock: MovedClock) -> EmulatedProviders:
+    return stages.play(clock=clock)
 
 
 async def begin(server: StrataServer, emulated: EmulatedProviders, provider: str, **changes: Any) -> Walk:

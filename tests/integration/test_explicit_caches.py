@@ -1,6 +1,5 @@
 """The life of an explicit cache: made, used, shared, prolonged, gone, removed."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +15,7 @@ from server.turn import TurnState
 from server.turn_event import TurnStarted
 from server.wiring import Program, open_program
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders, MovedClock, emulating_both
+from tests.emulated import EmulatedProviders, MovedClock, Stages, emulating_both
 from tests.turn_talk import read_all, user_task
 from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, tells
 
@@ -31,10 +30,9 @@ def clock() -> MovedClock:
 
 
 @pytest.fixture
-async def emulated(clock: MovedClock) -> AsyncIterator[EmulatedProviders]:
+def emulated(stages: Stages, clock: MovedClock) -> EmulatedProviders:
     """Without the implicit cache, which would give everything for nothing."""
-    async with emulating_both(clock=clock, implicit_cache=False) as both:
-        yield both
+    return stages.play(clock=clock, implicit_cache=False)
 
 
 async def begin(server: StrataServer, emulated: EmulatedProviders, **changes: Any) -> Walk:
