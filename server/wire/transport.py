@@ -65,12 +65,24 @@ class Tap:
 
     def fill(self, body: bytes) -> bytes:
         """The body with the stored bytes in their places. Raises `KeyError` for a hole that is not there."""
-        for hole, content in self._holes.items():
-            before, found, after = body.partition(b'"' + hole.encode() + b'"')
-            if not found:
-                raise KeyError(hole)
-            body = before + content + after
-        return body
+        places = sorted((_find_hole(body, hole), hole) for hole in self._holes)
+        pieces, behind = [], 0
+        for place, hole in places:
+            pieces += [body[behind:place], self._holes[hole]]
+            behind = place + len(_written(hole))
+        return b"".join((*pieces, body[behind:]))
+
+
+def _find_hole(body: bytes, hole: str) -> int:
+    place = body.find(_written(hole))
+    if place < 0:
+        raise KeyError(hole)
+    return place
+
+
+def _written(hole: str) -> bytes:
+    """As the SDK has written it."""
+    return b'"' + hole.encode() + b'"'
 
 
 class LiveAnswer:

@@ -1,0 +1,54 @@
+"""Parts of requests are written once, as long as there is room for them."""
+
+from functools import partial
+
+import pytest
+
+from server.wire.holes import Holes
+from server.wire.transport import Tap
+from server.wire.written import WrittenParts
+
+
+def test_a_part_is_written_once() -> None:
+    written: list[str] = []
+
+    def write(name: str) -> bytes:
+        written.append(name)
+        return name.encode()
+
+    parts = WrittenParts()
+    assert [parts.find(name, partial(write, name)) for name in "abaab"] == [b"a", b"b", b"a", b"a", b"b"]
+    assert written == ["a", "b"]
+
+
+def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
+    parts = WrittenParts(limit_bytes=20)
+    for name in ("a", "b", "a", "c"):
+        parts.find(name, lambda: bytes(10))
+    assert parts.find("a", lambda: b"new") == bytes(10)
+    assert parts.find("c", lambda: b"new") == bytes(10)
+    assert parts.find("b", lambda: b"new") == b"new"
+
+
+def test_one_that_is_larger_than_all_room_is_held_all_the_same() -> None:
+    parts = WrittenParts(limit_bytes=1)
+    parts.find("a", lambda: bytes(10))
+    assert parts.find("a", lambda: b"new") == bytes(10)
+
+
+def test_holes_are_filled_in_whatever_order_the_sdk_writes_them() -> None:
+    holes = Holes()
+    first, second, third = holes.make(b"[1]"), holes.make(b'{"x":1.0}'), holes.make(b"")
+    with Tap(holes.contents) as tap:
+        body = f'{{"b": "{second}", "c": ["{third}"], "a": "{first}", "d": "@strata"}}'
+        assert tap.fill(body.encode()) == b'{"b": {"x":1.0}, "c": [], "a": [1], "d": "@strata"}'
+        with pytest.raises(KeyError):
+            tap.fill(f'{{"a": "{first}"}}'.encode())
+
+
+def test_what_fills_a_hole_is_not_looked_at_for_holes() -> None:
+    holes = Holes()
+    first = holes.make(b"1")
+    second = holes.make(f'"{first}"'.encode())
+    with Tap(holes.contents) as tap:
+        assert tap.fill(f'["{second}", "{first}"]'.encode()) == f'["{first}", 1]'.encode()
