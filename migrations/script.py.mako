@@ -2,8 +2,16 @@
 
 Rules: this runs while the previous release serves, so it must be usable by that release. It waits at most 4 s for a
 lock and works at most 60 s in one statement; what needs longer is split, or raises the limit below with the reason.
-NOT NULL comes in three steps: nullable, fill, set. Indexes on large tables are made CONCURRENTLY, outside a
-transaction. Once landed, this file is never edited.
+NOT NULL comes in three steps: nullable, fill, set. Once landed, this file is never edited.
+
+An index on a large table is made beside its writers, in a revision of its own. One that was broken off leaves an index
+that is not valid and goes first. It waits for every transaction that is older, so it has no limit of time:
+
+    with op.get_context().autocommit_block():
+        op.execute("SET statement_timeout = 0")
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_turns_seen_at")
+        op.create_index("ix_turns_seen_at", "turns", ["seen_at"], postgresql_concurrently=True)
+        op.execute("RESET statement_timeout")
 """
 
 from collections.abc import Sequence

@@ -15,6 +15,7 @@ from typing import Final
 
 from server.cache_policy import SHORT_SECONDS
 from server.call import CallTrace
+from server.manifest import share_opening
 from server.model_profile import ModelProfile
 from server.payload import Layer, LayerOrder, ManifestEntry
 from server.usage import Usage
@@ -29,7 +30,7 @@ class MissReason(StrEnum):
     MODEL_CHANGED = "model_changed"
     ACCOUNT_CHANGED = "account_changed"
     EPOCH_BEGAN = "epoch_began"
-    """The static text or the tools changed on purpose."""
+    """The static text, the tools or the opening changed on purpose."""
     ORDER_CHANGED = "order_changed"
     PREFIX_BREAK = "prefix_break"
     """A block changed that should not have; the call's warnings name it."""
@@ -90,7 +91,7 @@ def expect_cache(
         return CacheExpectation(tokens=None)
     if "cached_content" in trace.caching:
         possible = trace.usage.cache_read_tokens
-        return CacheExpectation(possible_tokens=possible, reason=MissReason.CACHE_GONE)
+        return CacheExpectation(possible_tokens=possible, reason=_find_end(previous, current))
     previous, current = _in_order(previous, profile), _in_order(current, profile)
     shared = _count_shared(previous.manifest, current.manifest)
     due = max(shared, _count_due(previous))
@@ -190,7 +191,14 @@ def _find_change(previous: Request, current: Request) -> MissReason | None:
     return MissReason.ACCOUNT_CHANGED if previous.account != current.account else None
 
 
+def _find_end(previous: Request, current: Request) -> MissReason:
+    """Why an explicit cache, which the request before named, stands for this one no more."""
+    if reason := _find_change(previous, current):
+        return reason
+    return MissReason.EPOCH_BEGAN if previous.prefix_hash != current.prefix_hash else MissReason.CACHE_GONE
+
+
 def _find_edit(previous: Request, current: Request) -> MissReason:
-    if previous.prefix_hash != current.prefix_hash:
+    if previous.prefix_hash != current.prefix_hash or not share_opening(previous.manifest, current.manifest):
         return MissReason.EPOCH_BEGAN
     return MissReason.ORDER_CHANGED if previous.order is not current.order else MissReason.PREFIX_BREAK

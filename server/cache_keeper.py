@@ -11,21 +11,33 @@ keeper is told, and sees in the background that the next one has what it needs:
 | no cache, and one would pay                      | makes one, unless that went beyond the budget for storage       |
 | caches that nobody uses any more                 | removes them at the provider, then in the register              |
 
-A process that dies between making a cache and registering it leaves one that ends by itself when its time is over.
+A cache has its place in the register, and counts against the budget, before it is made. A process that dies in between
+leaves a place without a name, and perhaps a cache: after some minutes the sweep of any process looks for one by its
+label, and removes both. Where nobody sweeps with its account, it ends by itself when its time is over.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Final
+from uuid import UUID
 
-from server.cache_register import CacheKey, CacheRegister, RegisteredCache
-from server.errors import CacheGone, ConversationNotFound, DatabaseUnavailable, ProviderFailed
+from server.cache_register import CacheKey, CacheRegister, RegisteredCache, label_of
+from server.errors import (
+    CacheGone,
+    ConversationNotFound,
+    DatabaseUnavailable,
+    ProviderAuthentication,
+    ProviderFailed,
+    ProviderQuotaExceeded,
+    ProviderRateLimited,
+    ProviderRejected,
+)
 from server.explicit_cache_policy import (
     DEFAULT_TTL_SECONDS,
     Demand,
@@ -48,6 +60,8 @@ _REMEMBERED_KEYS: Final = 10_000
 _REMEMBERED_CALLS: Final = 200
 _LOOK_AGAIN: Final = timedelta(minutes=1)
 """How long it is believed that nobody has a cache for a prefix, and that a provider refuses to make one."""
+_NOT_MADE: Final = (ProviderRejected, ProviderAuthentication, ProviderRateLimited, ProviderQuotaExceeded)
+"""After one of these nothing is there. After any other the provider may have made a cache and nobody was told."""
 _log = logging.getLogger("strata.caches")
 
 
@@ -133,7 +147,7 @@ class CacheKeeper:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends what is under way. A cache that was just made and not registered ends by itself."""
+        """Ends what is under way. A cache that was just made and not registered is found by a later sweep."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -188,15 +202,19 @@ class CacheKeeper:
             if joined is not None:
                 return
             watched.look_again_at = now + _LOOK_AGAIN
-            if not self._wants_cache(plan, watched, now) or not await self._is_within_budget(plan, now):
+            if not self._wants_cache(plan, watched, now):
                 return
-            if await self._make(asked, self._caches[plan.key.provider]):
+            place = await self._register.reserve_cache(
+                asked.tenant_id,
+                plan.key,
+                token_count=self._estimate_static(plan.payload),
+                expires_at=now + timedelta(seconds=_ttl_of(plan)),
+                fits=partial(self._is_within_budget, plan.key.model, now),
+            )
+            if place is not None and await self._make(asked, self._caches[plan.key.provider], place):
                 watched.look_again_at = None
 
-    async def _is_within_budget(self, plan: CachePlan, now: datetime) -> bool:
-        kept = dict(await self._register.measure_caches())
-        model = plan.key.model
-        kept[model] = kept.get(model, 0) + self._estimate_static(plan.payload)
+    def _is_within_budget(self, model: str, now: datetime, kept: Mapping[str, int]) -> bool:
         if storage_usd_per_hour(kept, now) <= self._budget_usd_per_hour:
             return True
         _log.warning(
@@ -204,31 +222,34 @@ class CacheKeeper:
         )
         return False
 
-    async def _make(self, asked: Asked, caches: ExplicitCaches) -> bool:
+    async def _make(self, asked: Asked, caches: ExplicitCaches, place: UUID) -> bool:
         plan = asked.plan
         try:
             made = await caches.create(
-                replace(plan.payload, cached_content=None), lifetime_seconds=_ttl_of(plan), label="strata"
+                replace(plan.payload, cached_content=None), lifetime_seconds=_ttl_of(plan), label=label_of(place)
             )
         except ProviderFailed as error:
             _log.warning("caches.refused", extra={"model": plan.key.model, "code": error.code})
+            if isinstance(error, _NOT_MADE):
+                await self._register.drop_cache(place)
             return False
         kept: RegisteredCache | None = None
         try:
             kept = await self._register.add_cache(
                 asked.tenant_id,
                 asked.conversation_id,
-                plan.key,
+                place,
                 name=made.name,
                 token_count=made.token_count,
                 expires_at=made.expires_at,
             )
         finally:
-            # Another process was quicker, the conversation was erased, or nobody will ever know: it must not stay.
-            if kept is None or kept.name != made.name:
-                await _delete(caches, made.name)
-        _log.info("caches.made", extra={"model": plan.key.model, "token_count": kept.token_count})
-        return True
+            # It took too long, the conversation was erased, or nobody will ever know: it must not stay.
+            if kept is None and await _delete(caches, made.name):
+                await self._register.drop_cache(place)
+        if kept is not None:
+            _log.info("caches.made", extra={"model": plan.key.model, "token_count": kept.token_count})
+        return kept is not None
 
     async def _look_after(self, asked: Asked, cache: RegisteredCache) -> None:
         if asked.was_gone:
@@ -248,7 +269,10 @@ class CacheKeeper:
 
     async def _remove(self, cache: RegisteredCache) -> bool:
         caches = self._caches.get(cache.key.provider)
-        if caches is None or not await _delete(caches, cache.name):
+        if caches is None:
+            return False
+        names = [cache.name] if cache.name else await _find(caches, cache.label)
+        if names is None or not all([await _delete(caches, name) for name in names]):
             return False
         await self._register.drop_cache(cache.id)
         return True
@@ -264,6 +288,15 @@ async def _delete(caches: ExplicitCaches, name: str) -> bool:
         _log.warning("caches.not_removed", extra={"code": error.code})
         return False
     return True
+
+
+async def _find(caches: ExplicitCaches, label: str) -> Sequence[str] | None:
+    """The names of what was made for a place; None where the provider does not say."""
+    try:
+        return await caches.find(label)
+    except ProviderFailed as error:
+        _log.warning("caches.not_found", extra={"code": error.code})
+        return None
 
 
 async def _quietly(work: Callable[[], Awaitable[None]]) -> None:

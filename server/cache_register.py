@@ -4,14 +4,17 @@ A cache is bound to a tenant, a provider, an account and a model, and stands for
 prefix share it. Nobody uses a cache that is not registered for their conversation first, so that whoever erases the
 conversation finds it. What every implementation promises, beside the tenant's walls:
 
-- **One per key.** Of two that are added at once one is kept, and both callers are told which.
+- **One per key.** Whoever makes a cache reserves its place first, and only one can.
+- **Storage is counted before it is bought.** Places are given out one after another over all processes, and count from
+  then on: two that ask at once do not pass a limit together.
 - **Users are conversations that exist.** One that is erased meanwhile leaves no row behind.
-- **Nothing is forgotten.** A cache stays in the register until it is gone at the provider or its time is over.
+- **Nothing is forgotten.** A cache stays in the register until it is gone at the provider or its time is over, and so
+  does the place of one whose maker never came back: nobody knows whether it was made.
 
 Every method raises `DatabaseUnavailable` when the database does not answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -36,9 +39,19 @@ class RegisteredCache:
     id: UUID
     key: CacheKey
     name: str
-    """The provider's name for it."""
+    """The provider's name for it. Empty where its maker never told."""
     token_count: int
     expires_at: datetime
+
+    @property
+    def label(self) -> str:
+        """What it is called at the provider, so that it can be found there without its name."""
+        return label_of(self.id)
+
+
+def label_of(cache_id: UUID) -> str:
+    """What the cache of a place is to be called at the provider."""
+    return f"strata {cache_id}"
 
 
 class CacheRegister(Protocol):
@@ -51,17 +64,33 @@ class CacheRegister(Protocol):
         """
         ...
 
+    async def reserve_cache(
+        self,
+        tenant_id: str,
+        key: CacheKey,
+        *,
+        token_count: int,
+        expires_at: datetime,
+        fits: Callable[[Mapping[str, int]], bool],
+    ) -> UUID | None:
+        """A place for a cache that the caller is about to make, to be filled or dropped.
+
+        None where another lives or is about to be made, or where `fits` refuses the tokens that would be kept then, by
+        model and for all tenants. It is pure and quick: everybody else who wants a place waits for it.
+        """
+        ...
+
     async def add_cache(
         self,
         tenant_id: str,
         conversation_id: str,
-        key: CacheKey,
+        cache_id: UUID,
         *,
         name: str,
         token_count: int,
         expires_at: datetime,
-    ) -> RegisteredCache:
-        """Registers a new cache with its first user. Where another with this key lives, that one is joined and given.
+    ) -> RegisteredCache | None:
+        """Fills a place, with its first user. None where the place was taken away, since it took too long.
 
         Raises `ConversationNotFound`.
         """
@@ -72,17 +101,18 @@ class CacheRegister(Protocol):
         ...
 
     async def drop_cache(self, cache_id: UUID) -> None:
-        """The cache is gone at the provider: so are its row and its uses."""
+        """The cache is gone at the provider, or was never made: so are its row and its uses."""
         ...
 
     async def claim_unused_caches(self, accounts: Sequence[str], *, limit: int = 100) -> Sequence[RegisteredCache]:
         """Caches of these accounts that nobody uses any more, for the caller to remove: nobody can join them from now.
 
-        A conversation uses a cache no longer when it is erased, or when its epoch has another prefix. What was claimed
-        and not dropped is given out again after a while. Caches whose time is over are dropped here.
+        A conversation uses a cache no longer when it is erased, or when its epoch has another prefix. Places that were
+        not filled for minutes are among them, without a name. What was claimed and not dropped is given out again
+        after a while. Caches whose time is over are dropped here.
         """
         ...
 
     async def measure_caches(self) -> Mapping[str, int]:
-        """By model, how many tokens are kept now, for all tenants."""
+        """By model, how many tokens are kept now or are about to be, for all tenants."""
         ...

@@ -65,9 +65,17 @@ class Call:
     """A stored call."""
 
     turn_seq: int
+    """Below zero for a call that belongs to no turn: the number of its epoch, negative."""
     start: CallStart
     end: CallEnd | None
     """None while it runs, and for ever where the process died before it could say."""
+
+    @property
+    def trigger_seq(self) -> int:
+        """The newest turn in its payload. 0 where there is none: the call belongs to no turn and names none."""
+        if self.turn_seq > 0:
+            return self.turn_seq - 1
+        return max((int(warning.get("last_seq", 0)) for warning in self.start.warnings), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from server.call import CallEnd, CallStart
 from server.compaction_report import CompactionReport
 
 
@@ -22,4 +23,8 @@ class CompactionObserver(Protocol):
 
     def compaction_unblocked(self, conversation_id: str) -> None:
         """Whatever stood in the way is gone, if anything did."""
+        ...
+
+    def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:
+        """A call to a provider is over that belongs to no turn, whichever way."""
         ...

@@ -9,6 +9,8 @@
 | `max_tokens`        | a whole number from 1 on     | 8000    | `threshold`: more tokens than this are too many     |
 | `target_tokens`     | a whole number from 0 on     | 0       | `threshold`: the tokens it goes down to          |
 | `window_share`      | a number above 0, at most 1  | 0.8     | the share of the window beyond which room is short  |
+| `signed`            | true or false                | false   | a block that the provider signs, where the model    |
+|                     |                              |         | gives one, in place of a segment                    |
 
 Naming `max_turns` alone puts the default of `max_tokens` out of force. With a `target_tokens` of 0 everything moves but
 the exchanges that stay.
@@ -44,6 +46,7 @@ class CompactionPolicy:
     max_tokens: int | None = _MAX_TOKENS
     target_tokens: int = 0
     window_share: float = 0.8
+    signed: bool = False
 
 
 def read_policy(settings: Mapping[str, JsonValue]) -> CompactionPolicy:
@@ -95,4 +98,5 @@ _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
     "max_tokens": _from(1),
     "target_tokens": _from(0),
     "window_share": (_is_share, "a number above 0 and up to 1"),
+    "signed": (lambda value: isinstance(value, bool), "true or false"),
 }

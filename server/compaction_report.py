@@ -10,6 +10,8 @@ class CompactionOutcome(StrEnum):
     """What was done, or would be."""
 
     COMPACTED = "compacted"
+    SIGNED = "signed"
+    """Exchanges gave way to a block that the provider has signed."""
     SUMMARISED = "summarised"
     """The oldest segments were summed up, and perhaps exchanges moved before that."""
     OLDEST_LEFT_OUT = "oldest_left_out"
@@ -36,7 +38,7 @@ class CompactionReport:
     moved_tokens: int = 0
     """What they were as messages, about."""
     segment_tokens: int = 0
-    """What they are as history, about."""
+    """What they are as history, about; of a signed block, all that it stands for."""
     request_tokens: int | None = None
     """What the next request has beside the new task, about; None where nobody has looked."""
     saved_tokens_per_call: float = 0.0

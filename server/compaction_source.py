@@ -2,7 +2,8 @@
 a job, and for somebody who asks: so they never disagree about the same conversation.
 
 Tokens are estimates: what goes to the provider by its bytes, what an answer will be in the transcript by what the
-provider counted as its output. They only have to be good enough to say when.
+provider counted as its output, and its thinking by what it counted as such. They only have to be good enough to say
+when.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from server.pricing import find_price
 from server.store import BufferedTurn, PayloadSource
 from server.token_estimate import TokenEstimate
 from server.turn import TurnKind
+from server.withholding import Signer, sign_for
 
 _IMAGE_TOKENS: Final = 1_000
 """About, for an image of middle size on either provider."""
@@ -54,11 +56,25 @@ def policy_of(source: PayloadSource) -> CompactionPolicy:
     return read_policy(source.assistant.definition.settings.get("compaction") or {})
 
 
-def read_state(source: PayloadSource, *, static_length: int, estimate: TokenEstimate) -> CompactionState:
-    """All that the decision depends on. `static_length`: of the static text, in characters."""
+def read_state(
+    source: PayloadSource,
+    *,
+    static_length: int,
+    estimate: TokenEstimate,
+    typical_exchange_count: float | None = None,
+) -> CompactionState:
+    """All that the decision depends on.
+
+    `static_length`: of the static text, in characters. `typical_exchange_count`: how long conversations of the
+    assistant get; None where it is not known.
+    """
     definition = source.assistant.definition
-    order = read_order(definition.settings, find_profile(definition.provider, definition.model))
-    turns = tuple(_measure(source.buffered, order, definition.model, estimate))
+    profile = find_profile(definition.provider, definition.model)
+    order = read_order(definition.settings, profile)
+    signer = None
+    if profile.prefix_bound and source.epoch is not None:
+        signer = sign_for(definition.provider, "", profile, source.epoch)
+    turns = tuple(_measure(source.buffered, order, definition.model, estimate, signer))
     return CompactionState(
         exchanges=split_exchanges(turns),
         static_tokens=estimate.estimate(definition.model, static_length + len(encode_tools(definition.tools))),
@@ -70,12 +86,15 @@ def read_state(source: PayloadSource, *, static_length: int, estimate: TokenEsti
         ),
         cache_lifetime_seconds=_cache_lifetime(source),
         typical_gap_seconds=_typical_gap(source.buffered),
+        exchange_count=source.exchange_count,
+        typical_exchange_count=typical_exchange_count,
     )
 
 
 def _measure(
-    turns: Sequence[BufferedTurn], order: LayerOrder, model: str, estimate: TokenEstimate
+    turns: Sequence[BufferedTurn], order: LayerOrder, model: str, estimate: TokenEstimate, signer: Signer | None
 ) -> Iterator[BufferTurn]:
+    """`signer`: behind whose prefix thinking has to be made to be sent; None where it does not matter."""
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         sent = estimate.estimate(model, len(turn.native.data))
         told = sent
@@ -83,7 +102,9 @@ def _measure(
         thinking = 0
         if turn.kind is TurnKind.MODEL_RESPONSE:
             told = turn.output_tokens or sent
-            thinking = max(0, sent - told)
+            if signer is None or signer.is_behind(turn.prefix_hash):
+                thinking = _count_thinking(turn, sent - told)
+            sent = told + thinking
         else:
             inside = following.dynamic if following is not None and order is LayerOrder.APPEND_ONLY else None
             images = sum(isinstance(block, ImageBlock) for block in blocks)
@@ -98,6 +119,14 @@ def _measure(
             segment_tokens=told,
             thinking_tokens=thinking,
         )
+
+
+def _count_thinking(turn: BufferedTurn, rest: int) -> int:
+    """What an answer has beside its words, of which the bytes say `rest`. No more than was thought: most of the bytes
+    are a signature, which is no text.
+    """
+    thought = rest if turn.reasoning_tokens is None else min(rest, turn.reasoning_tokens)
+    return max(0, thought)
 
 
 def _dynamic_tokens(source: PayloadSource, order: LayerOrder, estimate: TokenEstimate) -> int:

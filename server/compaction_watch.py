@@ -20,6 +20,7 @@ from server.errors import StrataError
 from server.store import BufferedTurn, PayloadSource
 from server.token_estimate import TokenEstimate
 from server.turn import ModelResponseTurn, Native, TurnKind
+from server.typical_lengths import TypicalLengths
 
 _IN_THE_WAY: Final = (HoldReason.BLOCKED_BY_OPEN_CALL, HoldReason.EXCHANGE_UNFINISHED)
 _PATIENCE_SECONDS: Final = 5.0
@@ -37,12 +38,16 @@ class CompactionWatch:
         estimate: TokenEstimate,
         *,
         alarm_tokens: int = 200_000,
+        lengths: TypicalLengths | None = None,
     ) -> None:
-        """`alarm_tokens`: a request of this size that cannot be compacted is an alarm."""
+        """`alarm_tokens`: a request of this size that cannot be compacted is an alarm. `lengths`: None where nobody
+        knows how long conversations get.
+        """
         self._queue = queue
         self._observer = observer
         self._estimate = estimate
         self._alarm_tokens = alarm_tokens
+        self._lengths = lengths
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks: OrderedDict[str, datetime] = OrderedDict()
         """When somebody will look at a conversation anyway: a job that comes too early looks again by itself."""
@@ -53,8 +58,11 @@ class CompactionWatch:
         """Decides, and queues where something is to be done, now or when the cache has gone cold."""
         after = _with_answer(source, turn, native_length)
         conversation_id = source.conversation.id
+        typical = None if self._lengths is None else self._lengths.find(tenant_id, source.assistant.id)
         try:
-            state = read_state(after, static_length=static_length, estimate=self._estimate)
+            state = read_state(
+                after, static_length=static_length, estimate=self._estimate, typical_exchange_count=typical
+            )
             decision = decide_compaction(after, state, now=turn.created_at)
         except StrataError as error:
             # Settings that cannot be read: the turn itself has told so.
@@ -124,6 +132,7 @@ def _with_answer(source: PayloadSource, turn: ModelResponseTurn, native_length: 
         language=None,
         args=None,
         output_tokens=turn.usage.output_tokens,
+        reasoning_tokens=turn.usage.reasoning_tokens,
         created_at=turn.created_at,
     )
     return replace(source, buffered=(*source.buffered, answer))

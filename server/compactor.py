@@ -7,8 +7,12 @@ was right stays right.
 
 Within a generation segments are only added. Where that is not possible (after an undo, for a summary) a new generation
 begins, with copies of the segments that stay.
+
+Where the assistant wants it and its model gives one, a block that the provider has signed takes the place of a segment:
+the same plan, carried out in another way.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -19,20 +23,24 @@ from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compaction_source import count_request, decide_compaction, read_state
 from server.epoch import Epoch, EpochReason, Segment
 from server.epoch_writer import EpochWriter, Rewrite
-from server.errors import EpochMoved
+from server.errors import EpochMoved, OpeningRejected, ProviderFailed, SummaryUnavailable
 from server.held_texts import HeldTexts, StaticText
 from server.history_rewriter import HistoryRewriter
 from server.history_summary import Summariser
+from server.openings import Openings
 from server.renderer import Renderer
+from server.signed_compaction import SignedSummariser, wants_signed
 from server.store import CopiedSegments, History, Store
 from server.token_estimate import TokenEstimate
 from server.transcript import build_transcript
+from server.typical_lengths import TypicalLengths
 
 NOT_BEGUN: Final = "not_begun"
 """Why nothing is moved where no request was ever sent."""
 UNDONE: Final = "undone"
 """Why nothing is moved in a conversation whose compaction somebody has undone: not until somebody asks for it."""
 _TRIES: Final = 5
+_log = logging.getLogger("strata.compaction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +54,14 @@ class CompactorTools:
     texts: HeldTexts
     """The static texts that the process holds anyway."""
     estimate: TokenEstimate
+    lengths: TypicalLengths | None = None
+    """None where nobody knows how long conversations get."""
     result_limit_chars: int = 0
     """Longer tool results lose their end in the history; 0 keeps them whole."""
     full_share: float = 0.95
     """Of the window: a summary that is needed beyond it and cannot be had is given up, and the oldest history too."""
+    signed_summariser: SignedSummariser | None = None
+    """None where nobody asks for signed blocks: segments are written then, whatever the assistant wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,11 @@ class _Look:
     static: StaticText
     decision: CompactionDecision
     request_tokens: int
+    opening_tokens: int
+    """Of these, those of the opening."""
     can_sum_up: bool
+    signs: bool
+    """Turns are to give way to a signed block, and not to a segment."""
 
     @property
     def conversation_id(self) -> str:
@@ -77,6 +93,7 @@ class Compactor:
         self._rewriter = HistoryRewriter(
             tools.store, tools.renderer, self._writer, tools.summariser, full_share=tools.full_share
         )
+        self._openings = Openings(tools.store, tools.renderer, self._writer, tools.signed_summariser)
 
     async def compact(
         self, tenant_id: str, conversation_id: str, *, force: bool = False, dry_run: bool = False
@@ -114,8 +131,12 @@ class Compactor:
         """
         for _ in range(_TRIES):
             history = await self._tools.store.load_history(tenant_id, conversation_id)
+            static = self._static_of(history)
             try:
-                report = await self._rewriter.undo(tenant_id, history)
+                if static is not None and history.source.epoch is not None and history.source.epoch.opening is not None:
+                    report = await self._openings.undo(tenant_id, history, static)
+                else:
+                    report = await self._rewriter.undo(tenant_id, history)
             except EpochMoved:
                 continue
             self._tools.observer.compaction_ended(report)
@@ -135,7 +156,14 @@ class Compactor:
         source, epoch = history.source, history.source.epoch
         if epoch is None or static is None:
             return None
-        state = read_state(source, static_length=len(static.text), estimate=tools.estimate)
+        typical = None if tools.lengths is None else await tools.lengths.load(tenant_id, source.assistant.id)
+        opening_length = 0 if epoch.opening is None else len(epoch.opening.data)
+        state = read_state(
+            source,
+            static_length=len(static.text) + opening_length,
+            estimate=tools.estimate,
+            typical_exchange_count=typical,
+        )
         decision = decide_compaction(source, state, now=datetime.now(UTC), requested=force)
         if epoch.reason is EpochReason.COMPACTION_UNDONE and not (force or decision.window_short):
             decision = CompactionDecision()
@@ -145,7 +173,9 @@ class Compactor:
             static=static,
             decision=decision,
             request_tokens=count_request(state),
+            opening_tokens=tools.estimate.estimate(source.assistant.definition.model, opening_length),
             can_sum_up=self._rewriter.can_sum_up(history.segments),
+            signs=tools.signed_summariser is not None and wants_signed(source),
         )
 
     def _static_of(self, history: History) -> StaticText | None:
@@ -162,28 +192,63 @@ class Compactor:
             return replace(report, is_dry_run=False)
         if look.decision.plan is not None:
             report = await self._move(tenant_id, look, look.decision.plan)
-        if not look.decision.needs_summary:
+        elif look.decision.needs_summary and look.can_sum_up:
+            # The text before it is going to change, so it would be worth nothing.
+            await self._openings.set_down(tenant_id, look.history, look.static)
+        if not look.decision.needs_summary or report.outcome is CompactionOutcome.SIGNED:
+            # How much room a signed block has made is seen with the next look.
             return report
         tokens = report.request_tokens or look.request_tokens
         summed_up = await self._rewriter.sum_up(tenant_id, look.conversation_id, tokens)
         return summed_up or replace(report, is_blocked=True)
 
     async def _move(self, tenant_id: str, look: _Look, plan: CompactionPlan) -> CompactionReport:
-        tools, history = self._tools, look.history
+        signed = await self._sign(tenant_id, look, plan) if look.signs else None
+        return signed or await self._tell_moved(tenant_id, look, plan)
+
+    async def _sign(self, tenant_id: str, look: _Look, plan: CompactionPlan) -> CompactionReport | None:
+        """None where no signed block is to be had and none can be waited for. Raises `SummaryUnavailable`."""
+        facts = {"conversation_id": look.conversation_id}
+        try:
+            begun = await self._openings.sign(tenant_id, look.history, look.static, plan.last_seq)
+        except ProviderFailed as error:
+            if not (look.decision.window_short or isinstance(error, OpeningRejected)):
+                _log.warning("compaction.signed_postponed", extra={**facts, "code": error.code})
+                raise SummaryUnavailable(provider_code=error.code) from error
+            _log.warning("compaction.signed_unavailable", extra={**facts, "code": error.code})
+            return None
+        if begun is None or begun.opening is None:
+            _log.warning("compaction.signed_unavailable", extra={**facts, "code": "no_place_to_cut"})
+            return None
+        before = look.request_tokens - look.opening_tokens - plan.moved_tokens
+        return replace(
+            _foresee(look),
+            outcome=CompactionOutcome.SIGNED,
+            is_dry_run=False,
+            epoch=begun.number,
+            last_seq=begun.buffer_start_seq - 1,
+            segment_tokens=begun.opening.token_count,
+            request_tokens=before + begun.opening.token_count,
+        )
+
+    async def _tell_moved(self, tenant_id: str, look: _Look, plan: CompactionPlan) -> CompactionReport:
+        """The turns become a segment, behind what an opening has told of those before them."""
+        tools, history, opening = self._tools, look.history, look.epoch.opening
         turns = await tools.store.load_turns(tenant_id, look.conversation_id, plan.first_seq, plan.last_seq)
-        text = tools.renderer.render_segment(build_transcript(turns, result_limit_chars=tools.result_limit_chars))
+        told = tools.renderer.render_segment(build_transcript(turns, result_limit_chars=tools.result_limit_chars))
+        text = told if opening is None else opening.text + told
         kept = len(history.segments)
         generation = look.epoch.generation if history.is_open_ended else history.newest_generation + 1
         segment = Segment(
             generation=generation,
             position=kept,
-            first_seq=plan.first_seq,
+            first_seq=plan.first_seq if opening is None else opening.start_seq,
             last_seq=plan.last_seq,
             text=text,
             token_count=self._writer.count_tokens(history, text),
         )
         rewrite = Rewrite(
-            reason=EpochReason.COMPACTED,
+            reason=EpochReason.COMPACTED_UNSIGNED if look.signs else EpochReason.COMPACTED,
             static=StaticText(text=look.static.text + text, base_length=look.static.base_length),
             generation=generation,
             segment_count=kept + 1,
@@ -199,8 +264,10 @@ class Compactor:
             outcome=CompactionOutcome.COMPACTED,
             is_dry_run=False,
             epoch=begun.number,
+            first_seq=segment.first_seq,
             segment_tokens=segment.token_count,
-            request_tokens=look.request_tokens - plan.moved_tokens + segment.token_count,
+            request_tokens=look.request_tokens - look.opening_tokens - plan.moved_tokens + segment.token_count,
+            thinking_kept=plan.thinking_kept,
         )
 
     def _tell(self, report: CompactionReport) -> None:
@@ -224,7 +291,9 @@ def _foresee(look: _Look) -> CompactionReport:
         request_tokens=look.request_tokens,
         is_window_short=decision.window_short,
     )
-    if decision.needs_summary and look.can_sum_up:
+    if plan is not None and look.signs:
+        report = replace(report, outcome=CompactionOutcome.SIGNED)
+    elif decision.needs_summary and look.can_sum_up:
         report = replace(report, outcome=CompactionOutcome.SUMMARISED, reason="window")
     elif plan is None:
         return replace(
@@ -245,5 +314,5 @@ def _foresee(look: _Look) -> CompactionReport:
         request_tokens=look.request_tokens - plan.moved_tokens + plan.segment_tokens,
         saved_tokens_per_call=plan.saved_tokens_per_call,
         saved_usd_per_call=plan.saved_usd_per_call,
-        thinking_kept=plan.thinking_kept,
+        thinking_kept=plan.thinking_kept or look.signs,
     )

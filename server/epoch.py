@@ -2,6 +2,9 @@
 
 The static text of an epoch is its base text followed by the segments of its generation up to `segment_count`. Within a
 generation segments are only added, so the text of one epoch is a prefix of the next and stays in the provider's cache.
+
+On models that sign summaries of their own an epoch may have an opening: the first message, which stands for turns that
+are neither in the static text nor in the buffer.
 """
 
 from dataclasses import dataclass
@@ -15,10 +18,31 @@ class EpochReason(StrEnum):
     ASSISTANT_CHANGED = "assistant_changed"
     ARGUMENTS_CHANGED = "arguments_changed"
     COMPACTED = "compacted"
+    SIGNED = "signed"
+    """Turns gave way to a block that the provider has signed."""
+    COMPACTED_UNSIGNED = "compacted_unsigned"
+    """A signed block was wanted and could not be had: the turns became a segment."""
+    OPENING_SET_DOWN = "opening_set_down"
+    """What a signed block tells is text of the history now: the provider refused it, or the window ran short."""
     COMPACTION_UNDONE = "compaction_undone"
     SUMMARISED = "summarised"
     OLDEST_LEFT_OUT = "oldest_left_out"
     """A summary was wanted and could not be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A signed block in the place of the oldest turns, on the models that give one."""
+
+    data: bytes
+    """The message that holds it, as the provider spoke it: sent first, byte for byte."""
+    start_seq: int
+    """The first turn that it stands for; the last is the one before the buffer."""
+    text: str
+    """What it tells, as the segment that takes its place where the block is worth nothing any more."""
+    token_count: int
+    kept_prefix_hash: bytes | None = None
+    """Thinking that was made behind this prefix is valid behind the block too: it was made before there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +58,18 @@ class Epoch:
     static_hash: bytes
     """SHA-256 of the whole static text: what a process holds it by."""
     prefix_hash: bytes
-    """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone."""
+    """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone.
+
+    With an opening also of the epoch that began the row of openings: what was made behind a signed block is not valid
+    once the turns that it stands for are back.
+    """
     arguments_hash: bytes
     """SHA-256 of the conversation's args that the text was rendered with: others begin a new epoch."""
     template_hash: bytes
     """SHA-256 of the template's source; the source itself is archived under it."""
     buffer_start_seq: int
+    opening: Opening | None = None
+    """Stands before the buffer; None where the buffer begins with a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +84,20 @@ class Segment:
     token_count: int
     summarises: tuple[int, int] | None = None
     """For a summary: the generation it replaces and how many of its segments."""
+
+
+def set_down(epoch: Epoch) -> Segment | None:
+    """The segment that takes the place of the epoch's opening, behind all others. None where there is no opening.
+
+    No segment was ever written there: whoever gives an epoch an opening sees to that.
+    """
+    if epoch.opening is None:
+        return None
+    return Segment(
+        generation=epoch.generation,
+        position=epoch.segment_count,
+        first_seq=epoch.opening.start_seq,
+        last_seq=epoch.buffer_start_seq - 1,
+        text=epoch.opening.text,
+        token_count=epoch.opening.token_count,
+    )

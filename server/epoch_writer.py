@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 
-from server.epoch import Epoch, EpochReason, Segment
+from server.epoch import Epoch, EpochReason, Opening, Segment
 from server.errors import Internal
 from server.held_texts import HeldTexts, StaticText
 from server.payload_builder import hash_prefix
@@ -24,6 +24,10 @@ class Rewrite:
     """The one that is new."""
     copies: CopiedSegments | None = None
     """Those that a new generation takes over."""
+    opening: Opening | None = None
+    """What stands before the buffer."""
+    prefix_hash: bytes | None = None
+    """With an opening: what thinking is bound to. Without: None, static text and tools say it."""
 
 
 class EpochWriter:
@@ -47,8 +51,9 @@ class EpochWriter:
             segment_count=rewrite.segment_count,
             base_text=static.text[: static.base_length],
             static_hash=hashlib.sha256(static.text.encode("utf-8", "surrogatepass")).digest(),
-            prefix_hash=hash_prefix(static.text, history.source.assistant.definition.tools),
+            prefix_hash=rewrite.prefix_hash or hash_prefix(static.text, history.source.assistant.definition.tools),
             buffer_start_seq=rewrite.buffer_start_seq,
+            opening=rewrite.opening,
         )
         await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=rewrite.segment, copies=rewrite.copies)
         self._texts.hold(conversation_id, epoch.static_hash, static)

@@ -66,6 +66,7 @@
     │   ├── ContextTooLong          the request is larger than the model's window
     │   ├── SignatureRejected       the provider refused a signature in the history
     │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
+    │   ├── OpeningRejected         the provider refused a summary that it had signed
     │   └── CacheGone               an explicit cache is expired or deleted
     └── Internal                    a bug of ours; its text never reaches a client
 
@@ -527,6 +528,13 @@ class PrefixMismatch(ProviderFailed):
 
     code = "prefix_mismatch"
     hint = "The call shows the first block that differs from the one before."
+
+
+class OpeningRejected(ProviderFailed):
+    """The provider refused the signed summary that the conversation begins with."""
+
+    code = "opening_rejected"
+    hint = "Send the message again: the conversation goes on with the text of the summary."
 
 
 class CacheGone(ProviderFailed):

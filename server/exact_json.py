@@ -55,8 +55,11 @@ def dumps_sendable(value: Any) -> bytes:
 
 def make_sendable(value: Any) -> Any:
     """The same value without lone halves of surrogate pairs; itself where there are none, as nearly always."""
-    written = json.dumps(value, ensure_ascii=False)
-    return json.loads(_mend(written)) if _SURROGATE.search(written) else value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if text.isascii() or not _SURROGATE.search(text):
+        # The static text comes this way with every call, and may be very long.
+        return value
+    return json.loads(_mend(json.dumps(value, ensure_ascii=False)))
 
 
 def to_plain(value: Any) -> Any:

@@ -67,6 +67,9 @@ class HistoryRewriter:
         told: _Told | None = None
         for _ in range(_TRIES):
             history = await self._store.load_history(tenant_id, conversation_id)
+            if history.source.epoch is not None and history.source.epoch.opening is not None:
+                # Somebody has signed meanwhile. What it stands for must not be lost, so it is looked at again.
+                raise EpochMoved
             if not self.can_sum_up(history.segments):
                 return None
             _, static = _read(history)

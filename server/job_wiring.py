@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+from server.background_call import BackgroundCalls
 from server.compaction_observer import CompactionObserver
 from server.compaction_watch import CompactionWatch
 from server.compactor import Compactor, CompactorTools
@@ -26,6 +27,7 @@ from server.jobs.retention import retention_job
 from server.jobs.sending import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
 from server.postgres.connecting import connect, translate
+from server.postgres.conversation_lengths import PostgresConversationLengths
 from server.postgres.engine import Database
 from server.postgres.queue_log import prune_queue_log
 from server.postgres.retention import sweep_raw_bytes
@@ -34,9 +36,11 @@ from server.provider_wiring import Providers, open_available_providers
 from server.renderer import Renderer
 from server.retry_policy import RetryPolicy
 from server.settings import Settings
+from server.signed_compaction import SignedSummariser
 from server.store import Store
 from server.telemetry.compactions import CompactionTelemetry
 from server.token_estimate import TokenEstimate
+from server.typical_lengths import TypicalLengths
 
 _PAUSE_SECONDS: Final = 10.0
 _log = logging.getLogger("strata.jobs")
@@ -48,6 +52,7 @@ class Background:
 
     texts: HeldTexts
     """Of the turns and of the compactor: what one has written the other need not read."""
+    lengths: TypicalLengths
     compactor: Compactor
     watch: CompactionWatch
     jobs: tuple[Job, ...]
@@ -64,12 +69,18 @@ def build_background(
 ) -> Background:
     """The parts for a server."""
     texts = HeldTexts()
-    compactor = build_compactor(settings, store, renderer, providers, observer, texts=texts, estimate=estimate)
+    lengths = build_lengths(database)
+    compactor = build_compactor(
+        settings, store, renderer, providers, observer, lengths=lengths, texts=texts, estimate=estimate
+    )
     queue = SentCompactions(JobSender(database.connection))
     return Background(
         texts=texts,
+        lengths=lengths,
         compactor=compactor,
-        watch=CompactionWatch(queue, observer, estimate, alarm_tokens=settings.compaction_alarm_tokens),
+        watch=CompactionWatch(
+            queue, observer, estimate, alarm_tokens=settings.compaction_alarm_tokens, lengths=lengths
+        ),
         jobs=build_jobs(settings, database, compactor),
     )
 
@@ -84,10 +95,15 @@ async def open_compactor(
         open_available_providers(settings, environment) as providers,
     ):
         renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        lengths = build_lengths(database)
         try:
             store = PostgresStore(database)
-            yield database, build_compactor(settings, store, renderer, providers, CompactionTelemetry())
+            yield (
+                database,
+                build_compactor(settings, store, renderer, providers, CompactionTelemetry(), lengths=lengths),
+            )
         finally:
+            await lengths.close()
             await renderer.close()
 
 
@@ -124,6 +140,11 @@ async def _work(settings: Settings, database: Database, jobs: Sequence[Job], sto
             await asyncio.wait({asyncio.ensure_future(stop.asked.wait())}, timeout=_PAUSE_SECONDS)
 
 
+def build_lengths(database: Database) -> TypicalLengths:
+    """What a process knows about how long conversations get; to be closed at its end."""
+    return TypicalLengths(PostgresConversationLengths(database))
+
+
 def build_compactor(
     settings: Settings,
     store: Store,
@@ -131,25 +152,28 @@ def build_compactor(
     providers: Providers,
     observer: CompactionObserver,
     *,
+    lengths: TypicalLengths,
     texts: HeldTexts | None = None,
     estimate: TokenEstimate | None = None,
 ) -> Compactor:
-    """The compactor. Without providers it does everything but summaries."""
-    summariser = Summariser(
+    """The compactor. Without providers it does everything but summaries, signed ones included."""
+    calls = BackgroundCalls(
         store,
-        renderer,
         providers.by_name,
         retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
-        limit_tokens=settings.summary_limit_tokens,
+        observer=observer,
     )
+    summariser = Summariser(calls, renderer, limit_tokens=settings.summary_limit_tokens)
     return Compactor(
         CompactorTools(
             store=store,
             renderer=renderer,
             summariser=summariser,
+            signed_summariser=SignedSummariser(store, calls),
             observer=observer,
             texts=texts or HeldTexts(),
             estimate=estimate or TokenEstimate(),
+            lengths=lengths,
             result_limit_chars=settings.compaction_result_limit_chars,
         )
     )

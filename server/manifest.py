@@ -7,11 +7,16 @@ request is compared with, and it tells the first block that differs between two 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
 
 from server.assistant import Tool
 from server.block import JsonValue
 from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 from server.static_pieces import split_static
+
+OPENING: Final = "opening"
 
 
 def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
@@ -72,16 +77,24 @@ def find_prefix_break(
     return None
 
 
+def share_opening(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
+    """Whether both requests begin with the same signed block, or neither with any."""
+    return _opening_hash(one) == _opening_hash(other)
+
+
+def _opening_hash(manifest: Sequence[ManifestEntry]) -> str | None:
+    return next((entry.hash for entry in manifest if entry.kind == OPENING), None)
+
+
 def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
     if payload.tools:
         tools = encode_tools(payload.tools)
         yield _entry(tools, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools)
-    pieces = split_static(payload.static_text)
-    for place, piece in enumerate(pieces):
-        # Behind the last one and the one before it, see `server.cache_policy`.
-        marked = marks_static and place >= len(pieces) - 2
-        static = piece.encode("utf-8", "surrogatepass")
-        yield _entry(static, layer=Layer.STATIC, kind="static", role="system", marked=marked)
+    pieces = _outline_static(payload.static_text)
+    # Behind the last one and the one before it, see `server.cache_policy`.
+    marked_from = len(pieces) - 2 if marks_static else len(pieces)
+    yield from pieces[: max(0, marked_from)]
+    yield from (replace(piece, marked=True) for piece in pieces[max(0, marked_from) :])
     for index, message in enumerate(payload.messages):
         if message.layer is Layer.DYNAMIC:
             yield _message_entry(message, kind="dynamic", marked=index in payload.breakpoints)
@@ -89,7 +102,17 @@ def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]
         if message.dynamic is not None:
             dynamic = message.dynamic.encode("utf-8", "surrogatepass")
             yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
-        yield _message_entry(message, kind="message", marked=index in payload.breakpoints)
+        kind = OPENING if message.is_opening else "message"
+        yield _message_entry(message, kind=kind, marked=index in payload.breakpoints)
+
+
+@lru_cache(maxsize=64)
+def _outline_static(static_text: str) -> tuple[ManifestEntry, ...]:
+    """The pieces of a static text, which is the same with each call of an epoch and may be very long."""
+    return tuple(
+        _entry(piece.encode("utf-8", "surrogatepass"), layer=Layer.STATIC, kind="static", role="system")
+        for piece in split_static(static_text)
+    )
 
 
 def _message_entry(message: PayloadMessage, *, kind: str, marked: bool) -> ManifestEntry:

@@ -55,6 +55,8 @@ class ModelProfile:
     """Temperature and its kin. No Claude does under the API version that its SDK speaks."""
     forced_tools: bool = True
     """Whether a request may insist on a tool call."""
+    signs_compaction: bool = False
+    """Whether it sums up on request in a signed block, which may stand for the turns that it sums up."""
     assumed: bool = False
     """Not listed: the family's values are a guess."""
 
@@ -116,6 +118,7 @@ _CLAUDE_5_5: Final = ModelProfile(
     thinking_optional=False,
     accepts_sampling=False,
     forced_tools=False,
+    signs_compaction=True,
 )
 _CLAUDE_5: Final = replace(
     _CLAUDE_5_5,
@@ -133,6 +136,7 @@ _CLAUDE_4_5: Final = replace(
     cache_minimum_tokens=4_096,
     thinking=ThinkingControl.BUDGET,
     thinking_levels=(),
+    signs_compaction=False,
 )
 
 _FAMILIES: Final = (

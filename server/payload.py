@@ -44,6 +44,8 @@ class PayloadMessage:
     """The turn that it is made of; None for a dynamic message of its own, and for one that a repair put in."""
     dynamic: str | None = None
     """The dynamic block inside it, if there is one."""
+    is_opening: bool = False
+    """It is a signed block that stands for turns before the buffer, see `server.epoch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class ManifestEntry:
 
     layer: Layer
     kind: str
-    """`tools`, `static`, `dynamic` or `message`."""
+    """`tools`, `static`, `dynamic`, `opening` or `message`."""
     role: str
     """`system`, `user`, `model` or `tool`."""
     hash: str
@@ -107,3 +109,11 @@ class Payload:
     """Whether the provider should say why its cache missed, where it can."""
     previous_response_id: str | None = None
     """The answer that it should compare with; None: the first that it can."""
+    sums_up: bool = False
+    """Whether the messages are to be summed up in a signed block, and not answered. Only for models that do it."""
+
+    @property
+    def opening(self) -> PayloadMessage | None:
+        """The signed block that the messages begin with."""
+        first = self.messages[0] if self.messages else None
+        return first if first is not None and first.is_opening else None

@@ -4,6 +4,7 @@ The payload's content is settled by then. Here it is only decided how long its m
 provider should compare with, and whether an explicit cache stands for its static text and tools.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -14,7 +15,7 @@ from server.call_settings import read_cache_settings
 from server.explicit_cache_policy import CacheSettings, choose_cache, may_have_cache
 from server.manifest import decode_manifest
 from server.model_profile import ModelProfile
-from server.payload import Payload
+from server.payload import LayerOrder, ManifestEntry, Payload
 from server.payload_builder import BuiltPayload
 from server.pricing import find_price
 from server.provider import Provider
@@ -60,7 +61,7 @@ def plan_caching(
         expectation = CacheExpectation(tokens=cache.token_count, possible_tokens=cache.token_count)
     else:
         payload = _ask_for_markers(source, built, key, profile, settings, now)
-        expectation = _expect(source, built, key, profile, now)
+        expectation = _expect(source, built.order, built.manifest, key, profile, now)
     return CachePlan(
         payload=payload, expectation=expectation, key=key, settings=settings, may_have_cache=fits, cache=cache
     )
@@ -100,17 +101,30 @@ def _measure_rhythm(source: PayloadSource, built: BuiltPayload, now: datetime) -
     return Rhythm(gaps_seconds=gaps, prefix_tokens=tokens, growth_tokens=grown * tokens // max(1, before))
 
 
+def expect_aside(
+    source: PayloadSource, manifest: Sequence[ManifestEntry], key: CacheKey, profile: ModelProfile, now: datetime
+) -> CacheExpectation:
+    """For a request beside the conversation: of the call before, no more is due than what both begin with."""
+    aside = replace(source, previous_order=source.previous_order and LayerOrder.LAYERED)
+    return _expect(aside, LayerOrder.LAYERED, manifest, key, profile, now)
+
+
 def _expect(
-    source: PayloadSource, built: BuiltPayload, key: CacheKey, profile: ModelProfile, now: datetime
+    source: PayloadSource,
+    present_order: LayerOrder,
+    manifest: Sequence[ManifestEntry],
+    key: CacheKey,
+    profile: ModelProfile,
+    now: datetime,
 ) -> CacheExpectation:
     trace, order = source.previous_call, source.previous_order
     current = Request(
         provider=key.provider,
         model=key.model,
         account=key.account,
-        order=built.order,
+        order=present_order,
         prefix_hash=key.prefix_hash,
-        manifest=built.manifest,
+        manifest=manifest,
     )
     if trace is None or order is None:
         return expect_cache(None, None, current, profile, elapsed_seconds=0)

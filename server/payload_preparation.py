@@ -1,13 +1,17 @@
 """From a conversation in the store to the payload of its next call: load, settle the epoch, render, build."""
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from server.assistant import Tool
 from server.block import Blob, JsonValue
-from server.epoch import Epoch, EpochReason
+from server.call_settings import read_order
+from server.epoch import Epoch, EpochReason, Segment, set_down
 from server.errors import EpochMoved, ProviderNotConfigured
 from server.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.model_profile import find_profile
@@ -26,6 +30,7 @@ from server.renderer import Renderer, TemplateFailure
 from server.store import BufferedTurn, PayloadSource, Store
 from server.turn import TurnKind
 
+_log = logging.getLogger("strata.turn")
 _TRIES: Final = 3
 """A compaction may begin an epoch between our look and our own; then we look again."""
 
@@ -36,6 +41,7 @@ class PreparedPayload:
 
     provider: Provider
     model: str
+    assistant_id: str
     epoch: int
     order: LayerOrder
     built: BuiltPayload
@@ -105,7 +111,7 @@ class PayloadPreparation:
             provider=provider,
             profile=profile,
             static_text=static.text,
-            prefix_hash=epoch.prefix_hash,
+            epoch=epoch,
             dynamic=rendered.text,
             blobs=self._gather_blobs(source),
         )
@@ -115,6 +121,7 @@ class PayloadPreparation:
         return PreparedPayload(
             provider=provider,
             model=definition.model,
+            assistant_id=source.assistant.id,
             epoch=epoch.number,
             order=built.order,
             built=replace(built, payload=caching.payload),
@@ -160,20 +167,78 @@ class PayloadPreparation:
             generation=0 if source.epoch is None else source.epoch.generation,
             segment_count=0 if source.epoch is None else source.epoch.segment_count,
             base_text=rendered.text,
-            static_hash=hashlib.sha256(static.text.encode("utf-8", "surrogatepass")).digest(),
+            static_hash=_hash_text(static.text),
             prefix_hash=hash_prefix(static.text, assistant.definition.tools),
             arguments_hash=hash_arguments(conversation.args),
             template_hash=rendered.template_hash,
             buffer_start_seq=conversation.buffer_start_seq,
         )
-        await self._store.begin_epoch(tenant_id, conversation.id, epoch, template_source=rendered.template_source)
+        segment = None
+        if source.epoch is not None and source.epoch.opening is not None:
+            epoch = replace(epoch, opening=source.epoch.opening, prefix_hash=source.epoch.prefix_hash)
+            if not await self._still_opens(tenant_id, source, source.epoch, epoch):
+                epoch, static, segment = _set_down(epoch, static, assistant.definition.tools)
+        await self._store.begin_epoch(
+            tenant_id, conversation.id, epoch, segment=segment, template_source=rendered.template_source
+        )
         return epoch, static, rendered.failures
+
+    async def _still_opens(self, tenant_id: str, source: PayloadSource, old: Epoch, new: Epoch) -> bool:
+        """Whether the signed block is worth anything in the new epoch: the same model is asked behind the same text and
+        tools.
+        """
+        if old.static_hash != new.static_hash:
+            return False
+        now = source.assistant.definition
+        if old.assistant_version == source.assistant.version:
+            return True
+        then = (await self._store.load_assistant(tenant_id, source.assistant.id, old.assistant_version)).definition
+        is_append_only = read_order(now.settings, find_profile(now.provider, now.model)) is LayerOrder.APPEND_ONLY
+        return is_append_only and (then.provider, then.model, then.tools) == (now.provider, now.model, now.tools)
+
+    async def set_down_opening(self, tenant_id: str, conversation_id: str, epoch_number: int) -> None:
+        """What the opening of this epoch tells becomes text of the history. Nothing happens where another has begun."""
+        source = await self.load(tenant_id, conversation_id)
+        old, static = source.epoch, self._current_static(source)
+        if old is None or old.number != epoch_number or old.opening is None or static is None:
+            return
+        assistant = await self._store.load_assistant(tenant_id, source.assistant.id, old.assistant_version)
+        begun = replace(
+            old,
+            number=old.number + 1,
+            reason=EpochReason.OPENING_SET_DOWN,
+            base_text=static.text[: static.base_length],
+        )
+        epoch, static, segment = _set_down(begun, static, assistant.definition.tools)
+        _log.warning("turn.opening_set_down", extra={"conversation_id": conversation_id, "epoch": epoch.number})
+        with suppress(EpochMoved):
+            await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=segment)
 
     def _gather_blobs(self, source: PayloadSource) -> Mapping[str, Blob]:
         blobs = {**self._blobs.blobs_of(source.conversation.id), **source.blobs}
         if blobs:
             self._blobs.hold(source.conversation.id, blobs)
         return blobs
+
+
+def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[Epoch, StaticText, Segment | None]:
+    """The epoch with what its opening tells as the last segment of its history."""
+    segment = set_down(epoch)
+    if segment is None:
+        return epoch, static, None
+    grown = replace(static, text=static.text + segment.text)
+    changed = replace(
+        epoch,
+        segment_count=segment.position + 1,
+        static_hash=_hash_text(grown.text),
+        prefix_hash=hash_prefix(grown.text, tools),
+        opening=None,
+    )
+    return changed, grown, segment
+
+
+def _hash_text(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def plan_epoch(source: PayloadSource) -> EpochReason | None:

@@ -147,6 +147,10 @@ class ExplicitCaches(Protocol):
         """A cache of the payload's static text and tools."""
         ...
 
+    async def find(self, label: str) -> Sequence[str]:
+        """The names of the caches with this label."""
+        ...
+
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
         """The cache lives so long from now."""
         ...
@@ -217,6 +221,12 @@ class Provider(Protocol):
         """An answer of this vendor's own whose signatures are worth nothing any more: without them and the thinking.
 
         Everything else stays as it is, unknown fields included. None where nothing is left of it.
+        """
+        ...
+
+    def opening_text(self, message: bytes) -> str | None:
+        """What a signed summary of this vendor's own says, given the answer that a payload with `sums_up` was answered
+        with. None where the answer is anything else.
         """
         ...
 

@@ -117,7 +117,8 @@ class PatientCall:
         delay = plan_retry(
             self._policy,
             error,
-            attempt=len(self.attempts),
+            # One that only found its cache gone is no try of the provider's patience.
+            attempt=len(self.attempts) - sum(isinstance(failure, CacheGone) for failure in self.failures[:-1]),
             elapsed_seconds=elapsed_seconds,
             events_given=events_given,
             chance=random.random(),  # noqa: S311  reason: spreads retries, guards nothing

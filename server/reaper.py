@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Final
 from uuid import uuid4
 
+from server.cache_expectation import CacheExpectation, explain_miss
 from server.call import Call, CallEnd
 from server.call_records import add_costs, add_usages, cost_of
 from server.conversation import Lease
@@ -60,6 +61,7 @@ class Reaper:
             mine = await tools.store.take_over_lease(
                 lease, token=uuid4(), owner=tools.owner, lease_seconds=tools.limits.lease_seconds
             )
+            conversation = await tools.store.load_conversation(tenant_id, lease.conversation_id)
             answer = await self._build_answer(tenant_id, mine)
             await tools.store.finish_turn(mine, answer)
         except (LeaseLost, ConversationNotFound):
@@ -75,7 +77,7 @@ class Reaper:
             },
         )
         if answer.start is not None and answer.end is not None:
-            tools.observer.call_ended(mine, answer.start, answer.end)
+            tools.observer.call_ended(mine, answer.start, answer.end, assistant_id=conversation.assistant_id)
         tools.observer.turn_reaped(mine)
         return True
 
@@ -95,7 +97,7 @@ class Reaper:
             usage=answer.usage,
             usage_reported=answer.usage_reported,
             response_id=answer.response_id,
-            cache_miss_reason=answer.cache_miss_reason,
+            cache_miss_reason=explain_miss(_expectation_of(call), answer.usage, answer.cache_miss_reason),
             cost_usd=cost_of(call.start.model, call.start.started_at, answer),
             error_code=code,
         )
@@ -166,3 +168,9 @@ class Reaper:
             start=None,
             end=None,
         )
+
+
+def _expectation_of(call: Call) -> CacheExpectation:
+    """As far as it was written down: what could have come beside it, and why it would not, nobody knows any more."""
+    expected = call.start.cache_expected_tokens
+    return CacheExpectation(tokens=expected, possible_tokens=expected or 0)

@@ -48,6 +48,16 @@ class RenderedDynamic:
     failures: tuple[TemplateFailure, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedQuestion:
+    """What a model is asked in the background."""
+
+    text: str
+    template_source: str
+    template_hash: bytes
+    """SHA-256 of the source."""
+
+
 class Renderer(Protocol):
     """Renders the layers of a payload."""
 
@@ -76,7 +86,7 @@ class Renderer(Protocol):
         """
         ...
 
-    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> str:
+    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> RenderedQuestion:
         """What a model is asked in order to sum up these turns. Raises `TemplateInvalid`."""
         ...
 

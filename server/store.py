@@ -109,6 +109,8 @@ class BufferedTurn:
     args: Mapping[str, JsonValue] | None
     output_tokens: int | None = None
     """For model turns: how many the provider counted, without reasoning."""
+    reasoning_tokens: int | None = None
+    """For model turns: how many more it counted as reasoning."""
     created_at: datetime | None = None
     """Of a turn that was read from the store."""
 
@@ -135,12 +137,16 @@ class PayloadSource:
     """Of the same call."""
     previous_prefix_hash: bytes | None
     """Of the same call's epoch."""
+    previous_epoch: int | None = None
+    """The same call's epoch."""
     previous_call: CallTrace | None = None
     """The same call."""
     recent_call_times: tuple[datetime, ...] = ()
     """When it and the few before it left, newest first."""
     cache: RegisteredCache | None = None
     """The explicit cache that the conversation uses, whatever it stands for."""
+    exchange_count: int = 0
+    """Of the whole conversation up to now, those that were compacted included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +157,8 @@ class RebuildSource:
     """Without its raw bytes."""
     source: PayloadSource
     """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, the turns
-    from the epoch's buffer start up to the trigger. The conversation is as it is now."""
+    from the epoch's buffer start up to the trigger. The conversation is as it is now. A call of no turn has the turns
+    up to the `last_seq` of its note, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +199,8 @@ class EpochOutline:
     buffer_start_seq: int
     created_at: datetime
     last_segment: Segment | None
-    """The newest of the epoch's segments, its text left empty; None where there is none."""
+    """The newest of the epoch's segments, its text left empty, or what its opening would be as one; None where there is
+    neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +399,10 @@ class Store(Protocol):
         """The first so many segments of a generation, with their texts. Raises `ConversationNotFound`."""
         ...
 
+    async def find_epoch_before(self, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
+        """The epoch that the newest signed one with this opening has followed. Raises `ConversationNotFound`."""
+        ...
+
     async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
         """The turns from the one to the other, both included, those that there are. Raises `ConversationNotFound`."""
         ...
@@ -404,15 +416,19 @@ class Store(Protocol):
         """
         ...
 
-    async def record_call(self, tenant_id: str, conversation_id: str, call: Call) -> None:
-        """Writes a call that belongs to no turn: a summary's. Its `turn_seq` is below zero.
+    async def record_call(
+        self, tenant_id: str, conversation_id: str, call: Call, *, template_source: str | None = None
+    ) -> bool:
+        """Writes a call that belongs to no turn, such as a summary's. Its `turn_seq` is below zero.
 
-        Again with an end, where it had none, completes it. Raises `ConversationNotFound`.
+        Again with an end, where it had none, completes it. False where another call has its number, which is told by
+        its start's time and hash: then nothing is written. `template_source` is archived under its SHA-256 with a
+        call that begins. Raises `ConversationNotFound`.
         """
         ...
 
     async def load_template(self, template_hash: bytes) -> str | None:
-        """The source of a template that some epoch was rendered from."""
+        """The source of a template that some epoch, or the question of some background call, was rendered from."""
         ...
 
     async def begin_call(self, lease: Lease, start: CallStart) -> None:

@@ -69,7 +69,7 @@ class TurnKeeper:
             start = start_of(self._prepared, number, stream, payload)
             end = end_of(self._prepared, stream, payload, self._call.failure_codes[number - 1])
             await self._tools.store.end_call(self._lease, start, end)
-            self._tools.observer.call_ended(self._lease, start, end)
+            self._tools.observer.call_ended(self._lease, start, end, assistant_id=self._prepared.assistant_id)
             self._ended_attempts = number
 
     async def _heed(self) -> None:

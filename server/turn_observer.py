@@ -29,8 +29,8 @@ class TurnObserver(Protocol):
         """The input is durable."""
         ...
 
-    def call_ended(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
-        """A call to a provider is over, whichever way; a turn may have several."""
+    def call_ended(self, lease: Lease, start: CallStart, end: CallEnd, *, assistant_id: str | None) -> None:
+        """A call to a provider is over, whichever way; a turn may have several. None: whose it was is not known."""
         ...
 
     def turn_ended(self, lease: Lease, turn: ModelResponseTurn, times: TurnTimes) -> None:

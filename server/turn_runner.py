@@ -6,17 +6,26 @@ However a turn goes, it ends in one place: the answer is written, whole or not, 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from server.assistant import AssistantDefinition
 from server.cache_keeper import Asked
 from server.call_records import add_costs, add_usages, end_of, start_of
 from server.conversation import Lease
-from server.errors import CacheGone, DatabaseUnavailable, Internal, LeaseLost, StrataError, TurnInterrupted
+from server.errors import (
+    CacheGone,
+    DatabaseUnavailable,
+    Internal,
+    LeaseLost,
+    OpeningRejected,
+    PrefixMismatch,
+    SignatureRejected,
+    StrataError,
+    TurnInterrupted,
+)
 from server.live_turn import LiveTurn
 from server.payload_preparation import PreparedPayload
 from server.provider import StreamState
@@ -28,6 +37,7 @@ from server.turn_event import end_of as last_event_of
 from server.turn_keeper import TurnKeeper
 from server.turn_observer import TurnTimes
 from server.turn_tools import TurnTools
+from server.undisturbed import undisturbed
 from server.usage import Usage
 
 _OK: Final = 200
@@ -75,9 +85,9 @@ class TurnRunner:
         try:
             outcome = await self._answer()
         except asyncio.CancelledError:
-            await _undisturbed(self._conclude(_INTERRUPTED))
+            await undisturbed(self._conclude(_INTERRUPTED))
             raise
-        await _undisturbed(self._conclude(outcome))
+        await undisturbed(self._conclude(outcome))
 
     async def _answer(self) -> _Outcome:
         try:
@@ -103,7 +113,15 @@ class TurnRunner:
         )
         self._keeper.attend(prepared, call)
         if not self._live.cancel_asked.is_set():
-            await self._listen(call)
+            try:
+                await self._listen(call)
+            except (OpeningRejected, PrefixMismatch, SignatureRejected):
+                # Sending the same again would fail for ever.
+                if prepared.built.payload.opening is not None:
+                    await tools.preparation.set_down_opening(
+                        self._tenant_id, self._lease.conversation_id, prepared.epoch
+                    )
+                raise
         if _is_complete(call):
             return _Outcome(state=TurnState.COMPLETE, stop_reason=call.stream.answer.stop_reason)
         return _CANCELLED
@@ -133,8 +151,7 @@ class TurnRunner:
                 self._announce(answer, finished)
                 return
         _log.error("turn.lost", extra=self._facts(code=lost.code))
-        if answer.start is not None and answer.end is not None:
-            self._tools.observer.call_ended(self._lease, answer.start, answer.end)
+        self._tell_of_call(answer)
         self._tools.observer.turn_lost(self._lease, lost.code)
         self._live.lose(lost)
 
@@ -156,15 +173,22 @@ class TurnRunner:
         self._tell_the_rest()
         self._live.end(last_event_of(self._lease.conversation_id, turn))
         self._note(ended=time.monotonic() - self._began)
-        if answer.start is not None and answer.end is not None:
-            self._tools.observer.call_ended(self._lease, answer.start, answer.end)
+        self._tell_of_call(answer)
         self._tools.observer.turn_ended(self._lease, turn, self._times)
         if self._source is not None and self._prepared is not None:
-            static_length = len(self._prepared.built.payload.static_text)
+            payload = self._prepared.built.payload
+            opening_length = 0 if payload.opening is None else len(payload.opening.data)
+            static_length = len(payload.static_text) + opening_length
             self._tools.follower.turn_followed(
                 self._tenant_id, self._source, static_length, turn, len(answer.native.data)
             )
         self._tell_cache_keeper()
+
+    def _tell_of_call(self, answer: NewAnswer) -> None:
+        if answer.start is not None and answer.end is not None and self._prepared is not None:
+            self._tools.observer.call_ended(
+                self._lease, answer.start, answer.end, assistant_id=self._prepared.assistant_id
+            )
 
     def _tell_cache_keeper(self) -> None:
         prepared, call, keeper = self._prepared, self._call, self._tools.cache_keeper
@@ -246,13 +270,3 @@ def _failed(code: str) -> _Outcome:
 
 def _is_complete(call: PatientCall) -> bool:
     return bool(call.attempts) and call.stream.state is StreamState.COMPLETE
-
-
-async def _undisturbed(work: Coroutine[Any, Any, None]) -> None:
-    """Does the work to its end, also where the caller is cancelled meanwhile, which is passed on afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

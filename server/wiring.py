@@ -20,12 +20,14 @@ from server.errors import DatabaseUnavailable, StrataError
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
+from server.job_watch import JobWatch
 from server.job_wiring import Background, build_background, working_inside
 from server.payload_preparation import PayloadPreparation
 from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.connecting import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
+from server.postgres.job_reports import PostgresJobReports
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
@@ -63,6 +65,7 @@ class Program:
     turn_service: TurnService
     cache_keeper: CacheKeeper
     background: Background
+    job_watch: JobWatch
     providers: Providers
     owner: str
     """What this process is called on the leases that it holds."""
@@ -110,9 +113,12 @@ async def open_program(
         )
         watching = asyncio.create_task(reaper.watch(), name="reaper")
         stack.push_async_callback(_end, watching)
+        counting = asyncio.create_task(program.job_watch.watch(), name="job watch")
+        stack.push_async_callback(_end, counting)
         keeping = asyncio.create_task(program.cache_keeper.watch(), name="cache keeper")
         stack.push_async_callback(_end, keeping)
         stack.push_async_callback(program.cache_keeper.close)
+        stack.push_async_callback(program.background.lengths.close)
         await stack.enter_async_context(working_inside(settings, database, program.background.jobs))
         stack.push_async_callback(program.background.watch.close)
         stack.push_async_callback(_stop, program)
@@ -162,6 +168,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     )
     tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
+    job_reports = PostgresJobReports(database)
     app = build_app(
         WebParts(
             key_ring=RememberedKeys(key_ring, parts.announcements),
@@ -171,6 +178,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
             renderer=parts.renderer,
             rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
             usage_reports=PostgresUsageReports(database),
+            job_reports=job_reports,
             default_provider=parts.providers.default,
             provider_names=tuple(parts.providers.by_name),
             image_limit_bytes=settings.image_limit_bytes,
@@ -194,6 +202,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         turn_service=turn_service,
         cache_keeper=cache_keeper,
         background=background,
+        job_watch=JobWatch(job_reports, metrics.jobs, names=[job.name for job in background.jobs]),
         providers=parts.providers,
         owner=tools.owner,
         app=app,

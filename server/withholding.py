@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from server.block import ToolCallBlock
+from server.epoch import Epoch
 from server.model_profile import ModelProfile, find_profile
 from server.store import BufferedTurn
 from server.turn import TurnKind
@@ -25,7 +26,7 @@ class Withheld(StrEnum):
     ACCOUNT = "account"
     """It was made with other credentials."""
     PREFIX = "prefix"
-    """It was made behind another static text or other tools."""
+    """It was made behind another static text or other tools, or behind a signed block that is no longer sent."""
     UNSIGNED = "unsigned"
     """Its first call came without one, where the model insists on it."""
 
@@ -38,6 +39,23 @@ class Signer:
     account: str
     profile: ModelProfile
     prefix_hash: bytes
+    kept_prefix_hash: bytes | None = None
+    """Of an epoch with an opening: where it comes from, see `server.epoch`."""
+
+    def is_behind(self, prefix_hash: bytes | None) -> bool:
+        """Whether what was made behind this prefix was made behind the present one, or one that it stands for."""
+        return prefix_hash is not None and prefix_hash in {self.prefix_hash, self.kept_prefix_hash}
+
+
+def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> Signer:
+    """Who is asked in an epoch."""
+    return Signer(
+        provider=provider,
+        account=account,
+        profile=profile,
+        prefix_hash=epoch.prefix_hash,
+        kept_prefix_hash=None if epoch.opening is None else epoch.opening.kept_prefix_hash,
+    )
 
 
 def find_withheld(turns: Sequence[BufferedTurn], signer: Signer) -> Mapping[int, Withheld]:
@@ -59,7 +77,7 @@ def _find_reason(turn: BufferedTurn, signer: Signer) -> Withheld | None:
         return Withheld.FAMILY
     if profile.account_bound and turn.account != signer.account:
         return Withheld.ACCOUNT
-    if profile.prefix_bound and turn.prefix_hash != signer.prefix_hash:
+    if profile.prefix_bound and not signer.is_behind(turn.prefix_hash):
         return Withheld.PREFIX
     calls = [block for block in turn.blocks or () if isinstance(block, ToolCallBlock)]
     if profile.signs_calls and calls and calls[0].signature is None:
@@ -79,7 +97,7 @@ def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withh
         for turn, following in zip(said, [*said[1:], None], strict=False)
         if withheld.get(turn.seq) is Withheld.PREFIX
         and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
-        and (following is None or following.prefix_hash == signer.prefix_hash)
+        and (following is None or signer.is_behind(following.prefix_hash))
     ]
     return max(crossings, default=0)
 

@@ -8,7 +8,7 @@ from server.database_wiring import open_database_options
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
-from server.job_wiring import build_compactor, build_jobs
+from server.job_wiring import build_compactor, build_jobs, build_lengths
 from server.jobs.worker import WorkerParts
 from server.postgres.connecting import connect, translate
 from server.postgres.engine import Database
@@ -35,7 +35,10 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
         providers = await stack.enter_async_context(open_available_providers(settings, environment))
         renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
         stack.push_async_callback(renderer.close)
-        compactor = build_compactor(settings, PostgresStore(database), renderer, providers, CompactionTelemetry())
+        lengths = build_lengths(database)
+        stack.push_async_callback(lengths.close)
+        store = PostgresStore(database)
+        compactor = build_compactor(settings, store, renderer, providers, CompactionTelemetry(), lengths=lengths)
 
         async def check_schema() -> None:
             async with database.connection():

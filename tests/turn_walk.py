@@ -10,8 +10,8 @@ from typing import Any
 from server.block import Blob, Block, ImageBlock, TextBlock
 from server.call import Call
 from server.emulator.reply import FaultKind, Reply, ToolCall
+from server.past_payload import rebuild_call
 from server.payload import Payload
-from server.payload_builder import rebuild_payload
 from server.provider_choice import ANTHROPIC, GEMINI
 from server.store import ConversationChange
 from server.turn import ModelResponseTurn, Turn
@@ -89,7 +89,7 @@ class Walk:
         await hear(handle, after_events)
         await self.program.turn_service.cancel_turn(self.tenant_id, self.conversation_id)
         self.ended = await handle.wait()
-        self._calm()
+        self.calm()
         return self.ended
 
     async def switch(self, provider: str, model: str | None = None, **changes: Any) -> None:
@@ -109,11 +109,21 @@ class Walk:
         return await list_all_turns(self.program, self.tenant_id, self.conversation_id)
 
     async def calls(self) -> list[Call]:
-        """Every call of the conversation, oldest first."""
+        """Every call of a turn of the conversation, oldest first."""
         store = self.program.store
         answers = [turn for turn in await self.turns() if isinstance(turn, ModelResponseTurn)]
         return [
             call for turn in answers for call in await store.list_calls(self.tenant_id, self.conversation_id, turn.seq)
+        ]
+
+    async def background_calls(self) -> list[Call]:
+        """Every call of no turn, oldest first."""
+        store = self.program.store
+        epoch = (await store.load_conversation(self.tenant_id, self.conversation_id)).epoch
+        return [
+            call
+            for number in range(1, epoch + 1)
+            for call in await store.list_calls(self.tenant_id, self.conversation_id, -number)
         ]
 
     async def natives(self) -> dict[int, Any]:
@@ -139,7 +149,7 @@ class Walk:
     async def _say(self, request: Any) -> TurnEnded:
         self.ended = await say(self.program.turn_service, self.tenant_id, request)
         if not self.ended.conversation.pending_calls:
-            self._calm()
+            self.calm()
         return self.ended
 
     # Both providers are told, since it is not the test that decides which of them is asked.
@@ -152,7 +162,7 @@ class Walk:
         for name in BOTH:
             self.emulated[name].fails(kind, **options)
 
-    def _calm(self) -> None:
+    def calm(self) -> None:
         for name in BOTH:
             self.emulated[name].lines.turns.clear()
             self.emulated[name].state.faults.clear()
@@ -162,13 +172,16 @@ async def begin_walk(
     program: Program, tenant_id: str, emulated: EmulatedProviders, provider: str, **changes: Any
 ) -> Walk:
     conversation = await open_conversation(program.store, tenant_id, provider, **changes)
-    return Walk(
+    walk = Walk(
         program=program,
         tenant_id=tenant_id,
         emulated=emulated,
         conversation_id=conversation.id,
         assistant_id=conversation.assistant_id,
     )
+    # What a walk before this one has left unsaid is not for this one.
+    walk.calm()
+    return walk
 
 
 async def until_asked(emulated: EmulatedProviders) -> None:
@@ -234,7 +247,7 @@ def withheld_by(call: Call) -> dict[str, list[int]]:
 
 async def assert_rebuilds(walk: Walk) -> int:
     """Every request that was sent for the conversation can be made again, to the byte. How many there were."""
-    calls = await walk.calls()
+    calls = [*await walk.calls(), *await walk.background_calls()]
     for call in calls:
         _, body = await rebuild(walk, call)
         assert hashlib.sha256(body).digest() == call.start.request_hash, (call.turn_seq, call.start.attempt)
@@ -247,7 +260,7 @@ async def rebuild(walk: Walk, call: Call) -> tuple[Payload, bytes]:
         walk.tenant_id, walk.conversation_id, call.turn_seq, call.start.attempt
     )
     provider = walk.program.providers.by_name[call.start.provider]
-    payload = rebuild_payload(source, provider=provider).payload
+    payload = rebuild_call(source, provider=provider)
     return payload, await provider.encode_request(payload)
 
 

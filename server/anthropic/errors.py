@@ -7,6 +7,7 @@ import anthropic as sdk
 
 from server.errors import (
     ContextTooLong,
+    OpeningRejected,
     PrefixMismatch,
     ProviderAuthentication,
     ProviderFailed,
@@ -22,6 +23,17 @@ from server.wire.exchange import Recording
 
 _PREFIX: Final = re.compile(r"bound to a different conversation", re.IGNORECASE)
 _SIGNATURE: Final = re.compile(r"`signature`|cannot be modified|Expected 'thinking'", re.IGNORECASE)
+_OF_OPENINGS: Final = frozenset(
+    {
+        "compaction_block_ambiguous",
+        "compaction_block_misplaced",
+        "compaction_content_mismatch",
+        "compaction_signature_invalid",
+        "compaction_tool_changes_mismatch",
+        "compaction_too_many_tool_references",
+    }
+)
+"""What is wrong with a signed summary that was sent back."""
 _TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
 
 
@@ -46,6 +58,9 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
     kind = str(error.get("type") or "")
     message = str(error.get("message") or "")
     facts: dict[str, Any] = {"provider_status": kind or None, "provider_message": message}
+    details = error.get("details")
+    if isinstance(details, dict) and details.get("error_code") in _OF_OPENINGS:
+        return OpeningRejected(**facts, provider_code=details["error_code"])
     match kind:
         case "rate_limit_error":
             return _rate_limited(recording, facts)

@@ -1,8 +1,8 @@
 """The provider port on Claude."""
 
 import hashlib
-import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import anthropic
 import httpx2
@@ -11,12 +11,14 @@ from server.anthropic import request
 from server.anthropic.errors import translate_error
 from server.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.block import Blob, Block
-from server.model_profile import find_profile, profile_warnings
+from server.model_profile import ModelProfile, find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import Fold, ProviderAnswer
+from server.wire.holes import Holes
 from server.wire.stream import VendorCall, WireStream, encode_request
 from server.wire.transport import WireLimits, WireTransport
 from server.wire.unary import call_through
+from server.wire.written import WrittenParts
 
 
 class AnthropicProvider:
@@ -35,6 +37,7 @@ class AnthropicProvider:
     ) -> None:
         """`transport` in place of the network: `server.wire.replay` has one that feeds stored bytes."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
+        self._written = WrittenParts()
         self._client = anthropic.AsyncAnthropic(
             api_key=api_key,
             base_url=base_url,
@@ -69,15 +72,21 @@ class AnthropicProvider:
     def unsigned_message(self, native: bytes) -> bytes | None:
         return request.unsigned_message(native)
 
+    def opening_text(self, message: bytes) -> str | None:
+        return request.opening_text(message)
+
     async def count_tokens(self, payload: Payload) -> int:
         """Free of charge; ignores caching."""
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
-        counted = {name: parameters[name] for name in ("model", "system", "tools", "thinking") if name in parameters}
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
+        counted = {name: parameters[name] for name in ("model", "thinking") if name in parameters}
+        holes = Holes()
+        body = self._write_body(payload, profile, holes)
         count = await call_through(
-            lambda: self._client.messages.count_tokens(messages=[], extra_body={"messages": [hole]}, **counted),
-            holes={hole: request.join_messages(payload, profile)},
+            lambda: self._client.messages.count_tokens(
+                messages=[], extra_body=body, extra_headers=request.build_headers(payload), **counted
+            ),
+            holes=holes.contents,
             translate=translate_error,
         )
         return count.input_tokens
@@ -88,16 +97,29 @@ class AnthropicProvider:
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        extra = {**request.build_extra(payload.settings, parameters), "messages": [hole]}
+        holes = Holes()
+        body = {**request.build_extra(payload, parameters), **self._write_body(payload, profile, holes)}
+        headers = request.build_headers(payload)
 
         async def send() -> None:
-            stream = await self._client.messages.create(messages=[], stream=True, extra_body=extra, **parameters)
+            stream = await self._client.messages.create(
+                messages=[], stream=True, extra_body=body, extra_headers=headers, **parameters
+            )
             await stream.close()
 
         return VendorCall(
-            holes={hole: request.join_messages(payload, profile)},
+            holes=holes.contents,
             send=send,
             translate=translate_error,
             warnings=profile_warnings(profile),
         )
+
+    def _write_body(self, payload: Payload, profile: ModelProfile, holes: Holes) -> dict[str, Any]:
+        """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
+        body: dict[str, Any] = {"messages": [holes.make(request.join_messages(payload, profile))]}
+        if payload.static_text:
+            key = (payload.static_text, request.is_long_lived(payload), profile.breakpoints)
+            body["system"] = holes.make(self._written.find(key, lambda: request.write_system(payload, profile)))
+        if payload.tools:
+            body["tools"] = holes.make(request.write_tools(payload, profile))
+        return body

@@ -9,15 +9,17 @@ from typing import Any, Final
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.cache_policy import count_static_marks
 from server.errors import ValidationFailed
-from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
+from server.exact_json import dumps_exact, dumps_sendable, loads_exact
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
 from server.static_pieces import split_static
 
-HOLE: Final = "@strata:messages"
+COMPACTION_BETA: Final = "compact-2026-09-04"
+"""The release of Claude's API that signs summaries, and takes them back."""
 NOTHING_SAID: Final = "(no text)"
 """Stands for a user task that is nothing but empty text."""
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+_MARKER: Final = "cache_control"
 _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
 _DEFAULT_OUTPUT_TOKENS: Final = 16_384
@@ -94,24 +96,13 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
-    """Everything of the request but the messages, which fill the hole."""
+    """Everything of the request but its layers."""
     settings = payload.settings
     parameters: dict[str, Any] = {
         "model": payload.model,
         "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
         **build_thinking(settings, profile),
     }
-    marker = _marked(build_marker(max(payload.static_cache_seconds, payload.cache_seconds)), profile)
-    if payload.static_text:
-        pieces = [_text(make_sendable(piece)) for piece in split_static(payload.static_text)]
-        plain = len(pieces) - count_static_marks(len(pieces), profile.breakpoints)
-        parameters["system"] = [*pieces[:plain], *(piece | marker for piece in pieces[plain:])]
-    if payload.tools:
-        tools = [
-            make_sendable({"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)})
-            for tool in payload.tools
-        ]
-        parameters["tools"] = [*tools[:-1], tools[-1] | marker] if payload.marks_tools else tools
     if payload.wants_diagnosis:
         parameters["diagnostics"] = {"previous_message_id": payload.previous_response_id}
     if settings.stop_sequences:
@@ -119,9 +110,65 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
     return parameters
 
 
-def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What an assistant adds to the request, without what is set here: the SDK would let the addition win."""
-    return {name: value for name, value in settings.extra.items() if name not in {*own, "messages", "stream"}}
+def write_system(payload: Payload, profile: ModelProfile) -> bytes:
+    """The static text, a long one in pieces, with its markers."""
+    pieces = [_text(piece) for piece in split_static(payload.static_text)]
+    plain = len(pieces) - count_static_marks(len(pieces), profile.breakpoints)
+    marker = _static_marker(payload, profile)
+    return dumps_sendable([*pieces[:plain], *(piece | marker for piece in pieces[plain:])])
+
+
+def write_tools(payload: Payload, profile: ModelProfile) -> bytes:
+    """The tools in their order, the last one with its marker."""
+    tools = [
+        {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+        for tool in payload.tools
+    ]
+    marker = _static_marker(payload, profile) if payload.marks_tools else {}
+    return dumps_sendable([*tools[:-1], tools[-1] | marker])
+
+
+def is_long_lived(payload: Payload) -> bool:
+    """Whether the markers of the static layer are for an hour: what stands first never lives shorter."""
+    return max(payload.static_cache_seconds, payload.cache_seconds) >= _LONG_CACHE_SECONDS
+
+
+def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an assistant adds to the request, without what is set here: the SDK would let the addition win.
+
+    And what the SDK knows in its beta only: the wish for a signed summary. Markers of its own stay out: Claude takes
+    four, and all of them are placed here.
+    """
+    layers = {"messages": True, "system": bool(payload.static_text), "tools": bool(payload.tools)}
+    written = {name for name, is_there in layers.items() if is_there}
+    taken = {*own, *written, "stream", "compaction", _MARKER}
+    extra = {name: _unmarked(value) for name, value in payload.settings.extra.items() if name not in taken}
+    return extra | ({"compaction": {"type": "summarize"}} if payload.sums_up else {})
+
+
+def _unmarked(value: Any) -> Any:
+    """A list of blocks or tools without markers; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {name: item for name, item in block.items() if name != _MARKER} if isinstance(block, dict) else block
+        for block in value
+    ]
+
+
+def build_headers(payload: Payload) -> dict[str, str]:
+    """What a request with a signed summary in it, or for one, has to say."""
+    return {"anthropic-beta": COMPACTION_BETA} if payload.sums_up or payload.opening is not None else {}
+
+
+def opening_text(message: bytes) -> str | None:
+    """What the signed summary in an answer says; None where the answer is anything else."""
+    content = loads_exact(message).get("content")
+    block = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(block, dict) or block.get("type") != "compaction" or not block.get("signature"):
+        return None
+    told = block.get("content")
+    return told if isinstance(told, str) and told.strip() else None
 
 
 def build_marker(lifetime_seconds: int) -> dict[str, Any]:
@@ -150,7 +197,7 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
 
 
 def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
-    """What fills the hole: the messages with commas between, markers added where the payload asks for them."""
+    """The messages with commas between, markers added where the payload asks for them."""
     static_marks = count_static_marks(len(split_static(payload.static_text)), profile.breakpoints)
     allowed = profile.breakpoints - static_marks - payload.marks_tools
     marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
@@ -167,13 +214,14 @@ def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):
         if block.get("type") not in _THINKING and block.get("text") != "":
-            block["cache_control"] = marker
+            block[_MARKER] = marker
             return dumps_exact(message)
     return data
 
 
-def _marked(marker: dict[str, Any], profile: ModelProfile) -> dict[str, Any]:
-    return {"cache_control": marker} if profile.breakpoints else {}
+def _static_marker(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
+    lifetime_seconds = max(payload.static_cache_seconds, payload.cache_seconds)
+    return {_MARKER: build_marker(lifetime_seconds)} if profile.breakpoints else {}
 
 
 def _budget(asked: str) -> int:

@@ -137,6 +137,9 @@ class AnthropicFold:
             case "citations_delta":
                 known = block.get("citations")
                 block["citations"] = [*(known if isinstance(known, list) else []), delta.get("citation")]
+            case "compaction_delta":
+                # What it does not bring is null in it, and must not come back as something that was said.
+                _grow_unknown(block, {name: value for name, value in delta.items() if value is not None})
             case _:
                 _grow_unknown(block, delta)
 

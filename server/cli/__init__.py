@@ -14,6 +14,8 @@ from server.cli.group import StrataGroup
         "chat": "Hold a conversation in the terminal.",
         "worker": "Run background jobs until stopped.",
         "compact": "Compact conversations, or see what it would save.",
+        "jobs": "Show what the job queue holds.",
+        "usage": "Report tokens, cost and cache share.",
         "migrate": "Bring the database schema to this release.",
         "keys": "Create, list and revoke API keys.",
         "emulate": "Emulate a provider's API on this machine.",

@@ -4,6 +4,9 @@ A cache holds the static text and the tools of a payload. A request that names i
 model and the account, lives for its time to live, and is paid for by the hour.
 """
 
+from collections.abc import Sequence
+from typing import Final
+
 from google import genai
 from google.genai import types
 
@@ -13,6 +16,8 @@ from server.gemini.errors import translate_error
 from server.payload import Payload
 from server.provider import ExplicitCache
 from server.wire.unary import call_through
+
+_PAGE_SIZE: Final = 1000
 
 
 class GeminiCaches:
@@ -39,6 +44,20 @@ class GeminiCaches:
             translate=translate_error,
         )
         return _read(made)
+
+    async def find(self, label: str) -> Sequence[str]:
+        names: list[str] = []
+        config = types.ListCachedContentsConfig(page_size=_PAGE_SIZE)
+        pages = await call_through(
+            lambda: self._client.aio.caches.list(config=config), holes={}, translate=translate_error
+        )
+        while True:
+            names += [cache.name for cache in pages.page if cache.display_name == label and cache.name is not None]
+            try:
+                await call_through(pages.next_page, holes={}, translate=translate_error)
+            except IndexError:
+                # The SDK's word for the end of the list.
+                return names
 
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
         config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")

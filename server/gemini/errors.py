@@ -22,7 +22,12 @@ from server.errors import (
 from server.wire.exchange import Recording
 
 _SIGNATURE: Final = re.compile(r"thought[ _]signature", re.IGNORECASE)
-_CACHE: Final = re.compile(r"cachedcontent not found|cached content .*(not found|expired)", re.IGNORECASE)
+_CACHE: Final = re.compile(
+    r"cached[ _]?contents?\b.*(not found|expired|denied|does not exist|not exist)"
+    r"|(not found|expired|denied).*\bcached[ _]?contents?\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Google documents no text for it, and has had several."""
 _TOO_LONG: Final = re.compile(r"exceeds the maximum number of tokens|token count .*exceeds", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"billing|spend|credit|per ?day|daily", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")

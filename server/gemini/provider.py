@@ -1,10 +1,9 @@
 """The provider port on Gemini."""
 
 import hashlib
-import secrets
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 from google import genai
@@ -19,9 +18,11 @@ from server.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import Fold, ProviderAnswer
+from server.wire.holes import Holes
 from server.wire.stream import VendorCall, WireStream, encode_request
 from server.wire.transport import WireLimits, WireTransport
 from server.wire.unary import call_through
+from server.wire.written import WrittenParts
 
 _API_VERSION: Final = "v1beta"
 """Not the SDK's `v1`: aliases and continuation exist only here."""
@@ -48,6 +49,7 @@ class GeminiProvider:
         """`transport` in place of the network: `server.wire.replay` has one that feeds stored bytes."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
         self._http = httpx2.AsyncClient(transport=transport or WireTransport(limits or WireLimits()))
+        self._written = WrittenParts()
         self._client = genai.Client(
             api_key=api_key,
             http_options=types.HttpOptions(
@@ -88,15 +90,18 @@ class GeminiProvider:
     def unsigned_message(self, native: bytes) -> bytes | None:
         return request.unsigned_message(native)
 
+    def opening_text(self, message: bytes) -> str | None:  # noqa: ARG002  reason: the port's; Gemini signs no summaries
+        return None
+
     async def count_tokens(self, payload: Payload) -> int:
         """Of the contents alone: this API counts neither the system instruction nor the tools."""
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        options = types.HttpOptions(extra_body={"contents": [hole]})
+        holes = Holes()
+        options = types.HttpOptions(extra_body={"contents": [holes.make(request.join_contents(payload))]})
         count = await call_through(
             lambda: self._client.aio.models.count_tokens(
                 model=payload.model, contents=_DUMMY, config=types.CountTokensConfig(http_options=options)
             ),
-            holes={hole: request.join_contents(payload)},
+            holes=holes.contents,
             translate=translate_error,
         )
         return count.total_tokens or 0
@@ -107,8 +112,8 @@ class GeminiProvider:
 
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
-        hole = f"{request.HOLE}:{secrets.token_hex(8)}"
-        config = request.build_config(payload, profile, hole)
+        holes = Holes()
+        config = request.build_config(payload, profile, self._write_body(payload, holes))
 
         async def send() -> None:
             chunks = await self._client.aio.models.generate_content_stream(
@@ -118,8 +123,21 @@ class GeminiProvider:
                 raise ProviderUnavailable("The answer went to the SDK.")
 
         return VendorCall(
-            holes={hole: request.join_contents(payload)},
+            holes=holes.contents,
             send=send,
             translate=translate_error,
             warnings=profile_warnings(profile),
         )
+
+    def _write_body(self, payload: Payload, holes: Holes) -> dict[str, Any]:
+        """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
+        body: dict[str, Any] = {"contents": [holes.make(request.join_contents(payload))]}
+        if payload.cached_content is not None:
+            # The cache holds the others; a request that has both is refused.
+            return body
+        if payload.static_text:
+            text = payload.static_text
+            body["systemInstruction"] = holes.make(self._written.find(text, lambda: request.write_system(text)))
+        if payload.tools:
+            body["tools"] = holes.make(request.write_tools(payload.tools))
+        return body

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from google.genai import types
 
+from server.assistant import Tool
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
-from server.errors import ValidationFailed
+from server.errors import Internal, ValidationFailed
 from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
 from server.model_profile import ModelProfile, ThinkingControl
 from server.payload import CallSettings, Payload
 from server.static_pieces import split_static
 
-HOLE: Final = "@strata:contents"
 _SIGNATURE: Final = "thoughtSignature"
 _OFF: Final = "off"
 _OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cachedcontent"})
@@ -92,9 +92,11 @@ UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").dec
 """Google's own word for a call from elsewhere, as the bytes that its clients send."""
 
 
-def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.GenerateContentConfig:
-    """Everything of the request but the contents, which fill the hole. What the SDK does by itself is switched off."""
+def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, Any]) -> types.GenerateContentConfig:
+    """Everything of the request, with the layers as holes. What the SDK does by itself is switched off."""
     settings = payload.settings
+    if payload.sums_up or payload.opening is not None:
+        raise Internal("Gemini neither signs summaries nor takes them.")
     config: dict[str, Any] = {
         "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
         "automatic_continuation": False,
@@ -107,12 +109,8 @@ def build_config(payload: Payload, profile: ModelProfile, hole: str) -> types.Ge
     if profile.accepts_sampling and settings.temperature is not None:
         config["temperature"] = settings.temperature
     if payload.cached_content is not None:
-        # The cache holds them; a request that names both is refused.
         config["cached_content"] = payload.cached_content
-    else:
-        config["system_instruction"] = build_system(payload)
-        config["tools"] = build_tools(payload)
-    config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), "contents": [hole]})
+    config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), **layers})
     return types.GenerateContentConfig(**config)
 
 
@@ -154,13 +152,13 @@ def _bare(name: str) -> str:
 
 
 def build_system(payload: Payload) -> types.ContentUnion | None:
-    """The static text, a long one in pieces."""
+    """The static text, a long one in pieces, for the SDK."""
     pieces = [make_sendable(piece) for piece in split_static(payload.static_text)]
     return pieces if len(pieces) > 1 else make_sendable(payload.static_text) or None
 
 
 def build_tools(payload: Payload) -> list[types.Tool] | None:
-    """One `Tool` with all functions, in their order."""
+    """One `Tool` with all functions, in their order, for the SDK."""
     if not payload.tools:
         return None
     declarations = [
@@ -172,6 +170,20 @@ def build_tools(payload: Payload) -> list[types.Tool] | None:
         for tool in payload.tools
     ]
     return [types.Tool(function_declarations=declarations)]
+
+
+def write_system(static_text: str) -> bytes:
+    """The same as JSON, as the SDK would write it."""
+    return dumps_sendable({"parts": [{"text": piece} for piece in split_static(static_text)], "role": "user"})
+
+
+def write_tools(tools: Sequence[Tool]) -> bytes:
+    """Likewise for the tools."""
+    declarations = [
+        {"description": tool.description, "name": tool.name, "parameters_json_schema": dict(tool.parameters)}
+        for tool in tools
+    ]
+    return dumps_sendable([{"functionDeclarations": declarations}])
 
 
 def build_thinking(settings: CallSettings, profile: ModelProfile) -> types.ThinkingConfig:
@@ -199,5 +211,5 @@ def _budget(asked: str) -> int:
 
 
 def join_contents(payload: Payload) -> bytes:
-    """What fills the hole: the contents with commas between."""
+    """The contents with commas between."""
     return b",".join(message.data for message in payload.messages)

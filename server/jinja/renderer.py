@@ -12,7 +12,7 @@ from server.jinja.limits import RenderLimits
 from server.jinja.templates import LayerTemplate, TemplateSet
 from server.jinja.worker_process import WorkerProcess
 from server.prompt_arguments import clone
-from server.renderer import RenderedDynamic, RenderedStatic, TemplateFailure
+from server.renderer import RenderedDynamic, RenderedQuestion, RenderedStatic, TemplateFailure
 from server.transcript import TranscriptTurn
 
 _TAGS: Final = ("{{", "{%", "{#")
@@ -77,9 +77,11 @@ class JinjaRenderer:
         text = _render_or_refuse(self._templates.segment, {"turns": turns})
         return text if text.endswith("\n") else f"{text}\n"
 
-    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> str:
+    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> RenderedQuestion:
+        template = self._templates.summary
         values = {"first_seq": first_seq, "last_seq": last_seq, "limit_words": limit_words}
-        return _render_or_refuse(self._templates.summary, values).strip()
+        text = _render_or_refuse(template, values).strip()
+        return RenderedQuestion(text=text, template_source=template.source, template_hash=template.sha256)
 
     async def check_instructions(self, assistant: AssistantDefinition) -> None:
         for name, source in _instructions(assistant):

@@ -38,7 +38,7 @@ async def send_compaction(
     delay = 0.0 if at is None else max(0.0, (at - datetime.now(UTC)).total_seconds())
     for place in places:
         key = f"{NAME}:{conversation_id}:{place}"
-        if await sender.send(NAME, payload, dedupe_key=key, delay_seconds=delay):
+        if await sender.send(NAME, payload, tenant_id=tenant_id, dedupe_key=key, delay_seconds=delay):
             return
 
 

@@ -18,16 +18,26 @@ from pgqueuer.domain.settings import DBSettings
 from pgqueuer.ports.driver import Driver
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from server.errors import Unavailable
+from server.errors import StrataError, Unavailable
 from server.jobs.job import Job
 
+TENANT: Final = "tenant_id"
+"""The header that says whose a job is. The reports of `server.postgres` look for it."""
 _FIRST_DELAY_SECONDS: Final = 1.0
 _LONGEST_DELAY_SECONDS: Final = 300.0
 _log = logging.getLogger("strata.jobs")
 
 
 class JobFailed(Exception):
-    """What the queue's tables learn of an error: its class. Its text may hold content, and is in the log."""
+    """What the queue's tables learn of an error: its name, and whose job it was where it was somebody's.
+
+    Its text may hold content, and is in the log. `server.postgres.job_reports` reads this one.
+    """
+
+    def __init__(self, error: Exception, queued: pgqueuer.Job) -> None:
+        name = error.code if isinstance(error, StrataError) else type(error).__name__
+        tenant_id = (queued.headers or {}).get(TENANT)
+        super().__init__(name if tenant_id is None else f"{name} {tenant_id}")
 
 
 class QueueNames(DBSettings):
@@ -153,7 +163,7 @@ class job_errors:  # noqa: N801  reason: reads as a statement where it is used
                 raise pgqueuer.RetryRequested(delay=timedelta(seconds=delay), reason=error.code) from None
             case Exception():
                 _log.error("job.failed", extra=fields, exc_info=error)
-                raise JobFailed(type(error).__name__) from None
+                raise JobFailed(error, self._queued) from None
             case _:
                 pass
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 
-from server.jobs.queue import build_queries
+from server.jobs.queue import TENANT, build_queries
 
 Borrow: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 """An asyncpg connection for as long as the block lasts. Raises `DatabaseUnavailable`, also for errors within it."""
@@ -19,8 +19,13 @@ class JobSender:
     def __init__(self, borrow: Borrow) -> None:
         self._borrow = borrow
 
-    async def send(self, name: str, payload: bytes, *, dedupe_key: str, delay_seconds: float = 0.0) -> bool:
-        """Whether it was queued: not where one of the same key waits or runs. Raises `DatabaseUnavailable`."""
+    async def send(
+        self, name: str, payload: bytes, *, tenant_id: str, dedupe_key: str, delay_seconds: float = 0.0
+    ) -> bool:
+        """Whether it was queued: not where one of the same key waits or runs. Raises `DatabaseUnavailable`.
+
+        `tenant_id` says whose job it is, for those who look at the queue.
+        """
         async with self._borrow() as connection:
             queued = await build_queries(AsyncpgDriver(connection)).enqueue(
                 name,
@@ -28,5 +33,6 @@ class JobSender:
                 execute_after=timedelta(seconds=delay_seconds) if delay_seconds else None,
                 dedupe_key=dedupe_key,
                 on_conflict="skip",
+                headers={TENANT: tenant_id},
             )
         return queued[0] is not None

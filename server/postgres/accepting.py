@@ -29,6 +29,7 @@ from server.errors import (
 )
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.codec import decode_text, encode_json, encode_text
+from server.postgres.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
 from server.store import Accepted, AcceptOutcome, Duplicate, NewInput
 from server.turn import TurnKind
@@ -68,6 +69,7 @@ taken AS (
         lease_expires_at = now() + :lease_seconds::float8 * interval '1 second',
         lease_turn_seq = next_seq + 1,
         cancel_requested_at = NULL,
+        exchange_count = {exchange_count_sql("conversations")} + CASE WHEN :is_response THEN 0 ELSE 1 END,
         updated_at = now()
     WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
         AND lease_token IS NULL

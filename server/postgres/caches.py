@@ -1,13 +1,17 @@
-"""The register of explicit caches on Postgres. Each method is one statement, the sweep three.
+"""The register of explicit caches on Postgres. Each method is one statement, the sweep three, a reservation four.
+
+A place is a row without a name. Places are given out under one lock, so that whoever measures sees all that were given.
 
 Whoever joins a cache holds the conversation's row while it writes, as a running turn does: an erasure waits for it, or
 it finds nothing to write to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
+
+import asyncpg
 
 from server.cache_register import CacheKey, RegisteredCache
 from server.errors import ConversationNotFound
@@ -16,6 +20,7 @@ from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import cache_from
 
+_PLACES_LOCK: Final = 0x5354524154410002
 _COLUMNS: Final = """id AS cache_id, provider AS cache_provider, account AS cache_account, model AS cache_model,
     prefix_hash AS cache_prefix_hash, name AS cache_name, token_count AS cache_token_count,
     expires_at AS cache_expires_at"""
@@ -38,30 +43,39 @@ _JOIN: Final = Statement(f"""{_HELD_SQL}
 found AS (
     SELECT k.* FROM held CROSS JOIN provider_caches k
     WHERE k.tenant_id = :tenant AND k.provider = :provider AND k.account = :account AND k.model = :model
-        AND k.prefix_hash = :prefix_hash AND k.removing_at IS NULL AND k.expires_at > now()
+        AND k.prefix_hash = :prefix_hash AND k.removing_at IS NULL AND k.expires_at > now() AND k.name <> ''
     FOR SHARE OF k
 ),{_USE_SQL}
 SELECT held.id AS conversation_id, shown.*
 FROM held LEFT JOIN (SELECT {_COLUMNS} FROM found) AS shown ON true
 """)  # noqa: S608  reason: constants of this module only
 
+_LOCK: Final = Statement(f"SELECT pg_advisory_xact_lock({_PLACES_LOCK})")
+_DROP_OVER: Final = Statement("""
+WITH over AS (
+    DELETE FROM provider_caches
+    WHERE tenant_id = :tenant AND provider = :provider AND account = :account AND model = :model
+        AND prefix_hash = :prefix_hash AND removing_at IS NULL AND expires_at <= now()
+    RETURNING id
+)
+DELETE FROM provider_cache_uses WHERE cache_id IN (SELECT id FROM over)
+""")
+_RESERVE: Final = Statement("""
+INSERT INTO provider_caches (id, tenant_id, provider, account, model, prefix_hash, name, token_count, expires_at)
+VALUES (:cache::uuid, :tenant::uuid, :provider::text, :account::text, :model::text, :prefix_hash::bytea, '',
+    :token_count::int, :expires_at::timestamptz)
+ON CONFLICT (tenant_id, provider, account, model, prefix_hash) WHERE removing_at IS NULL DO NOTHING
+RETURNING id
+""")
 _ADD: Final = Statement(f"""{_HELD_SQL}
 found AS (
-    INSERT INTO provider_caches AS k (id, tenant_id, provider, account, model, prefix_hash, name, token_count,
-        expires_at)
-    SELECT :cache::uuid, :tenant::uuid, :provider::text, :account::text, :model::text, :prefix_hash::bytea,
-        :name::text, :token_count::int, :expires_at::timestamptz
-    FROM held
-    ON CONFLICT (tenant_id, provider, account, model, prefix_hash) WHERE removing_at IS NULL
-    -- One that is over gives way, one that lives is kept.
-    DO UPDATE SET (name, token_count, created_at, expires_at) = (
-        SELECT excluded.name, excluded.token_count, now(), excluded.expires_at WHERE k.expires_at <= now()
-        UNION ALL
-        SELECT k.name, k.token_count, k.created_at, k.expires_at WHERE k.expires_at > now()
-    )
+    UPDATE provider_caches SET name = :name::text, token_count = :token_count::int, created_at = now(),
+        expires_at = :expires_at::timestamptz
+    WHERE id = :cache AND tenant_id = :tenant AND name = '' AND removing_at IS NULL AND EXISTS (SELECT FROM held)
     RETURNING *
 ),{_USE_SQL}
-SELECT {_COLUMNS} FROM found
+SELECT held.id AS conversation_id, shown.*
+FROM held LEFT JOIN (SELECT {_COLUMNS} FROM found) AS shown ON true
 """)  # noqa: S608  reason: constants of this module only
 
 _PROLONG: Final = Statement(
@@ -101,6 +115,7 @@ WHERE id IN (
     WHERE account = ANY(:accounts::text[]) AND (
         removing_at < now() - interval '5 minutes'
         OR removing_at IS NULL AND NOT EXISTS (SELECT FROM provider_cache_uses WHERE cache_id = k.id)
+            AND (name <> '' OR created_at < now() - interval '5 minutes')
     )
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -124,28 +139,52 @@ class PostgresCacheRegister:
             raise ConversationNotFound
         return None if rows[0]["cache_id"] is None else cache_from(rows[0])
 
+    async def reserve_cache(
+        self,
+        tenant_id: str,
+        key: CacheKey,
+        *,
+        token_count: int,
+        expires_at: datetime,
+        fits: Callable[[Mapping[str, int]], bool],
+    ) -> UUID | None:
+        place = {"tenant": decode_id(TENANT, tenant_id), **_key_values(key)}
+        async with self._database.transaction() as connection:
+
+            async def run(statement: Statement, **values: Any) -> list[asyncpg.Record]:
+                return await connection.fetch(statement.sql, *statement.arguments(values))
+
+            await run(_LOCK)
+            await run(_DROP_OVER, **place)
+            kept = _read_measure(await run(_MEASURE))
+            if not fits(kept | {key.model: kept.get(key.model, 0) + token_count}):
+                return None
+            rows = await run(_RESERVE, **place, cache=new_uuid(), token_count=token_count, expires_at=expires_at)
+        return rows[0]["id"] if rows else None
+
     async def add_cache(
         self,
         tenant_id: str,
         conversation_id: str,
-        key: CacheKey,
+        cache_id: UUID,
         *,
         name: str,
         token_count: int,
         expires_at: datetime,
-    ) -> RegisteredCache:
+    ) -> RegisteredCache | None:
         rows = await self._database.run(
             _ADD,
+            # A second run after a lost connection would find the place filled, by itself.
+            repeatable=False,
             **_place_values(tenant_id, conversation_id),
-            **_key_values(key),
-            cache=new_uuid(),
+            cache=cache_id,
             name=name,
             token_count=token_count,
             expires_at=expires_at,
         )
         if not rows:
             raise ConversationNotFound
-        return cache_from(rows[0])
+        return None if rows[0]["cache_id"] is None else cache_from(rows[0])
 
     async def prolong_cache(self, cache_id: UUID, expires_at: datetime) -> None:
         await self._database.run(_PROLONG, cache=cache_id, expires_at=expires_at)
@@ -160,8 +199,11 @@ class PostgresCacheRegister:
         return [cache_from(row) for row in rows]
 
     async def measure_caches(self) -> Mapping[str, int]:
-        rows = await self._database.run(_MEASURE)
-        return {decode_text(row["model"]): int(row["token_count"]) for row in rows}
+        return _read_measure(await self._database.run(_MEASURE))
+
+
+def _read_measure(rows: Sequence[asyncpg.Record]) -> dict[str, int]:
+    return {decode_text(row["model"]): int(row["token_count"]) for row in rows}
 
 
 def _place_values(tenant_id: str, conversation_id: str) -> dict[str, Any]:

@@ -29,6 +29,13 @@ def _pending_sql(conversation: str) -> str:
 )"""  # noqa: S608  reason: a name from this module only
 
 
+def exchange_count_sql(conversation: str) -> str:
+    """How many exchanges a conversation has. Counted only where nobody has counted yet."""
+    return f"""coalesce({conversation}.exchange_count, (
+    SELECT count(*) FROM turns WHERE conversation_id = {conversation}.id AND kind = 'user_task'
+))"""  # noqa: S608  reason: a name from our own statements only
+
+
 _SHOWN: Final[tuple[Any, ...]] = (conversations, literal_column(_pending_sql("conversations")).label("pending_blocks"))
 
 _CREATE: Final = Statement("""

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.epoch import Epoch, EpochReason, Segment
+from server.epoch import Epoch, EpochReason, Opening, Segment
 from server.errors import ConversationNotFound, EpochMoved
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.page import Page
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, in_range, page_of
-from server.postgres.rows import Row, segment_from
+from server.postgres.rows import Row, epoch_from, segment_from
 from server.store import CopiedSegments, EpochOutline
 
 _BEGIN_EPOCH: Final = Statement("""
@@ -24,9 +24,12 @@ moved AS (
 ),
 begun AS (
     INSERT INTO epochs (conversation_id, number, reason, assistant_version, generation, segment_count, base_text,
-        static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq)
+        static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq,
+        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash)
     SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
-        :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq
+        :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
+        :opening::bytea, :opening_start_seq::bigint, :opening_text::text, :opening_tokens::int,
+        :opening_kept_hash::bytea
     FROM moved
 ),
 archived AS (
@@ -52,11 +55,13 @@ copied AS (
 )
 SELECT moved.id IS NOT NULL AS moved,
     EXISTS (SELECT FROM epochs WHERE conversation_id = :conversation AND number = :number
-        AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq) AS repeated
+        AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq
+        AND opening IS NOT DISTINCT FROM :opening) AS repeated
 FROM seen LEFT JOIN moved ON true
 """)
 _EPOCHS: Final = Statement("""
 SELECT e.number, e.reason, e.assistant_version, e.generation, e.segment_count, e.buffer_start_seq, e.created_at,
+    e.opening_start_seq, e.opening_tokens,
     s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count, NULL::text AS text
 FROM conversations c
 LEFT JOIN LATERAL (
@@ -69,6 +74,21 @@ LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = e.generation
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 ORDER BY e.number DESC
 """)
+_BEFORE_OPENING: Final = Statement("""
+SELECT b.number AS epoch_number, b.reason AS epoch_reason, b.assistant_version AS epoch_assistant_version, b.generation,
+    b.segment_count, b.base_text, b.static_hash, b.prefix_hash AS epoch_prefix_hash,
+    b.arguments_hash AS epoch_arguments_hash, b.template_hash, b.buffer_start_seq AS epoch_buffer_start_seq,
+    b.opening, b.opening_start_seq, b.opening_text, b.opening_tokens, b.opening_kept_hash
+FROM conversations c
+LEFT JOIN LATERAL (
+    SELECT number FROM epochs
+    WHERE conversation_id = c.id AND reason = :reason AND opening = :opening::bytea
+    ORDER BY number DESC
+    LIMIT 1
+) signed ON true
+LEFT JOIN epochs b ON b.conversation_id = c.id AND b.number = signed.number - 1
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+""")
 _SEGMENTS: Final = Statement("""
 SELECT s.position, s.first_seq, s.last_seq, s.text, s.token_count, s.summarises_generation, s.summarises_count
 FROM conversations c
@@ -78,6 +98,9 @@ ORDER BY s.position
 """)
 _OF_HISTORY: Final = (
     EpochReason.COMPACTED,
+    EpochReason.SIGNED,
+    EpochReason.COMPACTED_UNSIGNED,
+    EpochReason.OPENING_SET_DOWN,
     EpochReason.COMPACTION_UNDONE,
     EpochReason.SUMMARISED,
     EpochReason.OLDEST_LEFT_OUT,
@@ -113,6 +136,7 @@ async def begin_epoch(
         template_hash=epoch.template_hash,
         template_source=template_source,
         buffer_start_seq=epoch.buffer_start_seq,
+        **_opening_values(epoch.opening),
         **_segment_values(segment),
         **_copied_values(copies),
     )
@@ -136,6 +160,20 @@ async def load_segments(
     if not rows:
         raise ConversationNotFound
     return [segment_from(row, generation) for row in rows if row["position"] is not None]
+
+
+async def find_epoch_before(database: Database, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
+    """See the port."""
+    rows = await database.run(
+        _BEFORE_OPENING,
+        conversation=decode_id(CONVERSATION, conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        reason=EpochReason.SIGNED.value,
+        opening=opening,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return None if rows[0]["epoch_number"] is None else epoch_from(rows[0])
 
 
 async def list_epochs(
@@ -172,8 +210,32 @@ def _outline_from(row: Row) -> EpochOutline:
         segment_count=row["segment_count"],
         buffer_start_seq=row["buffer_start_seq"],
         created_at=row["created_at"],
-        last_segment=None if row["position"] is None else segment_from(row, row["generation"]),
+        last_segment=_newest_piece(row),
     )
+
+
+def _newest_piece(row: Row) -> Segment | None:
+    """An opening is newer than all segments: whatever adds one has no more use for it."""
+    if row["opening_start_seq"] is not None:
+        return Segment(
+            generation=row["generation"],
+            position=row["segment_count"],
+            first_seq=row["opening_start_seq"],
+            last_seq=row["buffer_start_seq"] - 1,
+            text="",
+            token_count=row["opening_tokens"],
+        )
+    return None if row["position"] is None else segment_from(row, row["generation"])
+
+
+def _opening_values(opening: Opening | None) -> dict[str, Any]:
+    return {
+        "opening": None if opening is None else opening.data,
+        "opening_start_seq": None if opening is None else opening.start_seq,
+        "opening_text": None if opening is None else opening.text,
+        "opening_tokens": None if opening is None else opening.token_count,
+        "opening_kept_hash": None if opening is None else opening.kept_prefix_hash,
+    }
 
 
 def _copied_values(copies: CopiedSegments | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The statements hold the conversation's row while they write, by updating it or b
 waits for them or they find nothing to write to, and no row is ever left behind.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -68,18 +69,27 @@ _RECORD_SQL: Final = """
 WITH held AS (
     SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR KEY SHARE
 ),"""
+# The number is taken where another call has it: two processes may ask at the same time, and each is paid for.
+_SAME_CALL_SQL: Final = """
+    WHERE calls.started_at = excluded.started_at AND calls.request_hash = excluded.request_hash
+    RETURNING 1"""
 _RECORD_BEGUN: Final = Statement(f"""{_RECORD_SQL}
-begun AS (
+recorded AS (
     INSERT INTO calls ({_START_COLUMNS})
     SELECT {_START_VALUES} FROM held
-    ON CONFLICT (conversation_id, turn_seq, attempt) DO NOTHING
+    ON CONFLICT (conversation_id, turn_seq, attempt) DO UPDATE SET account = excluded.account{_SAME_CALL_SQL}
+),
+archived AS (
+    INSERT INTO templates (hash, source)
+    SELECT :template_hash::bytea, :template_source::text FROM held WHERE :template_source IS NOT NULL
+    ON CONFLICT (hash) DO NOTHING
 )
-SELECT id FROM held
+SELECT EXISTS (SELECT FROM recorded) AS is_recorded FROM held
 """)  # noqa: S608  reason: constants of this module only
 _RECORD_ENDED: Final = Statement(f"""{_RECORD_SQL}
-ended AS ({_ENDED_CALL_SQL}
+recorded AS ({_ENDED_CALL_SQL}{_SAME_CALL_SQL}
 )
-SELECT id FROM held
+SELECT EXISTS (SELECT FROM recorded) AS is_recorded FROM held
 """)  # noqa: S608  reason: constants of this module only
 
 _APPEND_CHUNKS: Final = Statement(f"""
@@ -149,7 +159,9 @@ async def end_call(database: Database, lease: Lease, start: CallStart, end: Call
         raise LeaseLost
 
 
-async def record_call(database: Database, tenant_id: str, conversation_id: str, call: Call) -> None:
+async def record_call(
+    database: Database, tenant_id: str, conversation_id: str, call: Call, template_source: str | None
+) -> bool:
     """See the port."""
     values = {
         "conversation": decode_id(CONVERSATION, conversation_id),
@@ -158,11 +170,13 @@ async def record_call(database: Database, tenant_id: str, conversation_id: str, 
         **_start_values(call.start),
     }
     if call.end is None:
-        rows = await database.run(_RECORD_BEGUN, **values)
+        rows = await database.run(_RECORD_BEGUN, **values, **_template_values(template_source))
     else:
         rows = await database.run(_RECORD_ENDED, **values, **_end_values(call.end))
     if not rows:
         raise ConversationNotFound
+    is_recorded: bool = rows[0]["is_recorded"]
+    return is_recorded
 
 
 async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> bool:
@@ -232,6 +246,13 @@ def _start_values(start: CallStart) -> dict[str, Any]:
         "repairs": encode_json(start.repairs),
         "template_failures": encode_json(start.template_failures),
         "warnings": encode_json(start.warnings),
+    }
+
+
+def _template_values(source: str | None) -> dict[str, Any]:
+    return {
+        "template_hash": None if source is None else hashlib.sha256(source.encode()).digest(),
+        "template_source": source,
     }
 
 

@@ -35,7 +35,7 @@ FROM source LEFT JOIN turns t ON t.conversation_id = source.id AND t.seq = :at_s
 """)
 _CREATE: Final = Statement("""
 INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, next_seq, buffer_start_seq, epoch,
-    pending_call_ids, source, direction, mode, args, context, metadata, forked_from_id, forked_from_seq)
+    pending_call_ids, source, direction, mode, args, context, metadata, forked_from_id, forked_from_seq, exchange_count)
 SELECT :fork, c.tenant_id, c.assistant_id, c.assistant_version, :next_seq, coalesce(e.buffer_start_seq, 1), :epoch,
     ARRAY(
         SELECT block ->> 'id' FROM turns t, jsonb_array_elements(t.blocks) WITH ORDINALITY AS piece (block, place)
@@ -43,7 +43,8 @@ SELECT :fork, c.tenant_id, c.assistant_id, c.assistant_version, :next_seq, coale
             AND block ->> 'type' = 'tool_call'
         ORDER BY place
     ),
-    c.source, c.direction, c.mode, c.args, c.context, c.metadata, c.id, :at_seq
+    c.source, c.direction, c.mode, c.args, c.context, c.metadata, c.id, :at_seq,
+    (SELECT count(*) FROM turns t WHERE t.conversation_id = c.id AND t.seq <= :at_seq AND t.kind = 'user_task')
 FROM conversations c LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = :epoch
 WHERE c.id = :conversation
 """)

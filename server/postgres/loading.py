@@ -10,32 +10,18 @@ third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL 
 
 from collections.abc import Sequence
 from typing import Any, Final
-from uuid import UUID
 
-import asyncpg
-
-from server.assistant import Assistant
-from server.block import Blob, Block
-from server.block_json import block_from_json, decode_blocks
 from server.errors import CallNotFound, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.postgres.codec import decode_json, decode_text
+from server.postgres.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
-from server.postgres.paging import in_range
+from server.postgres.paging import in_call_range
 from server.postgres.rows import (
-    assistant_from,
-    cache_from,
     call_from,
-    conversation_from,
-    epoch_from,
-    json_or_none,
-    order_or_none,
     segment_from,
-    text_or_none,
-    trace_from,
 )
-from server.store import BufferedTurn, History, PayloadSource, RebuildSource
-from server.turn import Native, TurnKind, TurnState
+from server.postgres.source_rows import HeldRows
+from server.store import History, PayloadSource, RebuildSource
 
 _SOURCE_SQL: Final = """
 SELECT c.*,
@@ -47,10 +33,12 @@ SELECT c.*,
     e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
     e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
     e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash,
+    e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
     s.texts AS segment_texts,
     b.*, i.*, p.*, x.*,
+    %exchange_count% AS counted_exchanges,
     ARRAY(
         SELECT started_at FROM calls
         WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
@@ -82,10 +70,11 @@ CROSS JOIN LATERAL (
         array_agg(prefix_hash) AS turn_prefix_hashes,
         array_agg(dynamic) AS turn_dynamics,
         array_agg(output_tokens) AS turn_output_tokens,
+        array_agg(reasoning_tokens) AS turn_reasoning_tokens,
         array_agg(created_at) AS turn_times
     FROM (
         SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.account, t.language, t.args,
-            t.output_tokens, t.created_at,
+            t.output_tokens, t.reasoning_tokens, t.created_at,
             CASE WHEN t.kind = 'model_response' AND (
                 t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
             ) THEN t.blocks END AS blocks,
@@ -117,12 +106,13 @@ CROSS JOIN LATERAL (
     ) AS blob
 ) i
 LEFT JOIN LATERAL (
-    SELECT manifest AS previous_manifest, coalesce(layer_order, 'layered') AS previous_order,
+    SELECT CASE WHEN request_hash <> :held_request::bytea THEN manifest END AS previous_manifest,
+        request_hash AS previous_request_hash, coalesce(layer_order, 'layered') AS previous_order,
         provider AS previous_provider, model AS previous_model, account AS previous_account,
         started_at AS previous_started_at, response_id AS previous_response_id, caching AS previous_caching,
         coalesce(fresh_input_tokens, 0) AS fresh_input_tokens, coalesce(cache_read_tokens, 0) AS cache_read_tokens,
         coalesce(cache_write_tokens, 0) AS cache_write_tokens, coalesce(output_tokens, 0) AS output_tokens,
-        coalesce(reasoning_tokens, 0) AS reasoning_tokens,
+        coalesce(reasoning_tokens, 0) AS reasoning_tokens, epoch AS previous_epoch,
         (SELECT prefix_hash FROM epochs
          WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
@@ -144,7 +134,7 @@ WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 
 def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
     sql = _SOURCE_SQL
-    for place, expression in {"blobs": blobs, **places}.items():
+    for place, expression in {"blobs": blobs, "exchange_count": exchange_count_sql("c"), **places}.items():
         sql = sql.replace(f"%{place}%", expression)
     return Statement(sql)
 
@@ -165,6 +155,9 @@ _LOAD_PAST: Final = _source_statement(
     first="coalesce(e.buffer_start_seq, 1)",
     last=":trigger_seq::bigint",
     trigger=":trigger_seq::bigint",
+    exchange_count="""(
+        SELECT count(*) FROM turns WHERE conversation_id = c.id AND kind = 'user_task' AND seq <= :trigger_seq
+    )""",
 )
 _LOAD_HISTORY: Final = _source_statement(
     epoch="c.epoch",
@@ -195,60 +188,13 @@ FROM conversations c
 LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
-_TURN_COLUMNS: Final = (
-    "turn_seqs",
-    "turn_kinds",
-    "turn_states",
-    "turn_natives",
-    "turn_dialects",
-    "turn_blocks",
-    "turn_providers",
-    "turn_models",
-    "turn_accounts",
-    "turn_languages",
-    "turn_args",
-    "turn_prefix_hashes",
-    "turn_dynamics",
-    "turn_output_tokens",
-    "turn_times",
-)
 _LARGEST_ATTEMPT: Final = 2**15 - 1
 _NO_VERSION: Final = 0
 
 
-class HeldAssistants:
-    """Versions that have been read before: they never change, and their instructions and tools may be long."""
-
-    def __init__(self, limit: int = 500, conversation_limit: int = 20_000) -> None:
-        self._limit = limit
-        self._conversation_limit = conversation_limit
-        self._held: dict[tuple[UUID, int], Assistant] = {}
-        self._newest: dict[UUID, Assistant] = {}
-
-    def find(self, conversation: UUID) -> Assistant | None:
-        """The one that the conversation was last seen with. Its assistant never changes, only the version does."""
-        return self._newest.get(conversation)
-
-    def read(self, row: asyncpg.Record, known: Assistant | None) -> Assistant:
-        """The assistant of a payload source's row, which has no more than the version of one that is known."""
-        if known is not None and known.version == row["chosen_version"]:
-            return known
-        key = (row["assistant_id"], row["chosen_version"])
-        held = self._held.get(key)
-        if held is None:
-            if len(self._held) >= self._limit:
-                self._held.clear()
-                self._newest.clear()
-            held = self._held[key] = assistant_from(row)
-        if len(self._newest) >= self._conversation_limit:
-            self._newest.clear()
-        self._newest[row["id"]] = held
-        return held
-
-
 async def load_payload_source(
     database: Database,
-    assistants: HeldAssistants,
+    held: HeldRows,
     tenant_id: str,
     conversation_id: str,
     *,
@@ -257,22 +203,23 @@ async def load_payload_source(
 ) -> PayloadSource:
     """See the port."""
     conversation = decode_id(CONVERSATION, conversation_id)
-    known = None if conversation is None else assistants.find(conversation)
+    known = held.find(conversation)
     rows = await database.run(
         _LOAD,
         conversation=conversation,
         tenant=decode_id(TENANT, tenant_id),
         held_hashes=list(held_static_hashes),
         held_blobs=list(held_blobs),
-        held_version=_NO_VERSION if known is None else known.version,
+        held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
+        held_request=known.request_hash,
     )
     if not rows:
         raise ConversationNotFound
-    return _source(rows[0], assistants.read(rows[0], known))
+    return held.read(rows[0], known)
 
 
 async def load_rebuild_source(
-    database: Database, assistants: HeldAssistants, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
+    database: Database, held: HeldRows, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
 ) -> RebuildSource:
     """See the port."""
     key: dict[str, Any] = {
@@ -281,7 +228,7 @@ async def load_rebuild_source(
     }
     # Two looks: the first says where the second has to look, and what either finds does not change.
     found = await database.run(
-        _CALL, **key, turn_seq=in_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
+        _CALL, **key, turn_seq=in_call_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
     )
     if not found:
         raise ConversationNotFound
@@ -292,19 +239,20 @@ async def load_rebuild_source(
         _LOAD_PAST,
         **key,
         epoch=call.start.epoch,
-        trigger_seq=call.turn_seq - 1,
+        trigger_seq=call.trigger_seq,
         held_hashes=[],
         held_blobs=[],
         held_version=_NO_VERSION,
+        held_request=b"",
     )
     if not rows:
         raise ConversationNotFound
-    return RebuildSource(call=call, source=_source(rows[0], assistants.read(rows[0], None)))
+    return RebuildSource(call=call, source=held.read(rows[0]))
 
 
 async def load_history(
     database: Database,
-    assistants: HeldAssistants,
+    held: HeldRows,
     tenant_id: str,
     conversation_id: str,
     *,
@@ -319,10 +267,11 @@ async def load_history(
         held_hashes=list(held_static_hashes),
         held_blobs=[],
         held_version=_NO_VERSION,
+        held_request=b"",
     )
     if not rows:
         raise ConversationNotFound
-    source = _source(rows[0], assistants.read(rows[0], None))
+    source = held.read(rows[0])
     epoch = source.epoch
     if epoch is None:
         return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
@@ -341,76 +290,3 @@ async def load_history(
         newest_generation=found[0]["newest_generation"],
         is_open_ended=len(written) == epoch.segment_count,
     )
-
-
-def _source(row: asyncpg.Record, assistant: Assistant) -> PayloadSource:
-    epoch = None if row["epoch_number"] is None else epoch_from(row)
-    static_text = None
-    if epoch is not None and not row["static_held"]:
-        static_text = epoch.base_text + "".join(decode_text(text) for text in row["segment_texts"] or ())
-    return PayloadSource(
-        conversation=conversation_from(row),
-        assistant=assistant,
-        epoch=epoch,
-        static_text=static_text,
-        buffered=_buffered(row),
-        blobs={
-            sha256.hex(): Blob(sha256=sha256, media_type=decode_text(media_type), data=data)
-            for sha256, media_type, data in _columns(row, "blob_hashes", "blob_types", "blob_data")
-        },
-        previous_manifest=tuple(json_or_none(row["previous_manifest"]) or ()),
-        previous_order=order_or_none(row["previous_order"]),
-        previous_prefix_hash=row["previous_prefix_hash"],
-        previous_call=None if row["previous_provider"] is None else trace_from(row),
-        recent_call_times=tuple(row["recent_call_times"]),
-        cache=None if row["cache_id"] is None else cache_from(row),
-    )
-
-
-def _buffered(row: asyncpg.Record) -> tuple[BufferedTurn, ...]:
-    return tuple(
-        BufferedTurn(
-            seq=seq,
-            kind=TurnKind(kind),
-            state=TurnState(state),
-            native=Native(dialect=dialect, data=native),
-            blocks=_blocks(kind, native, blocks),
-            provider=text_or_none(provider),
-            model=text_or_none(model),
-            account=text_or_none(account),
-            language=text_or_none(language),
-            args=json_or_none(args),
-            prefix_hash=prefix_hash,
-            dynamic=dynamic,
-            output_tokens=output_tokens,
-            created_at=created_at,
-        )
-        for (
-            seq,
-            kind,
-            state,
-            native,
-            dialect,
-            blocks,
-            provider,
-            model,
-            account,
-            language,
-            args,
-            prefix_hash,
-            dynamic,
-            output_tokens,
-            created_at,
-        ) in _columns(row, *_TURN_COLUMNS)
-    )
-
-
-def _blocks(kind: str, native: bytes, blocks: str | None) -> tuple[Block, ...] | None:
-    if kind != TurnKind.MODEL_RESPONSE:
-        return decode_blocks(native)
-    return None if blocks is None else tuple(block_from_json(item) for item in decode_json(blocks))
-
-
-def _columns(row: asyncpg.Record, *names: str) -> Any:
-    """Arrays of one length as rows. An array of nothing is NULL."""
-    return zip(*(row[name] or () for name in names), strict=True)

@@ -1,7 +1,9 @@
 """The schema: which revision the database is at, and how to get it to another.
 
 The revisions lie in `migrations/`, beside the package in a checkout and inside it in an installed wheel. Two processes
-that migrate at once are ordered by an advisory lock; the second finds nothing left to do.
+that migrate at once are ordered by an advisory lock; the second finds nothing left to do. It asks for the lock again
+and again instead of waiting in a statement: an index that is made `CONCURRENTLY` waits for every open transaction, the
+waiting one's too, and the two would wait for one another.
 """
 
 import asyncio
@@ -32,6 +34,7 @@ from server.postgres.tables import metadata
 Result = TypeVar("Result")
 
 _ADVISORY_LOCK: Final = 0x5354524154410001
+_LOCK_PAUSE_SECONDS: Final = 0.1
 _log = logging.getLogger("strata.migrations")
 
 
@@ -149,14 +152,23 @@ async def _current_revision(connection: Connection) -> str | None:
 
 async def _run(options: DatabaseOptions, step: Callable[[Config], None]) -> None:
     def migrate(connection: SyncConnection) -> None:
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
-        connection.commit()
         config = _config()
         config.attributes["connection"] = connection
         step(config)
 
     async with _sync_connection(options) as run_sync:
+        if not await run_sync(_try_lock):
+            _log.info("schema.awaited")
+            while not await run_sync(_try_lock):  # noqa: ASYNC110  reason: it is another process that lets go
+                await asyncio.sleep(_LOCK_PAUSE_SECONDS)
         await run_sync(migrate)
+
+
+def _try_lock(connection: SyncConnection) -> bool:
+    """Whether this session may migrate now. Leaves no transaction open; the lock ends with the session."""
+    taken = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK}).scalar_one()
+    connection.commit()
+    return bool(taken)
 
 
 @asynccontextmanager

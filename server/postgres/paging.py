@@ -39,6 +39,11 @@ def in_range(seq: int) -> int:
     return max(0, min(seq, ABOVE_ALL_SEQS))
 
 
+def in_call_range(turn_seq: int) -> int:
+    """The same for the turn of a call. Calls of no turn have numbers below zero."""
+    return max(-ABOVE_ALL_SEQS, min(turn_seq, ABOVE_ALL_SEQS))
+
+
 def ids_within(after: datetime | None, before: datetime | None) -> tuple[UUID, UUID]:
     """The ids that were made from `after` on and before `before`: the first, and the one that is too many.
 

@@ -12,7 +12,7 @@ from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.page import Page
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
-from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_range, page_of
+from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_call_range, in_range, page_of
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
 from server.turn import Native, Turn
@@ -143,9 +143,7 @@ async def load_turns(
 
 async def list_calls(database: Database, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
     """See the port."""
-    # Summaries have numbers below zero.
-    number = max(-ABOVE_ALL_SEQS, min(turn_seq, ABOVE_ALL_SEQS))
-    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=number)
+    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_call_range(turn_seq))
     return [call_from(row) for row in rows]
 
 

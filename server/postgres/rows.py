@@ -10,7 +10,7 @@ from server.block_json import block_from_json
 from server.cache_register import CacheKey, RegisteredCache
 from server.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation import Conversation, ConversationState, Origin
-from server.epoch import Epoch, EpochReason, Segment
+from server.epoch import Epoch, EpochReason, Opening, Segment
 from server.identifiers import ASSISTANT, CONVERSATION, encode_id
 from server.payload import LayerOrder
 from server.postgres.codec import decode_json, decode_raw, decode_text
@@ -224,6 +224,17 @@ def epoch_from(row: Row) -> Epoch:
         arguments_hash=row["epoch_arguments_hash"] or b"",
         template_hash=row["template_hash"],
         buffer_start_seq=row["epoch_buffer_start_seq"],
+        opening=None if row["opening"] is None else _opening_from(row),
+    )
+
+
+def _opening_from(row: Row) -> Opening:
+    return Opening(
+        data=row["opening"],
+        start_seq=row["opening_start_seq"],
+        text=decode_text(row["opening_text"]),
+        token_count=row["opening_tokens"],
+        kept_prefix_hash=row["opening_kept_hash"],
     )
 
 

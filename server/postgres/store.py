@@ -23,6 +23,7 @@ from server.block import Blob
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
+from server.identifiers import CONVERSATION, decode_id
 from server.page import Page
 from server.postgres import (
     accepting,
@@ -38,6 +39,7 @@ from server.postgres import (
     reading,
 )
 from server.postgres.engine import Database
+from server.postgres.source_rows import HeldRows
 from server.store import (
     AcceptOutcome,
     ConversationChange,
@@ -63,7 +65,7 @@ class PostgresStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._assistants = loading.HeldAssistants()
+        self._held = HeldRows()
 
     async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
         return await assistants.create_assistant(self._database, tenant_id, definition)
@@ -134,7 +136,7 @@ class PostgresStore:
     ) -> PayloadSource:
         return await loading.load_payload_source(
             self._database,
-            self._assistants,
+            self._held,
             tenant_id,
             conversation_id,
             held_static_hashes=held_static_hashes,
@@ -145,7 +147,7 @@ class PostgresStore:
         self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
     ) -> RebuildSource:
         return await loading.load_rebuild_source(
-            self._database, self._assistants, tenant_id, conversation_id, turn_seq=turn_seq, attempt=attempt
+            self._database, self._held, tenant_id, conversation_id, turn_seq=turn_seq, attempt=attempt
         )
 
     async def begin_epoch(
@@ -172,13 +174,16 @@ class PostgresStore:
         self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
     ) -> History:
         return await loading.load_history(
-            self._database, self._assistants, tenant_id, conversation_id, held_static_hashes=held_static_hashes
+            self._database, self._held, tenant_id, conversation_id, held_static_hashes=held_static_hashes
         )
 
     async def load_segments(
         self, tenant_id: str, conversation_id: str, generation: int, count: int
     ) -> Sequence[Segment]:
         return await epochs.load_segments(self._database, tenant_id, conversation_id, generation, count)
+
+    async def find_epoch_before(self, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
+        return await epochs.find_epoch_before(self._database, tenant_id, conversation_id, opening)
 
     async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
         return await reading.load_turns(self._database, tenant_id, conversation_id, first_seq, last_seq)
@@ -188,8 +193,10 @@ class PostgresStore:
     ) -> Page[EpochOutline]:
         return await epochs.list_epochs(self._database, tenant_id, conversation_id, cursor, limit)
 
-    async def record_call(self, tenant_id: str, conversation_id: str, call: Call) -> None:
-        await finishing.record_call(self._database, tenant_id, conversation_id, call)
+    async def record_call(
+        self, tenant_id: str, conversation_id: str, call: Call, *, template_source: str | None = None
+    ) -> bool:
+        return await finishing.record_call(self._database, tenant_id, conversation_id, call, template_source)
 
     async def load_template(self, template_hash: bytes) -> str | None:
         return await epochs.load_template(self._database, template_hash)
@@ -207,7 +214,11 @@ class PostgresStore:
         return await leases.request_cancel(self._database, tenant_id, conversation_id, turn_seq)
 
     async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
-        return await finishing.finish_turn(self._database, lease, answer)
+        finished = await finishing.finish_turn(self._database, lease, answer)
+        conversation = decode_id(CONVERSATION, lease.conversation_id)
+        if answer.start is not None and conversation is not None:
+            self._held.hold_manifest(conversation, answer.start)
+        return finished
 
     async def load_turn(self, tenant_id: str, conversation_id: str, seq: int) -> Turn:
         return await reading.load_turn(self._database, tenant_id, conversation_id, seq)

@@ -149,6 +149,11 @@ conversations = Table(
     Column("cancel_requested_at", INSTANT, comment="Somebody wants the running turn to stop; null when none runs."),
     _now("created_at", "For people."),
     _now("updated_at", "For people."),
+    Column(
+        "exchange_count",
+        BigInteger,
+        comment="User tasks so far. Null until they are counted, which an accepted turn does.",
+    ),
     CheckConstraint("next_seq >= 1 AND buffer_start_seq >= 1 AND buffer_start_seq <= next_seq", name="seq_order"),
     CheckConstraint(
         "num_nonnulls(lease_token, lease_owner, lease_expires_at, lease_turn_seq) IN (0, 4)", name="lease_whole"
@@ -299,6 +304,11 @@ epochs = Table(
     _now("created_at", "For people."),
     Column("prefix_hash", LargeBinary, comment="SHA-256 of static text and tools: what thinking is bound to."),
     Column("arguments_hash", LargeBinary, comment="SHA-256 of the args that the text was rendered with."),
+    Column("opening", LargeBinary, comment="The message with a signed summary that stands before the buffer."),
+    Column("opening_start_seq", BigInteger, comment="The first turn that the opening stands for."),
+    Column("opening_text", Text, comment="What the opening tells, as a segment would. Frozen."),
+    Column("opening_tokens", Integer, comment="Of that text, about."),
+    Column("opening_kept_hash", LargeBinary, comment="The prefix whose thinking is valid behind the opening too."),
     comment="The times in which the static layer does not change. Insert-only.",
 )
 

@@ -13,10 +13,12 @@ from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encod
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import usage_from
-from server.usage_report import ROW_LIMIT, UsageBy, UsageReport, UsageRow
+from server.usage_report import ROW_LIMIT, TOTAL, UsageBy, UsageReport, UsageRow
 
 _REPORT_SQL: Final = """
 SELECT %key% AS key,
+    %name% AS name,
+    grouping(%key%) = 1 AS is_total,
     count(*) AS call_count,
     coalesce(sum(k.fresh_input_tokens), 0)::bigint AS fresh_input_tokens,
     coalesce(sum(k.cache_read_tokens), 0)::bigint AS cache_read_tokens,
@@ -32,21 +34,24 @@ FROM (
     FROM calls WHERE started_at >= :since AND started_at < :until
 ) AS k
 JOIN conversations c ON c.id = k.conversation_id
-WHERE (c.tenant_id = :tenant) IS TRUE
+WHERE (:everybody::boolean OR c.tenant_id = :tenant::uuid) IS TRUE
     -- What a fork brought along was paid for by its source; below zero are summaries of its own.
     AND (k.turn_seq < 0 OR k.turn_seq > coalesce(c.forked_from_seq, 0))
-GROUP BY 1
-ORDER BY %order%
+GROUP BY GROUPING SETS ((%key%), ())
+-- The sum of all comes first, so that no limit cuts it off.
+ORDER BY grouping(%key%) DESC, %order%
 LIMIT :limit
 """
 _BY_TOKENS: Final = "sum(k.input_tokens) DESC NULLS LAST, 1"
+_NEWEST_NAME: Final = "(SELECT a.name FROM assistants a WHERE a.id = c.assistant_id ORDER BY a.version DESC LIMIT 1)"
+_NO_NAME: Final = "NULL::text"
 _STATEMENTS: Final = {
-    by: Statement(_REPORT_SQL.replace("%key%", key).replace("%order%", order))
-    for by, key, order in (
-        (UsageBy.DAY, "(k.started_at AT TIME ZONE 'UTC')::date", "1"),
-        (UsageBy.ASSISTANT, "c.assistant_id", _BY_TOKENS),
-        (UsageBy.MODEL, "k.model", _BY_TOKENS),
-        (UsageBy.CONVERSATION, "c.id", _BY_TOKENS),
+    by: Statement(_REPORT_SQL.replace("%key%", key).replace("%name%", name).replace("%order%", order))
+    for by, key, name, order in (
+        (UsageBy.DAY, "(k.started_at AT TIME ZONE 'UTC')::date", _NO_NAME, "1"),
+        (UsageBy.ASSISTANT, "c.assistant_id", _NEWEST_NAME, _BY_TOKENS),
+        (UsageBy.MODEL, "k.model", _NO_NAME, _BY_TOKENS),
+        (UsageBy.CONVERSATION, "c.id", _NO_NAME, _BY_TOKENS),
     )
 }
 
@@ -58,27 +63,42 @@ class PostgresUsageReports:
         self._database = database
 
     async def report_usage(
-        self, tenant_id: str, by: UsageBy, *, since: datetime, until: datetime, limit: int = 100
+        self, tenant_id: str | None, by: UsageBy, *, since: datetime, until: datetime, limit: int = 100
     ) -> UsageReport:
         shown = max(1, min(limit, ROW_LIMIT))
-        rows = await self._database.run(
-            _STATEMENTS[by], tenant=decode_id(TENANT, tenant_id), since=since, until=until, limit=shown + 1
+        total, *rows = await self._database.run(
+            _STATEMENTS[by],
+            everybody=tenant_id is None,
+            tenant=None if tenant_id is None else decode_id(TENANT, tenant_id),
+            since=since,
+            until=until,
+            # One more says that there are more, and one is the sum.
+            limit=shown + 2,
         )
-        return UsageReport(rows=[_row(row, by) for row in rows[:shown]], is_complete=len(rows) <= shown)
+        return UsageReport(
+            rows=[_row(row, _key_of(row, by)) for row in rows[:shown]],
+            total=_row(total, TOTAL),
+            is_complete=len(rows) <= shown,
+        )
 
 
-def _row(row: asyncpg.Record, by: UsageBy) -> UsageRow:
+def _key_of(row: asyncpg.Record, by: UsageBy) -> str:
     match by:
         case UsageBy.DAY:
-            key = row["key"].isoformat()
+            day: str = row["key"].isoformat()
+            return day
         case UsageBy.ASSISTANT:
-            key = encode_id(ASSISTANT, row["key"])
+            return encode_id(ASSISTANT, row["key"])
         case UsageBy.CONVERSATION:
-            key = encode_id(CONVERSATION, row["key"])
+            return encode_id(CONVERSATION, row["key"])
         case UsageBy.MODEL:
-            key = decode_text(row["key"])
+            return decode_text(row["key"])
+
+
+def _row(row: asyncpg.Record, key: str) -> UsageRow:
     return UsageRow(
         key=key,
+        name=None if row["name"] is None else decode_text(row["name"]),
         call_count=row["call_count"],
         usage=usage_from(row),
         expected_cache_tokens=row["expected_cache_tokens"],

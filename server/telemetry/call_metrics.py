@@ -1,6 +1,8 @@
 """What is counted and timed about calls to providers: tokens, money, caches, failures, and what operators alarm on.
 
-Tokens and costs are counted by call and not by turn: an attempt that failed half-way is paid for too.
+Tokens and costs are counted by call and not by turn: an attempt that failed half-way is paid for too. They are told
+apart by assistant as well, as far as a process can hold that many series; by conversation only the report of usage
+does.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,6 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from server.block import JsonValue
+from server.cache_expectation import MissReason
 from server.call import CallEnd, CallStart
 from server.errors import every_error
 from server.telemetry.limits import NameSet, bounded_count, finite_usd, seconds_between, status_class
@@ -17,6 +20,9 @@ from server.usage import Usage
 from server.withholding import Withheld
 
 _SOURCE: Final = ("provider", "model")
+_SPENDER: Final = (*_SOURCE, "assistant")
+_ASSISTANTS: Final = 200
+"""Those that are told apart. Each has some ten series, for each model that it asks."""
 _BUCKETS: Final = ("fresh_input", "cache_read", "cache_write", "output", "reasoning")
 _PREFIX_BREAK: Final = "prefix_break"
 _SIGNATURES_WITHHELD: Final = "signatures_withheld"
@@ -31,6 +37,8 @@ class CallMetrics:
     def __init__(self, registry: CollectorRegistry, *, providers: NameSet, models: NameSet) -> None:
         self._providers = providers
         self._models = models
+        self._assistants = NameSet(others=_ASSISTANTS)
+        self._miss_reasons = NameSet((reason.value for reason in MissReason), others=_OTHER_KINDS)
         self._codes = NameSet(error.code for error in every_error())
         self._spending = _Spending(registry)
         self._oddities = _Oddities(registry, providers)
@@ -42,6 +50,12 @@ class CallMetrics:
         )
         self._retries = Counter(
             "strata_call_retries", "Calls that were made because the one before had failed.", _SOURCE, registry=registry
+        )
+        self._misses = Counter(
+            "strata_cache_misses",
+            "Calls that read less from the provider's cache than they could have, by reason.",
+            (*_SOURCE, "reason"),
+            registry=registry,
         )
         self._first_bytes = Histogram(
             "strata_call_time_to_first_byte_seconds",
@@ -58,7 +72,7 @@ class CallMetrics:
             registry=registry,
         )
 
-    def call_ended(self, start: CallStart, end: CallEnd) -> None:
+    def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str | None) -> None:
         """A call is over, whichever way."""
         source = (self._providers.admit(start.provider), self._models.admit(start.model))
         self._ended.labels(*source, status_class(end.status), self._codes.admit(end.error_code)).inc()
@@ -68,7 +82,9 @@ class CallMetrics:
             seconds = seconds_between(start.started_at, until)
             if seconds is not None:
                 histogram.labels(*source).observe(seconds)
-        self._spending.add(source, start, end)
+        self._spending.add((*source, self._assistants.admit(assistant_id)), start, end)
+        if end.cache_miss_reason is not None:
+            self._misses.labels(*source, self._miss_reasons.admit(end.cache_miss_reason)).inc()
         self._oddities.add(source[0], start)
 
 
@@ -77,42 +93,42 @@ class _Spending:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(
-            "strata_tokens", "Tokens, each in exactly one bucket.", (*_SOURCE, "bucket"), registry=registry
+            "strata_tokens", "Tokens, each in exactly one bucket.", (*_SPENDER, "bucket"), registry=registry
         )
         self._inputs = Counter(
-            "strata_input_tokens", "Tokens of requests, from the cache or not.", _SOURCE, registry=registry
+            "strata_input_tokens", "Tokens of requests, from the cache or not.", _SPENDER, registry=registry
         )
         self._cached = Counter(
-            "strata_cached_input_tokens", "Those that the provider read from its cache.", _SOURCE, registry=registry
+            "strata_cached_input_tokens", "Those that the provider read from its cache.", _SPENDER, registry=registry
         )
         self._expected = Counter(
             "strata_expected_cached_input_tokens",
             "Those that were expected to be read from the cache.",
-            _SOURCE,
+            _SPENDER,
             registry=registry,
         )
-        self._cost = Counter("strata_cost_usd", "What calls cost, in US dollars.", _SOURCE, registry=registry)
+        self._cost = Counter("strata_cost_usd", "What calls cost, in US dollars.", _SPENDER, registry=registry)
         self._unpriced = Counter(
-            "strata_unpriced_calls", "Calls that used tokens whose price is not known.", _SOURCE, registry=registry
+            "strata_unpriced_calls", "Calls that used tokens whose price is not known.", _SPENDER, registry=registry
         )
 
-    def add(self, source: tuple[str, str], start: CallStart, end: CallEnd) -> None:
+    def add(self, spender: tuple[str, str, str], start: CallStart, end: CallEnd) -> None:
         counts = _bucket_counts(end.usage)
         for bucket, count in zip(_BUCKETS, counts, strict=True):
             if count:
-                self._tokens.labels(*source, bucket).inc(count)
+                self._tokens.labels(*spender, bucket).inc(count)
         usd = finite_usd(end.cost_usd)
         if usd is not None:
-            self._cost.labels(*source).inc(usd)
+            self._cost.labels(*spender).inc(usd)
         elif any(counts):
-            self._unpriced.labels(*source).inc()
+            self._unpriced.labels(*spender).inc()
         fresh, read, write = counts[:3]
         if not fresh + read + write:
             # A call that reported nothing says nothing about the cache either.
             return
-        self._inputs.labels(*source).inc(fresh + read + write)
-        self._cached.labels(*source).inc(read)
-        self._expected.labels(*source).inc(bounded_count(start.cache_expected_tokens or 0))
+        self._inputs.labels(*spender).inc(fresh + read + write)
+        self._cached.labels(*spender).inc(read)
+        self._expected.labels(*spender).inc(bounded_count(start.cache_expected_tokens or 0))
 
 
 class _Oddities:

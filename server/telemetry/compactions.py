@@ -9,7 +9,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from server.call import CallEnd, CallStart
 from server.compaction_report import CompactionOutcome, CompactionReport
+from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.limits import NameSet, bounded_count, finite_usd
 
 _REASONS: Final = 40
@@ -20,9 +22,10 @@ _log = logging.getLogger("strata.compaction")
 class CompactionTelemetry:
     """Told about the compactions of one process. Neither raises nor waits."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Without a registry only the log tells: a worker has no `/metrics`."""
+    def __init__(self, registry: CollectorRegistry | None = None, calls: CallMetrics | None = None) -> None:
+        """Without a registry only the log tells: a worker has no `/metrics`. `calls` counts what was asked for it."""
         registry = registry or CollectorRegistry()
+        self._calls = calls
         self._reasons = NameSet(others=_REASONS)
         self._blocked: OrderedDict[str, None] = OrderedDict()
         self._ended = Counter(
@@ -50,7 +53,7 @@ class CompactionTelemetry:
         self._ended.labels(report.outcome.value, self._reasons.admit(report.reason)).inc()
         if report.outcome is CompactionOutcome.UNCHANGED:
             return
-        if report.outcome is CompactionOutcome.COMPACTED:
+        if report.outcome in {CompactionOutcome.COMPACTED, CompactionOutcome.SIGNED}:
             self._moved.inc(bounded_count(report.moved_tokens) or 0)
         _log.info(
             f"compaction.{report.outcome.value}",
@@ -86,3 +89,7 @@ class CompactionTelemetry:
     def compaction_unblocked(self, conversation_id: str) -> None:
         if self._blocked.pop(conversation_id, self) is None:
             _log.info("compaction.unblocked", extra={"conversation_id": conversation_id})
+
+    def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:
+        if self._calls is not None:
+            self._calls.call_ended(start, end, assistant_id=assistant_id)

@@ -25,6 +25,7 @@ from prometheus_client import (
 from server.model_profile import PROFILES
 from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.compactions import CompactionTelemetry
+from server.telemetry.jobs import JobMetrics
 from server.telemetry.limits import NameSet
 from server.telemetry.turn_metrics import TurnMetrics
 
@@ -65,7 +66,8 @@ class Metrics:
         models = NameSet(PROFILES, others=_UNLISTED_MODELS)
         self.turns = TurnMetrics(self.registry, providers=providers, models=models)
         self.calls = CallMetrics(self.registry, providers=providers, models=models)
-        self.compactions = CompactionTelemetry(self.registry)
+        self.compactions = CompactionTelemetry(self.registry, self.calls)
+        self.jobs = JobMetrics(self.registry)
         build = Gauge("strata_build_info", "Always 1.", ("version", "python"), registry=self.registry)
         build.labels(version, platform.python_version()).set(1)
         ProcessCollector(registry=self.registry)

@@ -39,9 +39,9 @@ class TurnTelemetry:
         if self._spans is not None:
             self._spans.begin(lease)
 
-    def call_ended(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
+    def call_ended(self, lease: Lease, start: CallStart, end: CallEnd, *, assistant_id: str | None) -> None:
         """May come from any task."""
-        self._calls.call_ended(start, end)
+        self._calls.call_ended(start, end, assistant_id=assistant_id)
         if self._spans is not None:
             self._spans.record_call(lease, start, end)
         for broken in find_prefix_breaks(start):

@@ -13,6 +13,7 @@ from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler
 
 from server.compactor import Compactor
+from server.job_report import JobReports
 from server.key_ring import KeyRing
 from server.rate_limit import RateLimiter
 from server.readiness import Probe
@@ -23,7 +24,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.turn_service import TurnService
 from server.usage_report import UsageReports
-from server.web import assistants, compactions, conversations, images, keys, operations, turns, usage
+from server.web import assistants, compactions, conversations, images, jobs, keys, operations, turns, usage
 from server.web.assistants import ProviderNames
 from server.web.auth import KEY_RING, RATE_LIMITER, provide_caller
 from server.web.edge import Edge
@@ -63,6 +64,7 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     keys.show_key,
     keys.revoke_key,
     usage.report_usage,
+    jobs.report_jobs,
 )
 
 
@@ -77,6 +79,7 @@ class WebParts:
     renderer: Renderer
     rate_limiter: RateLimiter
     usage_reports: UsageReports
+    job_reports: JobReports
     default_provider: str | None
     provider_names: Collection[str]
     probes: Sequence[Probe]
@@ -136,6 +139,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "compactor": parts.compactor,
         "renderer": parts.renderer,
         "usage_reports": parts.usage_reports,
+        "job_reports": parts.job_reports,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(
             image_limit_bytes=parts.image_limit_bytes, keep_alive_seconds=parts.keep_alive_seconds

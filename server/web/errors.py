@@ -102,6 +102,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ContextTooLong: Row(status=422),
     errors.SignatureRejected: _BAD_GATEWAY,
     errors.PrefixMismatch: _BAD_GATEWAY,
+    errors.OpeningRejected: _BAD_GATEWAY,
     errors.CacheGone: _BAD_GATEWAY,
     errors.Internal: Row(status=500),
 }

@@ -1,7 +1,7 @@
 """What a tenant's calls took and cost, over HTTP."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 
 from litestar import Response, get
 from litestar.di import NamedDependency
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from server.api_key import ApiKey
 from server.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.usage_report import ROW_LIMIT, UsageBy, UsageReports, UsageRow
+from server.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReports, UsageRow
 from server.web.auth import admin_only
 from server.web.block_views import View
 from server.web.errors import document_errors
@@ -18,14 +18,12 @@ from server.web.json_text import answer_json
 from server.web.validation import in_utc, refuse
 from server.web.views import EXAMPLE_TIME, UsageView
 
-_USUAL: Final = timedelta(days=30)
-_LONGEST: Final = timedelta(days=366)
-
 
 class UsageRowView(View):
     """The calls of one day, assistant, model or conversation."""
 
     key: str = Field(description="A day, an id, or a model's name, as `by` says.", examples=["2026-01-31"])
+    name: str | None = Field(description="By assistant: what it is called now. Else null.", examples=[None])
     calls: int = Field(description="Each attempt counts, and each summary of a compaction.", examples=[12])
     usage: UsageView
     cache_share: float | None = Field(
@@ -39,12 +37,12 @@ class UsageRowView(View):
     @classmethod
     def of(cls, row: UsageRow) -> Self:
         """The view of a row."""
-        total = row.usage.input_tokens
         return cls(
             key=row.key,
+            name=row.name,
             calls=row.call_count,
             usage=UsageView.of(row.usage),
-            cache_share=row.usage.cache_read_tokens / total if total else None,
+            cache_share=row.cache_share,
             expected_cache_tokens=row.expected_cache_tokens,
             cost_usd=None if row.cost_usd is None else float(row.cost_usd),
             unpriced_calls=row.unpriced_count,
@@ -58,6 +56,7 @@ class UsageReportView(View):
     since: datetime = Field(description="The first moment that counted.", examples=[EXAMPLE_TIME])
     until: datetime = Field(description="The first that did not.", examples=[EXAMPLE_TIME])
     data: list[UsageRowView]
+    total: UsageRowView = Field(description="Of all calls of the time; its key is `total`.")
     complete: bool = Field(description="False: there are more rows than `limit`.", examples=[True])
 
 
@@ -88,6 +87,7 @@ async def report_usage(
             since=first,
             until=end,
             data=[UsageRowView.of(row) for row in report.rows],
+            total=UsageRowView.of(report.total),
             complete=report.is_complete,
         )
     )
@@ -97,9 +97,9 @@ async def report_usage(
 def _read_range(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
     end = until or datetime.now(UTC)
     try:
-        first = since or end - _USUAL
+        first = since or end - USUAL_TIME
     except OverflowError:
         raise refuse("to", "Expected a later time", source="query") from None
-    if not timedelta() < end - first <= _LONGEST:
+    if not timedelta() < end - first <= LONGEST_TIME:
         raise refuse("from", "Expected a time before `to`, by a year at most", source="query")
     return first, end

@@ -1,6 +1,7 @@
 """What a store promises about history: epochs with segments, what a compaction reads, and calls of no turn."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 
 from server.api_key import Tenant
 from server.call import Call
-from server.epoch import EpochReason, Segment
-from server.errors import ConversationNotFound, CursorInvalid, EpochMoved
+from server.epoch import Epoch, EpochReason, Opening, Segment
+from server.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
 from server.store import ConversationChange, CopiedSegments, Store
 from server.turn import TurnKind
 from tests.builders import (
@@ -37,6 +38,20 @@ def piece(position: int, *, generation: int = 0, **changes: Any) -> Segment:
         "token_count": 5 + position,
     }
     return Segment(**values | changes)
+
+
+def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: int = 5) -> Epoch:
+    """An epoch that begins with a signed block."""
+    opening = Opening(
+        data=data, start_seq=start_seq, text=f"[{start_seq}] {NASTY}\n", token_count=7, kept_prefix_hash=b"kept"
+    )
+    return epoch(
+        number,
+        reason=EpochReason.SIGNED,
+        opening=opening,
+        buffer_start_seq=buffer_start_seq,
+        segment_count=1 if start_seq > 1 else 0,
+    )
 
 
 async def compacted(store: Store, tenant: Tenant, pieces: int, exchanges: int = 5) -> str:
@@ -159,6 +174,43 @@ class CompactionContract:
         history = await store.load_history(tenant.id, conversation_id)
         assert [segment.text for segment in history.segments[1:]] == [f"{outcomes.index(None)}\n"]
 
+    async def test_an_opening_comes_back_as_it_went_in(self, store: Store, tenant: Tenant) -> None:
+        conversation_id = await compacted(store, tenant, 1)
+        signed = opened(3, b'{"n":1.0}\x00\xff', start_seq=3, buffer_start_seq=5)
+        await store.begin_epoch(tenant.id, conversation_id, signed)
+        history = await store.load_history(tenant.id, conversation_id)
+        source = await store.load_payload_source(tenant.id, conversation_id)
+        for found in (history.source, source):
+            assert found.epoch is not None
+            assert found.epoch.opening == signed.opening
+            assert [turn.seq for turn in found.buffered] == [5, 6, 7, 8, 9, 10]
+        assert history.is_open_ended
+        page = await store.list_epochs(tenant.id, conversation_id)
+        assert [(item.number, item.reason) for item in page.items] == [
+            (3, EpochReason.SIGNED),
+            (2, EpochReason.COMPACTED),
+        ]
+        assert page.items[0].last_segment == piece(1, text="", token_count=7)
+
+    async def test_another_opening_is_another_epoch(self, store: Store, tenant: Tenant) -> None:
+        conversation_id = await compacted(store, tenant, 0)
+        await store.begin_epoch(tenant.id, conversation_id, opened(2, b"one"))
+        await store.begin_epoch(tenant.id, conversation_id, opened(2, b"one"))
+        with pytest.raises(EpochMoved):
+            await store.begin_epoch(tenant.id, conversation_id, opened(2, b"two"))
+
+    async def test_the_epoch_before_an_opening_is_found(self, store: Store, tenant: Tenant) -> None:
+        conversation_id = await compacted(store, tenant, 0)
+        undone = epoch(4, reason=EpochReason.COMPACTION_UNDONE)
+        again = opened(5, b"one", buffer_start_seq=7)
+        for begun in (opened(2, b"one"), opened(3, b"two"), undone, again):
+            await store.begin_epoch(tenant.id, conversation_id, begun)
+        assert await store.find_epoch_before(tenant.id, conversation_id, b"two") == opened(2, b"one")
+        assert await store.find_epoch_before(tenant.id, conversation_id, b"one") == undone
+        assert await store.find_epoch_before(tenant.id, conversation_id, b"three") is None
+        with pytest.raises(ConversationNotFound):
+            await store.find_epoch_before(tenant.id, "conv_00000000000000000000000000", b"one")
+
     async def test_turns_are_loaded_from_one_to_the_other(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 0, exchanges=3)
         turns = await store.load_turns(tenant.id, conversation_id, 2, 5)
@@ -182,19 +234,56 @@ class CompactionContract:
     async def test_a_call_of_no_turn_is_kept_and_completed(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
         begun = Call(turn_seq=-2, start=call_start(epoch=2), end=None)
-        await store.record_call(tenant.id, conversation_id, begun)
-        await store.record_call(tenant.id, conversation_id, begun)
+        assert await store.record_call(tenant.id, conversation_id, begun)
+        assert await store.record_call(tenant.id, conversation_id, begun)
         assert await store.list_calls(tenant.id, conversation_id, -2) == [begun]
         ended = replace(begun, end=call_end())
-        await store.record_call(tenant.id, conversation_id, ended)
+        assert await store.record_call(tenant.id, conversation_id, ended)
         second = replace(ended, start=call_start(epoch=2, attempt=2))
-        await store.record_call(tenant.id, conversation_id, second)
+        assert await store.record_call(tenant.id, conversation_id, second)
         assert await store.list_calls(tenant.id, conversation_id, -2) == [ended, second]
         # It is in nobody's way: the next payload looks back at the newest call of a turn.
         source = await store.load_payload_source(tenant.id, conversation_id)
         assert tuple(source.previous_manifest) == call_start().manifest
         report = await store.erase_conversation(tenant.id, conversation_id)
         assert report.rows["calls"] == 7
+
+    async def test_the_number_of_a_call_of_no_turn_is_its_own(self, store: Store, tenant: Tenant) -> None:
+        """Two processes that ask at the same time are both paid for, and neither may hide the other."""
+        conversation_id = await compacted(store, tenant, 1)
+        starts = [call_start(epoch=2, request_hash=bytes([number]) * 32) for number in range(4)]
+        calls = [Call(turn_seq=-2, start=start, end=None) for start in starts]
+        taken = await asyncio.gather(*(store.record_call(tenant.id, conversation_id, call) for call in calls))
+        assert sorted(taken) == [False, False, False, True]
+        winner = calls[taken.index(True)]
+        for call in calls:
+            ended = replace(call, end=call_end())
+            assert await store.record_call(tenant.id, conversation_id, ended) == (call is winner)
+        assert await store.list_calls(tenant.id, conversation_id, -2) == [replace(winner, end=call_end())]
+
+    async def test_a_call_of_no_turn_is_found_with_what_it_was_made_of(self, store: Store, tenant: Tenant) -> None:
+        conversation_id = await compacted(store, tenant, 2)
+        notes = {1: {"kind": "summary"}, 2: {"kind": "signed_compaction", "last_seq": 6}}
+        for attempt, note in notes.items():
+            start = call_start(epoch=2, attempt=attempt, warnings=(note,))
+            await store.record_call(tenant.id, conversation_id, Call(turn_seq=-2, start=start, end=None))
+        found = [await store.load_rebuild_source(tenant.id, conversation_id, -2, attempt) for attempt in notes]
+        assert [tuple(rebuilt.call.start.warnings) for rebuilt in found] == [(note,) for note in notes.values()]
+        # The epoch that it was made in, though another one has begun since.
+        assert {rebuilt.source.epoch.number for rebuilt in found if rebuilt.source.epoch is not None} == {2}
+        assert found[0].source.static_text == "You help." + piece(0).text
+        assert [turn.seq for turn in found[0].source.buffered] == []
+        assert [turn.seq for turn in found[1].source.buffered] == [3, 4, 5, 6]
+        with pytest.raises(CallNotFound):
+            await store.load_rebuild_source(tenant.id, conversation_id, -3, 1)
+
+    async def test_the_template_of_a_question_is_archived(self, store: Store, tenant: Tenant) -> None:
+        conversation_id = await compacted(store, tenant, 1)
+        source = "Sum it up, né?"
+        call = Call(turn_seq=-2, start=call_start(epoch=2), end=None)
+        for _ in range(2):
+            assert await store.record_call(tenant.id, conversation_id, call, template_source=source)
+        assert await store.load_template(hashlib.sha256(source.encode()).digest()) == source
 
     async def test_history_is_its_tenants_alone(self, store: Store, tenant: Tenant, other_tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from server.call import CallEnd, CallStart
 from server.compaction_report import CompactionReport
 
 
@@ -12,6 +13,7 @@ class Observed:
     reports: list[CompactionReport] = field(default_factory=list)
     queued: list[tuple[str, str]] = field(default_factory=list)
     blocked: set[str] = field(default_factory=set)
+    calls: list[tuple[str, CallStart, CallEnd]] = field(default_factory=list)
 
     def compaction_ended(self, report: CompactionReport) -> None:
         self.reports.append(report)
@@ -24,3 +26,6 @@ class Observed:
 
     def compaction_unblocked(self, conversation_id: str) -> None:
         self.blocked.discard(conversation_id)
+
+    def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:
+        self.calls.append((assistant_id, start, end))

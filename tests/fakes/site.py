@@ -107,6 +107,7 @@ async def open_site(
         renderer=untouched("the renderer"),
         rate_limiter=rate_limiter,
         usage_reports=untouched("the usage reports"),
+        job_reports=untouched("the job reports"),
         default_provider="gemini",
         provider_names=("gemini",),
         image_limit_bytes=IMAGE_LIMIT,

@@ -133,7 +133,7 @@ class Talk:
             provider=speaker.provider,
             profile=find_profile(speaker.provider.name, speaker.model),
             static_text=speaker.static_text,
-            prefix_hash=speaker.prefix_hash,
+            epoch=_epoch(speaker),
             dynamic=dynamic,
             blobs={},
         )

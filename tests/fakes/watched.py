@@ -20,6 +20,7 @@ from server.usage import Usage
 from tests.builders import A_TIME, token
 
 CONVERSATION = "conv_01"
+ASSISTANT = "asst_01"
 USAGE = Usage(fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1)
 TIMES = TurnTimes(accepted=0.003, built=0.006, first_event=0.8, ended=2.5)
 SECRET = "what was said"

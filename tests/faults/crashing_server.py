@@ -5,10 +5,11 @@ Each line of input is an order in JSON, and each order gives a server in a proce
     -> {"settings": {…}, "crash_at": "after_accept", "nth": 1, "after_bytes": "fox"}     <- {"pid": 7, "url": "http://…"}
                                                                                          <- {"pid": 7, "ended": -9}
 
-Without `crash_at` the server is a healthy one. All of them are forks of this process, which has imported everything
-once and does nothing else: importing takes seconds, forking does not. When the input ends, so do all servers.
+With `"works": true` it is a worker instead, which has no URL. Without `crash_at` it is a healthy one. All of them are
+forks of this process, which has imported everything once and does nothing else: importing takes seconds, forking does
+not. When the input ends, so do all servers.
 
-The product has no hook for this. The store and the providers are wrapped here, at their ports.
+The product has no hook for this. The store, the providers, the renderer and the job are wrapped here, at their ports.
 """
 
 import asyncio
@@ -24,20 +25,26 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from server import wiring
+from server import job_wiring, wiring, worker_wiring
 from server.asgi import serve
-from server.call import CallEnd, CallStart, Chunk
+from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Lease
 from server.event import ProviderEvent
 from server.http_server import bind, url_of
+from server.jinja.renderer import JinjaRenderer
+from server.jobs.compaction import Compact, compaction_job
+from server.jobs.job import Job
+from server.jobs.sending import JobSender
+from server.jobs.worker import WorkerOptions, run_worker
 from server.payload import Payload
 from server.postgres.store import PostgresStore
 from server.provider import Provider, ProviderStream
 from server.provider_choice import GEMINI, KEY_VARIABLES, ProviderChoice
 from server.provider_wiring import Providers, open_providers
 from server.settings import Settings
-from server.store import AcceptOutcome, Finished, NewAnswer, NewInput, PayloadSource
+from server.store import AcceptOutcome, Finished, History, NewAnswer, NewInput, PayloadSource
 from server.telemetry.logs import configure_logs
+from server.transcript import TranscriptTurn
 
 STORE_POINTS = (
     "before_accept",
@@ -52,9 +59,14 @@ STORE_POINTS = (
     "before_finish",
     "after_finish",
     "after_take_over",
+    "before_look",
+    "after_look",
+    "after_question",
+    "after_answer",
 )
 PROVIDER_POINTS = ("before_call", "after_first_event", "after_last_byte", "after_last_byte_flushed")
-POINTS = (*STORE_POINTS, *PROVIDER_POINTS)
+JOB_POINTS = ("before_job", "after_job", "after_rendering")
+POINTS = (*STORE_POINTS, *PROVIDER_POINTS, *JOB_POINTS)
 _LOOK_SECONDS = 0.05
 
 
@@ -135,6 +147,28 @@ class CrashingStore(PostgresStore):
         self.fate.reach("after_take_over")
         return mine
 
+    async def load_history(self, tenant_id: str, conversation_id: str, **options: Any) -> History:
+        self.fate.reach("before_look")
+        history = await super().load_history(tenant_id, conversation_id, **options)
+        self.fate.reach("after_look")
+        return history
+
+    async def record_call(self, tenant_id: str, conversation_id: str, call: Call, **options: Any) -> bool:
+        recorded = await super().record_call(tenant_id, conversation_id, call, **options)
+        self.fate.reach("after_question" if call.end is None else "after_answer")
+        return recorded
+
+
+class CrashingRenderer(JinjaRenderer):
+    """The renderer, with a point behind each segment."""
+
+    fate: Fate
+
+    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
+        text = super().render_segment(turns)
+        self.fate.reach("after_rendering")
+        return text
+
 
 class CrashingProvider:
     """A provider, with a point before each call."""
@@ -185,13 +219,33 @@ def _wrap(provider: Provider, fate: Fate) -> Provider:
     return wrapped  # type: ignore[no-any-return]  # reason: it is one by delegation
 
 
+def crashing_compaction_job(compact: Compact, sender: JobSender) -> Job:
+    """The job, with points before it and between its end and its acknowledgement."""
+    job, fate = compaction_job(compact, sender), CrashingStore.fate
+
+    async def run(payload: bytes) -> None:
+        fate.reach("before_job")
+        await job.run(payload)
+        fate.reach("after_job")
+
+    return replace(job, run=run)
+
+
+def set_fate(order: dict[str, Any]) -> Fate:
+    """Puts the crashing parts in the place of the real ones, in this process."""
+    fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
+    CrashingStore.fate = CrashingRenderer.fate = fate
+    for module in (wiring, worker_wiring):
+        module.PostgresStore = CrashingStore  # type: ignore[attr-defined]  # reason: the seam
+        module.JinjaRenderer = CrashingRenderer  # type: ignore[attr-defined]  # reason: as above
+    job_wiring.compaction_job = crashing_compaction_job  # type: ignore[attr-defined]  # reason: as above
+    return fate
+
+
 async def run_server(order: dict[str, Any]) -> None:
     """The whole program, until it is told to end or has to die."""
     settings = Settings(**order["settings"])
-    configure_logs(settings.log_level, settings.log_format)
-    fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
-    CrashingStore.fate = fate
-    wiring.PostgresStore = CrashingStore  # type: ignore[attr-defined]  # reason: the seam
+    fate = set_fate(order)
     listener = bind("127.0.0.1", 0)
     async with (
         open_crashing_providers(settings, fate) as providers,
@@ -199,6 +253,22 @@ async def run_server(order: dict[str, Any]) -> None:
     ):
         _tell({"pid": os.getpid(), "url": url_of(listener)})
         await serve(program, listener)
+
+
+async def run_crashing_worker(order: dict[str, Any]) -> None:
+    """The same for what `strata worker` runs."""
+    settings = Settings(**order["settings"])
+    fate = set_fate(order)
+
+    @asynccontextmanager
+    async def open_crashing(*_: object) -> AsyncIterator[Providers]:
+        async with open_crashing_providers(settings, fate) as providers:
+            yield providers
+
+    worker_wiring.open_available_providers = open_crashing  # type: ignore[attr-defined,assignment]  # reason: the seam
+    async with worker_wiring.open_worker(settings, {}) as parts:
+        _tell({"pid": os.getpid(), "url": ""})
+        await run_worker(parts, WorkerOptions(**order.get("options", {})))
 
 
 def main() -> None:
@@ -236,7 +306,9 @@ def _live(order: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_server(order))
+            settings = Settings(**order["settings"])
+            configure_logs(settings.log_level, settings.log_format)
+            runner.run(run_crashing_worker(order) if order.get("works") else run_server(order))
         code = 0
     finally:
         sys.stderr.flush()

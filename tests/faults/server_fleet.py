@@ -22,6 +22,7 @@ from tests.http_talk import Talk
 from tests.strata_process import PROJECT, environment
 
 PATIENCE_SECONDS = 20.0
+IMPORT_SECONDS = 90.0
 NEVER_SECONDS = 30.0
 """For what must not happen by itself in a test: a flush, or the end of a lease."""
 
@@ -31,6 +32,7 @@ class Launcher:
     """The process that all servers are forks of."""
 
     process: Process
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     endings: dict[int, "asyncio.Future[int]"] = field(default_factory=dict)
 
@@ -38,7 +40,9 @@ class Launcher:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             news = json.loads(line)
-            if "ended" in news:
+            if "ready" in news:
+                self.is_ready.set()
+            elif "ended" in news:
                 self.ending(news["pid"]).set_result(news["ended"])
                 # A server that could not even begin would be waited for in vain.
                 self.begun.put_nowait(news)
@@ -73,6 +77,8 @@ async def open_launcher() -> AsyncIterator[Launcher]:
     launcher = Launcher(process=process)
     listening = asyncio.create_task(launcher.listen())
     try:
+        # Importing everything takes seconds, and on a busy machine many.
+        await asyncio.wait_for(launcher.is_ready.wait(), IMPORT_SECONDS)
         yield launcher
     finally:
         assert process.stdin is not None
@@ -118,6 +124,17 @@ class Fleet:
         self, *, crash_at: str | None = None, nth: int = 1, after_bytes: str = "", **settings: Any
     ) -> ServerProcess:
         """Another server. It is ended with the test."""
+        order = {"crash_at": crash_at, "nth": nth, "after_bytes": after_bytes}
+        return await self._launch(order, settings)
+
+    async def start_worker(
+        self, *, crash_at: str | None = None, nth: int = 1, options: dict[str, Any] | None = None, **settings: Any
+    ) -> ServerProcess:
+        """Another worker, likewise. Nobody can talk to it."""
+        order = {"works": True, "crash_at": crash_at, "nth": nth, "options": options or {}}
+        return await self._launch(order, settings)
+
+    async def _launch(self, order: dict[str, Any], settings: dict[str, Any]) -> ServerProcess:
         values = {
             "database_url": self.options.url,
             "gemini_base_url": self.emulated.gemini.url,
@@ -129,8 +146,7 @@ class Fleet:
             "log_format": "json",
             "log_level": "warning",
         }
-        order = {"settings": values | settings, "crash_at": crash_at, "nth": nth, "after_bytes": after_bytes}
-        pid, url = await self.launcher.start(order)
+        pid, url = await self.launcher.start({"settings": values | settings, **order})
         client = await self.stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS))
         server = ServerProcess(launcher=self.launcher, pid=pid, url=url, talk=Talk(client=client, key=self.key))
         self.stack.push_async_callback(_end, server)
@@ -142,12 +158,16 @@ class Fleet:
         return await self.start(lease_seconds=lease_seconds, **settings)
 
     async def let_time_pass(self) -> None:
-        """More of it than any lease or ticket has left."""
+        """More of it than any lease, ticket, running job or call of no turn has left."""
         async with self.database.connection() as connection:
             await connection.execute(
                 "UPDATE conversations SET lease_expires_at = now() - interval '1 second' WHERE lease_token IS NOT NULL"
             )
             await connection.execute("UPDATE waiting_turns SET expires_at = now() - interval '1 second'")
+            await connection.execute("UPDATE calls SET started_at = started_at - interval '1 hour' WHERE turn_seq < 0")
+            await connection.execute(
+                "UPDATE pgqueuer SET heartbeat = now() - interval '1 hour' WHERE status = 'picked'"
+            )
 
 
 @asynccontextmanager

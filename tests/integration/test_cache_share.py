@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from server.assistant import Instructions
+from server.background_call import BackgroundCalls
+from server.block import TextBlock
 from server.call import Call, CallEnd
 from server.epoch import EpochReason, Segment
 from server.identifiers import CONVERSATION, decode_id
@@ -17,7 +19,9 @@ from server.provider_choice import ANTHROPIC, GEMINI
 from server.static_pieces import PIECE_CHARACTERS
 from server.turn import TurnState
 from tests.conftest import StrataServer
+from tests.contracts.provider_rig import build_payload
 from tests.emulated import EmulatedProviders, MovedClock, Stages
+from tests.fakes.compaction_observer import Observed
 from tests.turn_walk import Walk, asks, assert_all_accepted, assert_no_break, assert_rebuilds, begin_walk, tells
 
 LONG = Instructions(roles="You help. " * 2_500, procedure="Think, then answer.", constraints="Be kind.")
@@ -272,3 +276,40 @@ async def test_a_call_that_broke_off_has_cached_its_request_all_the_same(
     assert [end_of(call).error_code for call in calls] == [None, "provider_cut", None]
     assert all(expected == read for expected, read in reads(calls))
     assert reasons(calls) == [None] * 3
+
+
+@pytest.mark.parametrize("provider", [ANTHROPIC, GEMINI])
+async def test_a_call_beside_the_conversation_reads_the_prefix_and_says_why_where_it_does_not(
+    strata_server: StrataServer, emulated: EmulatedProviders, clock: MovedClock, provider: str
+) -> None:
+    walk = await begin(strata_server, emulated, provider)
+    await talk(walk, 2)
+    observed = Observed()
+    calls = BackgroundCalls(walk.program.store, walk.program.providers.by_name, observer=observed)
+    await ask_aside(walk, calls, "Sum it up.")
+    await let_pass(walk, clock, 120 * MINUTES)
+    await ask_aside(walk, calls, "Sum it up again.")
+    kept = await walk.program.store.list_calls(walk.tenant_id, walk.conversation_id, -1)
+    assert [(assistant_id, end.usage, end.cost_usd) for assistant_id, _, end in observed.calls] == [
+        (walk.assistant_id, end_of(call).usage, end_of(call).cost_usd) for call in kept
+    ]
+    (expected, read), late = reads(kept)
+    assert read > 5_000
+    # Of a part of the request before, only its share of the bytes is known.
+    assert 0.85 * read <= (expected or 0) <= 1.05 * read
+    assert late == (0, 0)
+    assert reasons(kept) == [None, "ttl_passed"]
+
+
+async def ask_aside(walk: Walk, calls: BackgroundCalls, text: str) -> None:
+    """Something that belongs to no turn, behind the conversation's own prefix."""
+    history = await walk.program.store.load_history(walk.tenant_id, walk.conversation_id)
+    source = history.source
+    asked = calls.provider_of(history).user_message((TextBlock(text=text),), {})
+    payload = build_payload(
+        source.assistant.definition.model,
+        [asked],
+        static_text=source.static_text,
+        tools=source.assistant.definition.tools,
+    )
+    await calls.ask(walk.tenant_id, history, payload, note={"kind": "test"})

@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 
 from server.assistant import Instructions
+from server.cache_register import CacheKey, label_of
 from server.call import Call
 from server.conversation import ConversationDraft
 from server.event import TextDelta
+from server.postgres.caches import PostgresCacheRegister
 from server.provider_choice import GEMINI
 from server.settings import Settings
 from server.turn import TurnState
 from server.turn_event import TurnStarted
 from server.wiring import Program, open_program
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders, MovedClock, Stages, emulating_both
+from tests.contracts.provider_rig import build_payload
+from tests.emulated import MODELS, EmulatedProviders, MovedClock, Stages, emulating_both
 from tests.turn_talk import read_all, user_task
 from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, tells
 
@@ -190,11 +193,46 @@ async def test_the_end_of_an_epoch_is_the_end_of_its_cache(
 ) -> None:
     walk = await begin(strata_server, emulated)
     await ask(walk)
+    assert is_cached(await ask(walk))
     await walk.switch(GEMINI, instructions=Instructions(roles="Otherwise. " * 2_500), settings={})
-    assert not is_cached(await ask(walk))
+    changed = await ask(walk)
+    assert not is_cached(changed)
+    assert changed.end is not None
+    assert changed.end.cache_miss_reason == "epoch_began"
     assert await walk.program.cache_keeper.sweep() == 1
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "DELETE"]
     assert await rows(walk.program, "provider_cache_uses") == 0
+
+
+async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
+    strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made at the provider, and never registered: the place of it is all that is known."""
+    monkeypatch.setattr("server.gemini.caches._PAGE_SIZE", 2)
+    program = strata_server.program
+    walk = await begin(strata_server, emulated, settings={"cache": {"explicit": "off"}})
+    await ask(walk)
+    caches = program.providers.by_name[GEMINI].caches
+    assert caches is not None
+    payload = build_payload(MODELS[GEMINI], [], static_text="You help. " * 2_500)
+    key = CacheKey(
+        provider=GEMINI, account=program.providers.by_name[GEMINI].account, model=MODELS[GEMINI], prefix_hash=b"p"
+    )
+    place = await PostgresCacheRegister(program.database).reserve_cache(
+        walk.tenant_id, key, token_count=1, expires_at=datetime.now(UTC) + timedelta(hours=1), fits=lambda _: True
+    )
+    assert place is not None
+    labels = [*(f"another {number}" for number in range(3)), label_of(place), "another"]
+    names = [(await caches.create(payload, lifetime_seconds=600, label=label)).name for label in labels]
+    assert await program.cache_keeper.sweep() == 0
+    async with program.database.connection() as connection:
+        await connection.execute("UPDATE provider_caches SET created_at = created_at - interval '6 minutes'")
+    assert await program.cache_keeper.sweep() == 1
+    deleted = [path.removeprefix("/") for method, path in asked_about_caches(emulated) if method == "DELETE"]
+    assert [f"cachedContents/{path}" for path in deleted] == [names[3]]
+    assert await caches.find(label_of(place)) == []
+    assert await rows(program, "provider_caches") == 0
+    assert_all_accepted(emulated.gemini.requests())
 
 
 async def test_a_cache_whose_time_is_over_is_forgotten(

@@ -40,6 +40,17 @@ async def empty(server_url: str, worker_id: str) -> AsyncIterator[DatabaseOption
         await connection.close()
 
 
+def copy_scripts(place: Path) -> Path:
+    """All migrations, where another can be put beside them."""
+    scripts = place / "migrations"
+    (scripts / "versions").mkdir(parents=True)
+    for path in (REVISIONS[0].parents[1] / "env.py", REVISIONS[0].parents[1] / "script.py.mako"):
+        (scripts / path.name).write_bytes(path.read_bytes())
+    for path in REVISIONS:
+        (scripts / "versions" / path.name).write_bytes(path.read_bytes())
+    return scripts
+
+
 async def tables(options: DatabaseOptions) -> list[str]:
     connection = await connect(options)
     try:
@@ -78,6 +89,48 @@ async def test_migrating_twice_at_once_is_migrating_once(empty: DatabaseOptions)
     states = await asyncio.gather(*(migrate_up(empty) for _ in range(4)))
     assert {state.current for state in states} == {states[0].head}
     assert await find_drift(empty) == []
+
+
+CONCURRENT = """\
+import sqlalchemy as sa
+from alembic import op
+
+revision = "20991231_01"
+down_revision = {head!r}
+
+
+def upgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '4s'")
+    with op.get_context().autocommit_block():
+        op.execute("SET statement_timeout = 0")
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_turns_created_at")
+        op.create_index("ix_turns_created_at", "turns", ["created_at"], postgresql_concurrently=True)
+        op.execute("RESET statement_timeout")
+
+
+def downgrade() -> None:
+    pass
+"""
+
+
+async def test_an_index_is_made_beside_writers_while_others_wait_to_migrate(
+    empty: DatabaseOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`CREATE INDEX CONCURRENTLY` waits for every transaction that is older: a migrator that waits must not be one."""
+    head = (await migrate_up(empty)).head
+    scripts = copy_scripts(tmp_path)
+    (scripts / "versions" / "2099-12-31_concurrent.py").write_text(CONCURRENT.format(head=head))
+    monkeypatch.setattr("server.postgres.migrations._location", lambda: scripts)
+    states = await asyncio.gather(*(migrate_up(empty) for _ in range(3)))
+    assert {state.current for state in states} == {"20991231_01"}
+    connection = await connect(empty)
+    try:
+        assert await connection.fetchval(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid::regclass::text ~ $1", "x_turns_cr"
+        )
+        assert await connection.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    finally:
+        await connection.close()
 
 
 async def test_a_difference_between_database_and_models_is_found(empty: DatabaseOptions) -> None:
@@ -127,7 +180,7 @@ async def test_a_migration_that_cannot_get_its_lock_gives_up_and_changes_nothing
     holder = await connect(empty)
     try:
         async with holder.transaction():
-            await holder.execute("LOCK TABLE turns, calls, pgqueuer IN ACCESS SHARE MODE")
+            await holder.execute(f"LOCK TABLE {', '.join(before)} IN ACCESS SHARE MODE")
             with pytest.raises(MigrationFailed, match="lock timeout"):
                 await migrate_down_one(empty)
     finally:
@@ -148,12 +201,7 @@ def test_a_revision_is_dated_and_limits_its_locks_and_statements(path: Path) -> 
 
 
 def test_a_new_revision_carries_the_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    scripts = tmp_path / "migrations"
-    (scripts / "versions").mkdir(parents=True)
-    for path in (REVISIONS[0].parents[1] / "env.py", REVISIONS[0].parents[1] / "script.py.mako"):
-        (scripts / path.name).write_bytes(path.read_bytes())
-    for path in REVISIONS:
-        (scripts / "versions" / path.name).write_bytes(path.read_bytes())
+    scripts = copy_scripts(tmp_path)
     monkeypatch.setattr("server.postgres.migrations._location", lambda: scripts)
     written = write_revision("Add Marks")
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}_add_marks\.py", written.name)

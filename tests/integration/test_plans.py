@@ -14,6 +14,7 @@ import pytest
 
 from server.postgres import (
     accepting,
+    conversation_lengths,
     conversations,
     epochs,
     finishing,
@@ -89,6 +90,14 @@ async def test_a_statement_of_the_request_path_finds_its_rows_by_key(new_databas
     used = {first or second for first, second in indexes}
     assert used
     assert all(OWN_KEYS.fullmatch(index) for index in used), used
+
+
+async def test_the_length_of_conversations_is_read_from_the_newest_by_index(new_database: Database) -> None:
+    plan = await explain(new_database, conversation_lengths._TYPICAL)
+    assert "Index Cond: ((tenant_id = $1) AND (assistant_id = $2) AND (id < $3))" in plan
+    # In the order of the index, so that the limit ends the reading.
+    assert "Sort" not in plan
+    assert "Limit" in plan
 
 
 async def explain(database: Database, statement: Statement) -> str:

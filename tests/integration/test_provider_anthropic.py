@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic.types import TextBlockParam
 
 from server.anthropic.provider import AnthropicProvider
 from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
@@ -13,6 +14,7 @@ from server.emulator.anthropic.app import build_anthropic_app
 from server.errors import PrefixMismatch, SignatureRejected
 from server.payload import CallSettings
 from server.provider import Provider
+from server.static_pieces import split_static
 from server.turn import StopReason
 from tests.contracts.provider_contract import ProviderContract, tell
 from tests.contracts.provider_rig import TOOLS, Rig, answer_calls, comparable, complete, native_of, open_rig
@@ -104,15 +106,19 @@ async def test_what_is_marked_is_read_from_the_cache(rig: Rig) -> None:
     assert second.usage.fresh_input_tokens < first.usage.cache_write_tokens
 
 
-async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig) -> None:
+@pytest.mark.parametrize("static_text", ["You help.", 'You help — with "words".\n' * 2_000], ids=["short", "long"])
+async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: str) -> None:
     settings = CallSettings(max_output_tokens=500, thinking="low", stop_sequences=("END",))
-    await complete(rig.provider, replace(rig.ask(), settings=settings))
+    await complete(rig.provider, replace(rig.ask(), settings=settings, static_text=static_text))
+    pieces: list[TextBlockParam] = [{"type": "text", "text": piece} for piece in split_static(static_text)]
+    for piece in pieces[-2:]:
+        piece["cache_control"] = {"type": "ephemeral"}
     async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="key-a", max_retries=0) as client:
         events = await client.messages.create(
             model=MODEL,
             max_tokens=500,
             stream=True,
-            system=[{"type": "text", "text": "You help.", "cache_control": {"type": "ephemeral"}}],
+            system=pieces,
             tools=[
                 {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
                 for tool in TOOLS

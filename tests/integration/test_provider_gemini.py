@@ -15,6 +15,7 @@ from server.errors import CacheGone, ProviderFailed, SignatureRejected
 from server.gemini.provider import GeminiProvider
 from server.payload import CallSettings
 from server.provider import Provider, ProviderStream, StreamState
+from server.static_pieces import split_static
 from server.turn import StopReason
 from tests.contracts.provider_contract import ProviderContract, tell
 from tests.contracts.provider_rig import (
@@ -117,9 +118,11 @@ async def test_calls_of_another_vendor_are_taken(rig: Rig) -> None:
     assert answer.stop_reason is StopReason.END_TURN
 
 
-async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig) -> None:
+@pytest.mark.parametrize("static_text", ["You help.", 'You help — with "words".\n' * 2_000], ids=["short", "long"])
+async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: str) -> None:
     payload = replace(
         rig.ask(),
+        static_text=static_text,
         settings=CallSettings(max_output_tokens=500, thinking="low", temperature=0.5, stop_sequences=("END",)),
     )
     await complete(rig.provider, payload)
@@ -134,7 +137,7 @@ async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig) -> None:
             model=MODEL,
             contents=[types.Content(role="user", parts=[types.Part(text="What is the weather in Oslo?")])],
             config=types.GenerateContentConfig(
-                system_instruction="You help.",
+                system_instruction=list(split_static(static_text)),
                 tools=[
                     types.Tool(
                         function_declarations=[

@@ -6,6 +6,7 @@ The client's connection goes through a proxy that reads the messages.
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -197,6 +198,33 @@ async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: P
     assert whole - rest >= len(static)
     assert rest < 4096
     assert without.buffered == full.buffered
+
+
+async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
+    wire: Wire, store: PostgresStore, tenant: Tenant
+) -> None:
+    """It has an entry for each piece of the static text, so it grows with the history."""
+    conversation = await create_conversation(store, tenant.id)
+    manifest = tuple({"layer": "static", "hash": f"{number:032x}"} for number in range(500))
+    start = call_start(manifest=manifest, request_hash=bytes(31) + b"1")
+    lease = (await accept(wire.store, tenant.id, user_input(conversation.id))).lease
+    await wire.store.finish_turn(lease, answer(start=start))
+    lease = (await accept(wire.store, tenant.id, user_input(conversation.id))).lease
+    weights = []
+    for reader in (wire.store, PostgresStore(wire.database)):
+        await reader.load_payload_source(tenant.id, conversation.id)  # prepares the statement
+        weight, source = await wire.weight(partial(reader.load_payload_source, tenant.id, conversation.id))
+        assert source.previous_manifest == manifest
+        weights.append(weight)
+    assert weights[0] < 4096
+    assert weights[1] - weights[0] > 500 * 40
+
+    # Another store takes the next turn: its manifest is not the one that is held.
+    newest = call_start(manifest=manifest[:2], request_hash=bytes(31) + b"2")
+    await store.finish_turn(lease, answer(start=newest))
+    await accept(store, tenant.id, user_input(conversation.id))
+    source = await wire.store.load_payload_source(tenant.id, conversation.id)
+    assert source.previous_manifest == manifest[:2]
 
 
 async def test_images_that_are_held_are_not_sent_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:

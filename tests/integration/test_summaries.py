@@ -6,59 +6,28 @@ from decimal import Decimal
 import pytest
 
 from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import Compactor, CompactorTools
+from server.compactor import Compactor
 from server.emulator.reply import FaultKind, Reply
 from server.epoch import EpochReason
 from server.errors import ProviderNotConfigured, SummaryUnavailable
-from server.held_texts import HeldTexts
-from server.history_summary import Summariser
-from server.retry_policy import RetryPolicy
 from server.store import History
-from server.token_estimate import TokenEstimate
+from tests.compaction_walk import build_calls, build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells
-
-NARROW = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges": 1, "window_share": 0.0015}}
-"""All but the newest exchange is moved at once, and a window of some 1,500 tokens is taken for full."""
-STORY = "The quick brown fox jumps over the lazy dog. " * 12
+from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, tells
 
 
 def build(server: StrataServer, observer: Observed, *, full_share: float = 0.95, keyless: bool = False) -> Compactor:
-    program = server.program
-    renderer = program.background.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
-    summariser = Summariser(
-        program.store,
-        renderer,
-        {} if keyless else program.providers.by_name,
-        retry_policy=RetryPolicy(attempts=1),
-        limit_tokens=100,
-    )
-    return Compactor(
-        CompactorTools(
-            store=program.store,
-            renderer=renderer,
-            summariser=summariser,
-            observer=observer,
-            texts=HeldTexts(),
-            estimate=TokenEstimate(),
-            full_share=full_share,
-        )
-    )
+    calls = build_calls(server.program, keyless=keyless)
+    return build_compactor(server.program, observer, calls=calls, full_share=full_share)
 
 
 @pytest.fixture(params=BOTH)
 async def walk(
     strata_server: StrataServer, emulated: EmulatedProviders, request: pytest.FixtureRequest
 ) -> AsyncIterator[Walk]:
-    """A conversation that has nearly outgrown its window."""
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, request.param, settings=NARROW)
-    compactor = build(strata_server, Observed())
-    for number in range(1, 5):
-        await walk.task(f"Task {number}. {STORY}", asks("Oslo"), tells(f"Answer {number}. {STORY}"))
-        if number < 4:
-            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    walk = await walk_far(strata_server, emulated, request.param)
     yield walk
     assert_all_accepted(emulated[request.param].requests())
 
@@ -95,11 +64,7 @@ async def test_the_oldest_history_is_summed_up_and_the_call_is_kept(walk: Walk, 
     assert before.source.epoch is not None
     epochs = (await walk.program.store.list_epochs(walk.tenant_id, walk.conversation_id)).items
     assert epochs[0].reason is EpochReason.SUMMARISED
-    [call] = [
-        call
-        for number in range(1, epochs[0].number)
-        for call in await walk.program.store.list_calls(walk.tenant_id, walk.conversation_id, -number)
-    ]
+    [call] = await walk.background_calls()
     assert call.end is not None
     assert b"foxes" in (call.end.raw_response or b"")
     assert call.end.usage.input_tokens > 0
@@ -108,7 +73,7 @@ async def test_the_oldest_history_is_summed_up_and_the_call_is_kept(walk: Walk, 
     [asked] = [r for r in walk.emulated[provider_of(walk)].requests() if "Write a summary" in str(r["body"])]
     assert asked["status"] == 200
     await walk.task("And on?", tells("On and on."))
-    assert await assert_rebuilds(walk) == len(walk.emulated[provider_of(walk)].requests()) - 1
+    assert await assert_rebuilds(walk) == len(walk.emulated[provider_of(walk)].requests())
 
 
 async def test_a_summary_gives_way_to_what_it_summed_up(walk: Walk, strata_server: StrataServer) -> None:

@@ -1,24 +1,38 @@
 """What a tenant's calls took and cost, by day, assistant, model and conversation."""
 
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
-from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from server.api_key import Tenant
+from server.call import Call
 from server.key_ring import KeyRing
 from server.postgres import usage_reports
+from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
+from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from server.postgres.usage_reports import PostgresUsageReports
 from server.provider_choice import ANTHROPIC
 from server.usage import Usage
 from server.usage_report import UsageBy, UsageReport
-from tests.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
+from tests.builders import (
+    accept,
+    answer,
+    call_end,
+    call_start,
+    create_conversation,
+    definition,
+    take_exchange,
+    user_input,
+)
 from tests.conftest import StrataServer
+from tests.database_source import with_database
 from tests.http_talk import Talk, open_talk
 from tests.turn_walk import begin_walk, tells
 
@@ -83,8 +97,41 @@ async def test_calls_are_added_up_by_whatever_is_asked_for(
             assert (row.usage.output_tokens, row.usage.reasoning_tokens) == (5 * row.call_count, 2 * row.call_count)
             assert row.expected_cache_tokens == 90 * row.call_count
             assert row.cost_usd == Decimal("0.5") * row.call_count
+            assert (row.cache_share, row.expected_share) == (0.8, 0.9)
+            assert (row.name is not None) is (by is UsageBy.ASSISTANT)
+        assert (found.total.key, found.total.call_count, found.total.cost_usd) == ("total", 4, Decimal(2))
     cut = await report(reports, tenant, UsageBy.CONVERSATION, limit=1)
-    assert ([row.key for row in cut.rows], cut.is_complete) == ([first.id], False)
+    assert ([row.key for row in cut.rows], cut.is_complete, cut.total.call_count) == ([first.id], False, 4)
+
+
+async def test_an_assistant_is_called_what_it_is_called_now(
+    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    await call(store, tenant, conversation.id)
+    await store.revise_assistant(tenant.id, conversation.assistant_id, definition(name="Another name"))
+    (row,) = (await report(reports, tenant, UsageBy.ASSISTANT)).rows
+    assert (row.key, row.name) == (conversation.assistant_id, "Another name")
+
+
+async def test_summaries_count_and_those_of_a_forks_source_are_the_sources(
+    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    for _ in range(2):
+        await call(store, tenant, conversation.id)
+    await record_summary(store, tenant, conversation.id)
+    fork = await store.fork_conversation(tenant.id, conversation.id, 4)
+    again = await store.fork_conversation(tenant.id, fork.id, 2)
+    await record_summary(store, tenant, again.id)
+    found = await report(reports, tenant, UsageBy.CONVERSATION)
+    assert {row.key: row.call_count for row in found.rows} == {conversation.id: 3, again.id: 1}
+    assert (found.total.call_count, found.total.cost_usd) == (4, Decimal(2))
+
+
+async def record_summary(store: PostgresStore, tenant: Tenant, conversation_id: str) -> None:
+    start, end = call_start(started_at=SINCE, model="m"), call_end(usage=USAGE, cost_usd=Decimal("0.5"))
+    await store.record_call(tenant.id, conversation_id, Call(turn_seq=-1, start=start, end=end))
 
 
 async def test_a_sum_with_an_unknown_price_in_it_is_unknown(
@@ -129,19 +176,66 @@ async def test_another_tenant_has_its_own(
 ) -> None:
     await call(store, tenant, (await create_conversation(store, tenant.id)).id)
     other = await key_ring.create_tenant("other")
+    await call(store, other, (await create_conversation(store, other.id)).id, model="theirs")
     for by in UsageBy:
-        assert (await report(reports, other, by)).rows == []
-    assert (await reports.report_usage("nonsense", UsageBy.DAY, since=SINCE, until=UNTIL)).rows == []
+        assert (await report(reports, other, by)).total.call_count == 1
+    assert [row.key for row in (await report(reports, other, UsageBy.MODEL)).rows] == ["theirs"]
+    none = await reports.report_usage("nonsense", UsageBy.DAY, since=SINCE, until=UNTIL)
+    assert (none.rows, none.total.call_count, none.total.cost_usd) == ([], 0, Decimal(0))
+    everybody = await reports.report_usage(None, UsageBy.MODEL, since=SINCE, until=UNTIL)
+    assert ({row.key for row in everybody.rows}, everybody.total.call_count) == ({"m", "theirs"}, 2)
 
 
-@pytest.mark.parametrize("by", UsageBy)
-async def test_a_report_reads_the_pages_of_its_own_time(database: Database, by: UsageBy) -> None:
+LARGE = """
+WITH tenant AS (INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'large') RETURNING id),
+conversation AS (
+    INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, args, context, metadata)
+    SELECT gen_random_uuid(), id, gen_random_uuid(), 1, '{}', '{}', '{}' FROM tenant, generate_series(1, 100)
+    RETURNING id
+)
+INSERT INTO calls (conversation_id, turn_seq, attempt, provider, model, account, epoch, manifest, dynamic, request_hash,
+    repairs, template_failures, warnings, started_at)
+SELECT id, 2 + day, 1, 'gemini', 'm', 'a', 1, to_jsonb(repeat('x', 300)), '', '', '[]', '[]', '[]',
+    timestamptz '2026-01-01' + day * interval '1 day'
+FROM generate_series(0, 199) AS day, conversation ORDER BY day
+"""
+
+
+async def test_a_report_on_a_large_table_reads_the_pages_of_its_own_time(server_url: str, worker_id: str) -> None:
+    """In a database of its own: the calls lie in the order of their time, as they do where nothing is emptied."""
+    name = f"strata_usage_{worker_id}"
+    connection = await asyncpg.connect(server_url)
+    database = Database(DatabaseOptions(url=with_database(server_url, name)))
+    try:
+        await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        await connection.execute(f'CREATE DATABASE "{name}"')
+        await migrate_up(database.options)
+        async with database.connection() as filling:
+            await filling.execute(LARGE)
+            await filling.execute("VACUUM ANALYZE calls")
+            pages = await filling.fetchval("SELECT pg_relation_size('calls') / 8192")
+        assert pages > 1_000
+        for by in UsageBy:
+            assert 0 < await count_pages_read(database, by) < pages / 4
+    finally:
+        await database.close()
+        await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        await connection.close()
+
+
+async def count_pages_read(database: Database, by: UsageBy) -> int:
+    """Of the table of calls, for two of its two hundred days."""
     statement = usage_reports._STATEMENTS[by]  # noqa: SLF001  reason: it looks at the statement itself
-    async with database.connection() as connection, connection.transaction():
-        await connection.execute("SET LOCAL enable_seqscan = off")
-        values = {"tenant": uuid4(), "since": SINCE, "until": UNTIL, "limit": 1}
-        plan = await connection.fetch(f"EXPLAIN {statement.sql}", *statement.arguments(values))
-    assert "ix_calls_started_at" in "\n".join(row[0] for row in plan)
+    day = datetime(2026, 3, 1, tzinfo=UTC)
+    values = {"tenant": None, "everybody": True, "since": day, "until": day + timedelta(days=2), "limit": 1}
+    async with database.connection() as connection:
+        plan = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}", *statement.arguments(values)
+        )
+    read = re.findall(r'"(?:Exact|Lossy) Heap Blocks": (\d+)', plan)
+    assert "ix_calls_started_at" in plan
+    assert '"Node Type": "Seq Scan"' not in plan
+    return sum(int(count) for count in read)
 
 
 async def test_the_report_over_http_is_what_was_just_spent(
@@ -156,6 +250,7 @@ async def test_the_report_over_http_is_what_was_just_spent(
     assert row["cost_usd"] == pytest.approx(float(sum(cost for cost in costs if cost is not None)))
     usages = [call.end.usage for call in await walk.calls() if call.end is not None]
     assert row["usage"]["output_tokens"] == sum(usage.output_tokens for usage in usages)
+    assert (shown["total"]["key"], shown["total"]["cost_usd"]) == ("total", row["cost_usd"])
     days = await talk.expect(200, "GET", "/admin/api/usage")
     assert [one["calls"] for one in days["data"]] == [2]
     none = await talk.expect(200, "GET", "/admin/api/usage?from=2020-01-01T00:00:00Z&to=2020-02-01T00:00:00Z&by=model")

@@ -97,6 +97,11 @@ def test_a_new_epoch_is_a_reason_of_its_own() -> None:
     assert expect(current) == CacheExpectation(possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
 
 
+def test_a_new_opening_leaves_the_static_text_and_is_no_broken_prefix() -> None:
+    current = request(STATIC, replace(FIRST, kind="opening", hash="signed"), SECOND)
+    assert expect(current) == CacheExpectation(tokens=2_000, possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -159,6 +164,22 @@ def test_what_an_explicit_cache_stood_for_is_not_in_the_implicit_one() -> None:
     before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
     found = expect_cache(BEFORE, before, NEXT, CLAUDE, elapsed_seconds=1)
     assert found == CacheExpectation(possible_tokens=9_000, reason=MissReason.CACHE_GONE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"prefix_hash": b"q"}, MissReason.EPOCH_BEGAN),
+        ({"model": "m", "prefix_hash": b"q"}, MissReason.MODEL_CHANGED),
+        ({"account": "b"}, MissReason.ACCOUNT_CHANGED),
+    ],
+)
+def test_what_an_explicit_cache_no_longer_stands_for_was_changed_by_somebody(
+    changes: dict[str, Any], reason: MissReason
+) -> None:
+    before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
+    found = expect_cache(BEFORE, before, replace(NEXT, **changes), CLAUDE, elapsed_seconds=1)
+    assert found == CacheExpectation(possible_tokens=9_000, reason=reason)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_every_member_is_read() -> None:
         "max_tokens": 9000,
         "target_tokens": 3000,
         "window_share": 0.5,
+        "signed": True,
     }
     expected = CompactionPolicy(
         kind=PolicyKind.THRESHOLD,
@@ -36,6 +37,7 @@ def test_every_member_is_read() -> None:
         max_tokens=9000,
         target_tokens=3000,
         window_share=0.5,
+        signed=True,
     )
     assert read_policy(settings) == expected
 
@@ -60,6 +62,8 @@ def test_a_limit_of_turns_alone_is_the_only_limit() -> None:
         ("window_share", 0),
         ("window_share", 1.1),
         ("window_share", True),
+        ("signed", 1),
+        ("signed", "yes"),
         ("max_exchanges", 3),
     ],
 )
@@ -76,4 +80,4 @@ def test_the_docs_tell_every_member_and_its_default() -> None:
     written = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*?) \|", section, re.MULTILINE))
     defaults = {field.name: field.default for field in fields(CompactionPolicy)}
     defaults["policy"] = defaults.pop("kind")
-    assert written == {name: "none" if value is None else f"`{value}`" for name, value in defaults.items()}
+    assert written == {name: "none" if value is None else f"`{str(value).lower()}`" for name, value in defaults.items()}

@@ -1,5 +1,6 @@
 """What follows on a turn: the policy is asked, jobs are queued, and an obstacle raises an alarm."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -18,6 +19,7 @@ from server.payload import LayerOrder
 from server.store import BufferedTurn, PayloadSource
 from server.token_estimate import TokenEstimate
 from server.turn import ModelResponseTurn, Native, StopReason, TurnKind, TurnState
+from server.typical_lengths import TypicalLengths
 from server.usage import Usage
 from tests.builders import A_TIME, definition, epoch, tool_call
 from tests.fakes.compaction_observer import Observed
@@ -38,6 +40,18 @@ class Queue:
         self.queued.append((tenant_id, conversation_id, at))
 
 
+@dataclass(slots=True)
+class SlowLengths:
+    """Never answers."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    async def load_typical_length(self, tenant_id: str, assistant_id: str) -> float | None:
+        self.asked.append((tenant_id, assistant_id))
+        await asyncio.Event().wait()
+        return None
+
+
 def turn(seq: int, text: str = "Hello", **changes: Any) -> BufferedTurn:
     kind = TurnKind.USER_TASK if seq % 2 else TurnKind.MODEL_RESPONSE
     blocks: tuple[Block, ...] = (TextBlock(text=text),)
@@ -50,7 +64,7 @@ def turn(seq: int, text: str = "Hello", **changes: Any) -> BufferedTurn:
         "provider": None,
         "model": None,
         "account": None,
-        "prefix_hash": None if seq % 2 else b"prefix",
+        "prefix_hash": None if seq % 2 else epoch().prefix_hash,
         "dynamic": None,
         "language": None,
         "args": None,
@@ -151,6 +165,16 @@ async def test_one_that_pays_only_with_a_cold_cache_is_queued_for_then_and_once(
     assert [at for _, _, at in queue.queued] == [first, first + timedelta(minutes=6, seconds=40)]
 
 
+async def test_how_long_conversations_get_is_asked_for_without_waiting() -> None:
+    lengths = SlowLengths()
+    typical = TypicalLengths(lengths)
+    await follow(source(turn(1)), lengths=typical)
+    assert lengths.asked == []
+    await asyncio.sleep(0)
+    assert lengths.asked == [("tenant_x", "asst_x")]
+    await typical.close()
+
+
 async def test_what_somebody_has_undone_is_left_alone() -> None:
     given = source(*(turn(seq) for seq in range(1, 6)), settings=EAGER)
     undone = replace(given, epoch=replace(epoch(), reason=EpochReason.COMPACTION_UNDONE))
@@ -199,6 +223,26 @@ class TestReading:
         )
         [exchange] = state.exchanges
         assert (exchange.sent_tokens, exchange.segment_tokens, exchange.thinking_tokens) == (28 + 280, 28 + 20, 260)
+
+    def test_a_signature_is_no_thinking(self) -> None:
+        answer = turn(2, "y" * 1000, output_tokens=20, reasoning_tokens=30)
+        state = read_state(source(turn(1), answer), static_length=0, estimate=TokenEstimate())
+        assert state.exchanges[0].thinking_tokens == 30
+        assert state.exchanges[0].unsent_tokens == 50
+
+    @pytest.mark.parametrize(("model", "thinking"), [("claude-opus-5-5", 0), ("claude-opus-5", 30)])
+    def test_thinking_from_behind_another_prefix_is_not_sent_where_it_is_bound_to_it(
+        self, model: str, thinking: int
+    ) -> None:
+        answer = turn(2, "y" * 1000, output_tokens=20, reasoning_tokens=30, prefix_hash=b"another")
+        given = source(turn(1), answer, model=("anthropic", model))
+        [exchange] = read_state(given, static_length=0, estimate=TokenEstimate()).exchanges
+        assert (exchange.thinking_tokens, exchange.unsent_tokens) == (thinking, 20 + thinking)
+
+    def test_the_length_so_far_and_the_typical_one_are_passed_on(self) -> None:
+        given = source(turn(1), exchange_count=30)
+        state = read_state(given, static_length=0, estimate=TokenEstimate(), typical_exchange_count=12.5)
+        assert (state.exchange_count, state.typical_exchange_count) == (30, 12.5)
 
     def test_images_weigh_something_until_they_are_words(self) -> None:
         image = ImageBlock(media_type="image/png", sha256="ab", size_bytes=3)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.assistant import Tool
-from server.manifest import build_manifest, decode_manifest, encode_manifest, encode_tools, find_prefix_break
+from server.manifest import (
+    build_manifest,
+    decode_manifest,
+    encode_manifest,
+    encode_tools,
+    find_prefix_break,
+    share_opening,
+)
 from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 
 TOOL = Tool(name="f", description="Does.", parameters={"type": "object", "properties": {"z": {}, "a": {}}})
@@ -119,3 +126,17 @@ def test_another_static_text_is_a_break_in_every_order(order: LayerOrder) -> Non
         "found_hash": hash_of(b"You harm."),
     }
     assert find_prefix_break(build_manifest(PAYLOAD), (), order) is not None
+
+
+def test_an_opening_is_a_block_of_its_own() -> None:
+    opening = PayloadMessage(layer=Layer.BUFFERED, data=b"signed", role="model", is_opening=True)
+    manifest = build_manifest(replace(PAYLOAD, messages=(opening, *MESSAGES), breakpoints=()))
+    other = build_manifest(replace(PAYLOAD, messages=(replace(opening, data=b"else"), *MESSAGES), breakpoints=()))
+    assert (manifest[2].kind, manifest[2].layer, manifest[2].role) == ("opening", Layer.BUFFERED, "model")
+    assert share_opening(manifest, manifest[:-1])
+    assert not share_opening(manifest, other)
+    assert not share_opening(manifest, build_manifest(PAYLOAD))
+    assert share_opening(build_manifest(PAYLOAD), ())
+    broken = find_prefix_break(manifest, other, LayerOrder.APPEND_ONLY)
+    assert broken is not None
+    assert (broken["index"], broken["block"]) == (2, "opening")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from server.emulator.anthropic.models import MODELS as CLAUDE_MODELS
 from server.emulator.gemini.models import MODELS
 from server.model_profile import PROFILES, ThinkingControl, find_profile
 from server.payload import LayerOrder
@@ -27,6 +28,16 @@ def test_a_listed_profile_is_whole(model: str) -> None:
 def test_a_profile_asks_for_no_level_that_the_emulator_refuses(model: str) -> None:
     """The two are written apart from each other, from the same documents: they must not disagree."""
     assert {level.upper() for level in PROFILES[model].thinking_levels} == set(MODELS[model].thinking_levels)
+
+
+@pytest.mark.parametrize("model", [name for name in PROFILES if name in CLAUDE_MODELS])
+def test_a_profile_asks_for_a_signed_summary_where_the_emulator_gives_one(model: str) -> None:
+    assert PROFILES[model].signs_compaction is CLAUDE_MODELS[model].compacts
+    assert PROFILES[model].prefix_bound is CLAUDE_MODELS[model].preserves_thinking
+
+
+def test_gemini_signs_no_summaries() -> None:
+    assert not any(profile.signs_compaction for profile in PROFILES.values() if profile.provider == "gemini")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from server.emulator.anthropic.message_rules import check_ending, check_messages
 from server.emulator.anthropic.models import MODELS
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.turn_order import check_order, check_shape
+from server.epoch import Epoch, Opening
 from server.errors import HistoryRuleBroken, Internal, ValidationFailed
 from server.gemini.provider import GeminiProvider
 from server.history import Step
@@ -27,6 +28,7 @@ from server.payload_builder import BuiltPayload, build_payload, hash_prefix, nee
 from server.provider import Provider
 from server.store import PayloadSource
 from server.turn import Native, StopReason, TurnKind, TurnState
+from tests.builders import epoch
 from tests.contracts.provider_rig import TOOLS
 from tests.fakes.talk import Speaker, Talk, data_of
 from tests.strategies import broken_histories
@@ -226,14 +228,14 @@ def after_a_call(talk: Talk, speaker: Speaker, **changes: Any) -> PayloadSource:
     return replace(talk.source(speaker), **values | changes)
 
 
-def build(source: PayloadSource, speaker: Speaker) -> BuiltPayload:
+def build(source: PayloadSource, speaker: Speaker, settled: Epoch | None = None, dynamic: str = TWO) -> BuiltPayload:
     return build_payload(
         source,
         provider=speaker.provider,
         profile=CLAUDE_PROFILE if speaker is CLAUDE else GEMINI_PROFILE,
         static_text=speaker.static_text,
-        prefix_hash=speaker.prefix_hash,
-        dynamic=TWO,
+        epoch=settled or epoch(prefix_hash=speaker.prefix_hash),
+        dynamic=dynamic,
         blobs={},
     )
 
@@ -271,6 +273,23 @@ def test_a_new_epoch_or_order_is_no_broken_prefix(changes: dict[str, Any]) -> No
     source = after_a_call(talk, CLAUDE, **changes)
     edited = replace(talk.turns[0], blocks=(TextBlock(text="Edited."),))
     assert breaks(build(replace(source, buffered=(edited, *source.buffered[1:])), CLAUDE)) == []
+
+
+def opened(data: bytes, number: int) -> Epoch:
+    opening = Opening(data=data, start_seq=1, text="", token_count=1)
+    return epoch(number, prefix_hash=CLAUDE.prefix_hash, opening=opening, buffer_start_seq=3)
+
+
+@pytest.mark.parametrize(("number", "data", "found"), [(3, b"new", []), (2, b"new", [(2, None)]), (3, b"old", [])])
+def test_an_opening_may_change_with_an_epoch_and_not_within_one(number: int, data: bytes, found: list[Any]) -> None:
+    talk = two_exchanges(CLAUDE)
+    source = after_a_call(talk, CLAUDE)
+    asked = build(replace(source, buffered=source.buffered[:-2]), CLAUDE, opened(b"old", 2), ONE)
+    source = replace(source, previous_manifest=encode_manifest(asked.manifest), previous_epoch=2)
+    built = build(source, CLAUDE, opened(data, number))
+    assert breaks(built) == found
+    first = built.payload.messages[0]
+    assert (first.data, first.is_opening, first.layer) == (data, True, Layer.BUFFERED)
 
 
 def test_another_providers_request_is_not_compared_with() -> None:

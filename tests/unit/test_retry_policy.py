@@ -18,6 +18,7 @@ HOPELESS = {
     "context_too_long",
     "signature_rejected",
     "prefix_mismatch",
+    "opening_rejected",
     "cache_gone",
 }
 

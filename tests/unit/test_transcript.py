@@ -1,5 +1,6 @@
 """Transcripts: who said what can be read back from the text alone, and reasoning leaves no trace in it."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -295,8 +296,9 @@ def test_a_summary_and_a_gap_name_their_turns() -> None:
 
 def test_the_request_for_a_summary_names_its_turns_and_its_length() -> None:
     request = RENDERER.render_summary_request(3, 40, 500)
-    assert "[3] to [40]" in request
-    assert "500 words" in request
+    assert "[3] to [40]" in request.text
+    assert "500 words" in request.text
+    assert request.template_hash == hashlib.sha256(request.template_source.encode()).digest()
 
 
 def test_a_template_of_ones_own_that_fails_is_said_and_not_sent(tmp_path: Any) -> None:

@@ -1,5 +1,6 @@
 """Signatures go back to where they hold, and nowhere else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,3 +111,16 @@ def test_what_is_withheld_is_noted_by_reason() -> None:
         {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]},
         {"kind": "signatures_withheld", "reason": "family", "seqs": [4, 8]},
     ]
+
+
+def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_another_block_is_not() -> None:
+    """What was made behind the block carries its mark, and the prefix from before it is kept with it."""
+    talk = Talk()
+    before = answer(talk, "claude-fable-5-2", prefix_hash=ELSEWHERE)
+    other = answer(talk, "claude-fable-5-2", prefix_hash=b"behind another block")
+    never = answer(talk, "claude-fable-5-2", prefix_hash=None)
+    behind = answer(talk, "claude-fable-5-2")
+    asked = replace(signer("claude-fable-5-2"), kept_prefix_hash=ELSEWHERE)
+    withheld = find_withheld(talk.turns, asked)
+    assert withheld == {other.seq: Withheld.PREFIX, never.seq: Withheld.PREFIX}
+    assert find_withheld([before, behind], signer("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}

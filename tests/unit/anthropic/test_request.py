@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +12,19 @@ from hypothesis import strategies as st
 from server.anthropic.request import (
     NOTHING_SAID,
     build_extra,
+    build_headers,
     build_parameters,
     build_thinking,
     dynamic_message,
     foreign_message,
     join_messages,
     name_call,
+    opening_text,
     tool_message,
     unsigned_message,
     user_message,
+    write_system,
+    write_tools,
 )
 from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.errors import ValidationFailed
@@ -153,20 +158,50 @@ def test_an_own_answer_without_thinking_is_otherwise_byte_for_byte_what_it_was()
 
 def test_the_parameters_are_those_of_the_payload() -> None:
     settings = CallSettings(max_output_tokens=77, temperature=0.5, stop_sequences=("END",))
-    parameters = build_parameters(build_payload(MODEL, [], settings=settings, cache_seconds=3600), PROFILE)
+    payload = build_payload(MODEL, [], settings=settings, cache_seconds=3600)
+    parameters = build_parameters(payload, PROFILE)
     assert parameters["model"] == MODEL
     assert parameters["max_tokens"] == 77
     assert parameters["stop_sequences"] == ["END"]
     assert "temperature" not in parameters
     marker = {"type": "ephemeral", "ttl": "1h"}
-    assert parameters["system"] == [{"type": "text", "text": "You help.", "cache_control": marker}]
-    assert [list(tool) for tool in parameters["tools"]] == [["name", "description", "input_schema"]] * 2
+    assert json.loads(write_system(payload, PROFILE)) == [
+        {"type": "text", "text": "You help.", "cache_control": marker}
+    ]
+    tools = json.loads(write_tools(payload, PROFILE))
+    assert [list(tool) for tool in tools] == [["name", "description", "input_schema"]] * 2
 
 
 def test_additions_do_not_replace_what_is_set_here() -> None:
     extra = {"model": "x", "messages": [], "stream": False, "system": "You do harm.", "metadata": {"user_id": "1"}}
     payload = build_payload(MODEL, [], settings=CallSettings(extra=extra))
-    assert build_extra(payload.settings, build_parameters(payload, PROFILE)) == {"metadata": {"user_id": "1"}}
+    assert build_extra(payload, build_parameters(payload, PROFILE)) == {"metadata": {"user_id": "1"}}
+
+
+def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> None:
+    plain = build_payload(MODEL, [b"{}"], settings=CallSettings(extra={"compaction": {"type": "x"}}))
+    assert (build_extra(plain, {}), build_headers(plain)) == ({}, {})
+    asking = replace(plain, sums_up=True)
+    assert build_extra(asking, {}) == {"compaction": {"type": "summarize"}}
+    assert build_headers(asking) == {"anthropic-beta": "compact-2026-09-04"}
+    opened = replace(plain, messages=tuple(replace(message, is_opening=True) for message in plain.messages))
+    assert (build_extra(opened, {}), build_headers(opened)) == ({}, build_headers(asking))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'[{"type":"compaction","content":"All.","signature":"c2ln"}]', "All."),
+        (b'[{"type":"compaction","content":"All.","signature":null}]', None),
+        (b'[{"type":"compaction","content":null,"signature":"c2ln"}]', None),
+        (b'[{"type":"compaction","content":" ","signature":"c2ln"}]', None),
+        (b'[{"type":"compaction","content":"All.","signature":"c2ln"},{"type":"text","text":"Hm."}]', None),
+        (b'[{"type":"text","text":"I cannot do that."}]', None),
+        (b"[]", None),
+    ],
+)
+def test_only_a_signed_summary_is_one(content: bytes, text: str | None) -> None:
+    assert opening_text(b'{"role":"assistant","content":%s}' % content) == text
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:
@@ -227,10 +262,10 @@ def test_there_are_never_more_than_four_markers_and_none_where_none_may_be(
 ) -> None:
     messages = [json.dumps({"role": "user", "content": [block(kind) for kind in kinds]}).encode() for kinds in shapes]
     payload = build_payload(MODEL, messages, breakpoints=tuple(breakpoints), static_text=static_text)
-    parameters = build_parameters(payload, PROFILE)
     sent = [one for message in joined(payload) for one in message["content"]]
     marked = [one for one in sent if "cache_control" in one]
-    above = [one for one in [*parameters.get("system", []), *parameters["tools"]] if "cache_control" in one]
+    fixed = [*json.loads(write_system(payload, PROFILE)), *json.loads(write_tools(payload, PROFILE))]
+    above = [one for one in fixed if "cache_control" in one]
     assert len(marked) + len(above) <= 4
     assert all(one["type"] in {"text", "tool_use"} and one.get("text") != "" for one in marked)
     assert [{name: value for name, value in one.items() if name != "cache_control"} for one in sent] == [

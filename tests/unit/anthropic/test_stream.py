@@ -138,7 +138,25 @@ def test_citations_are_collected() -> None:
 
 def test_a_compaction_keeps_its_signature_and_gets_its_text() -> None:
     (block,) = content(fold_body(load("anthropic", "compaction")))
-    assert block == {"type": "compaction", "content": "All of it.", "signature": "c2ln", "encrypted_content": None}
+    assert block == {"type": "compaction", "content": "All of it.", "signature": "c2ln"}
+
+
+def test_a_compaction_in_pieces_keeps_all_that_came_with_it() -> None:
+    begun: dict[str, Any] = {
+        "type": "compaction",
+        "content": None,
+        "signature": "c2ln",
+        "tool_changes": [],
+        "future": {"n": 1.0},
+    }
+    pieces: list[dict[str, Any]] = [
+        {"type": "compaction_delta", "content": "All ", "encrypted_content": None},
+        {"type": "compaction_delta", "content": "of it.", "encrypted_content": "b3BhcXVl", "later": [2.0]},
+    ]
+    answer = fold_body(body_of(anthropic_events([(begun, pieces)], "compaction")))
+    assert content(answer) == [begun | {"content": "All of it.", "encrypted_content": "b3BhcXVl", "later": [2.0]}]
+    assert answer.native is not None
+    assert b'"future":{"n":1.0}' in answer.native.data
 
 
 def test_a_cache_miss_tells_its_reason() -> None:

@@ -2,12 +2,13 @@
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.errors import ValidationFailed
+from server.errors import Internal, ValidationFailed
 from server.gemini.request import (
     UNSIGNED_CALL,
     build_config,
@@ -25,6 +26,7 @@ from server.model_profile import find_profile
 from server.payload import CallSettings
 from tests.contracts.provider_rig import build_payload
 
+LAYERS = {"contents": ["hole"], "systemInstruction": "another"}
 PIXEL = Blob(sha256=b"\x01" * 32, media_type="image/png", data=b"\x89PNG")
 
 
@@ -152,12 +154,12 @@ def test_an_own_answer_of_thoughts_alone_is_no_message() -> None:
 
 
 def test_nothing_is_done_by_the_sdk_itself() -> None:
-    config = build_config(build_payload("gemini-3.8-flash", []), find_profile("gemini", "gemini-3.8-flash"), "hole")
+    config = build_config(build_payload("gemini-3.8-flash", []), find_profile("gemini", "gemini-3.8-flash"), LAYERS)
     assert config.automatic_function_calling is not None
     assert config.automatic_function_calling.disable is True
     assert config.automatic_continuation is False
     assert config.http_options is not None
-    assert config.http_options.extra_body == {"contents": ["hole"]}
+    assert config.http_options.extra_body == LAYERS
 
 
 def test_additions_do_not_replace_what_is_set_here() -> None:
@@ -170,28 +172,26 @@ def test_additions_do_not_replace_what_is_set_here() -> None:
     }
     settings = CallSettings(max_output_tokens=7, extra=extra)
     payload = build_payload("gemini-3.8-flash", [], settings=settings)
-    config = build_config(payload, find_profile("gemini", "gemini-3.8-flash"), "hole")
+    config = build_config(payload, find_profile("gemini", "gemini-3.8-flash"), LAYERS)
     assert config.http_options is not None
     assert config.http_options.extra_body == {
         "safetySettings": [1],
         "generationConfig": {"topP": 0.5, "stop_sequences": ["x"]},
-        "contents": ["hole"],
+        **LAYERS,
     }
 
 
-def test_a_named_cache_stands_for_the_static_text_and_the_tools() -> None:
+def test_a_cache_is_named() -> None:
     profile = find_profile("gemini", "gemini-3.8-flash")
-    plain = build_config(build_payload("gemini-3.8-flash", []), profile, "hole")
-    cached = build_config(build_payload("gemini-3.8-flash", [], cached_content="cachedContents/1"), profile, "hole")
-    assert (plain.cached_content, plain.system_instruction) == (None, "You help.")
-    assert plain.tools
-    assert (cached.cached_content, cached.system_instruction, cached.tools) == ("cachedContents/1", None, None)
+    plain = build_config(build_payload("gemini-3.8-flash", []), profile, LAYERS)
+    cached = build_config(build_payload("gemini-3.8-flash", [], cached_content="cachedContents/1"), profile, LAYERS)
+    assert (plain.cached_content, cached.cached_content) == (None, "cachedContents/1")
 
 
 @pytest.mark.parametrize(("model", "expected"), [("gemini-3.8-flash", 0.3), ("gemini-4-argon", None)])
 def test_sampling_goes_to_models_that_take_it(model: str, expected: float | None) -> None:
     payload = build_payload(model, [], settings=CallSettings(temperature=0.3))
-    assert build_config(payload, find_profile("gemini", model), "hole").temperature == expected
+    assert build_config(payload, find_profile("gemini", model), LAYERS).temperature == expected
 
 
 @pytest.mark.parametrize(
@@ -234,3 +234,11 @@ def test_tools_are_one_tool_with_all_functions_and_their_schemas_in_order() -> N
 
 def test_contents_are_joined_as_they_are() -> None:
     assert join_contents(build_payload("gemini-3.8-flash", [b'{"a":1.0}', b'{"b" : 2}'])) == b'{"a":1.0},{"b" : 2}'
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_signed_summaries_are_not_gemini_s(is_asked: bool) -> None:  # noqa: FBT001  reason: a parameter
+    payload = build_payload("gemini-3.8-flash", [b"{}"], sums_up=is_asked)
+    opened = replace(payload, messages=tuple(replace(message, is_opening=True) for message in payload.messages))
+    with pytest.raises(Internal):
+        build_config(opened, find_profile("gemini", "gemini-3.8-flash"), LAYERS)

@@ -5,7 +5,7 @@ import pytest
 
 from server.usage import Usage
 from tests.builders import A_TIME, call_end, call_start
-from tests.fakes.watched import SECRET, USAGE, Watched, lease
+from tests.fakes.watched import ASSISTANT, SECRET, USAGE, Watched, lease
 
 
 def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
@@ -23,8 +23,8 @@ def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
         first_byte_at=A_TIME + timedelta(seconds=2),
         ended_at=A_TIME + timedelta(seconds=5),
     )
-    watched.observer.call_ended(lease(), call_start(), failed)
-    watched.observer.call_ended(lease(), call_start(attempt=2), good)
+    watched.observer.call_ended(lease(), call_start(), failed, assistant_id=ASSISTANT)
+    watched.observer.call_ended(lease(), call_start(attempt=2), good, assistant_id=ASSISTANT)
     assert watched.value("strata_calls_total", status="5xx", error_code="provider_overloaded") == 1
     assert watched.value("strata_calls_total", status="2xx", error_code="none") == 1
     assert watched.value("strata_call_retries_total") == 1
@@ -37,16 +37,51 @@ def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
 
 
 def test_the_share_of_the_cache_is_two_counters_and_what_was_expected_a_third(watched: Watched) -> None:
-    watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), call_end(usage=USAGE))
-    watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), call_end(usage=Usage()))
+    watched.observer.call_ended(
+        lease(), call_start(cache_expected_tokens=6), call_end(usage=USAGE), assistant_id=ASSISTANT
+    )
+    watched.observer.call_ended(
+        lease(), call_start(cache_expected_tokens=6), call_end(usage=Usage()), assistant_id=ASSISTANT
+    )
     assert watched.value("strata_cached_input_tokens_total") == 5
     assert watched.value("strata_input_tokens_total") == 15
     assert watched.value("strata_expected_cached_input_tokens_total") == 6
 
 
+def test_what_is_spent_is_told_apart_by_assistant_up_to_a_number(watched: Watched) -> None:
+    for number in range(250):
+        end = call_end(usage=USAGE, cost_usd=Decimal(1))
+        watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), end, assistant_id=f"asst_{number}")
+    watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE, cost_usd=None), assistant_id="asst_7")
+    watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE), assistant_id=None)
+    for name, of_one in (
+        ("strata_input_tokens_total", 15),
+        ("strata_cached_input_tokens_total", 5),
+        ("strata_expected_cached_input_tokens_total", 6),
+        ("strata_cost_usd_total", 1),
+    ):
+        assert len({labels["assistant"] for labels in watched.series(name)}) <= 202
+        assert watched.value(name, assistant="asst_0") == of_one
+        assert watched.value(name, assistant="_OTHER") == 50 * of_one
+    assert watched.value("strata_tokens_total", assistant="asst_7", bucket="fresh_input") == 14
+    assert watched.value("strata_unpriced_calls_total", assistant="asst_7") == 1
+    assert watched.value("strata_input_tokens_total", assistant="none") == 15
+
+
+def test_misses_of_the_cache_are_counted_by_reason(watched: Watched) -> None:
+    for reason in (None, "ttl_passed", "ttl_passed", "tools_changed", SECRET):
+        end = call_end(usage=USAGE, cache_miss_reason=reason)
+        watched.observer.call_ended(lease(), call_start(), end, assistant_id=ASSISTANT)
+    counted = {labels["reason"] for labels in watched.series("strata_cache_misses_total")}
+    assert counted == {"ttl_passed", "tools_changed", "_OTHER"}
+    assert watched.value("strata_cache_misses_total", reason="ttl_passed", provider="gemini") == 2
+
+
 def test_an_unknown_price_is_not_a_price_of_nothing(watched: Watched) -> None:
-    watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE, cost_usd=None))
-    watched.observer.call_ended(lease(), call_start(), call_end(usage=Usage(), cost_usd=None, status=429))
+    watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE, cost_usd=None), assistant_id=ASSISTANT)
+    watched.observer.call_ended(
+        lease(), call_start(), call_end(usage=Usage(), cost_usd=None, status=429), assistant_id=ASSISTANT
+    )
     assert watched.value("strata_unpriced_calls_total") == 1
     assert watched.value("strata_cost_usd_total") == 0
 
@@ -62,7 +97,7 @@ def test_what_should_not_have_been_necessary_is_counted(watched: Watched) -> Non
         ),
     )
     assert watched.value("strata_prefix_breaks_total", provider="gemini") == 0
-    watched.observer.call_ended(lease(), start, call_end())
+    watched.observer.call_ended(lease(), start, call_end(), assistant_id=ASSISTANT)
     assert watched.value("strata_history_repairs_total", kind="result_supplied") == 2
     assert watched.value("strata_template_failures_total", kind="render") == 1
     assert watched.value("strata_prefix_breaks_total", provider="gemini") == 1

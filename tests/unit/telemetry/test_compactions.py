@@ -6,7 +6,10 @@ from decimal import Decimal
 import pytest
 
 from server.compaction_report import CompactionOutcome, CompactionReport
+from server.telemetry.compactions import CompactionTelemetry
 from server.telemetry.metrics import Metrics
+from tests.builders import call_end, call_start
+from tests.fakes.watched import ASSISTANT, USAGE
 
 
 @pytest.fixture
@@ -61,3 +64,12 @@ def test_a_blocked_conversation_is_one_alarm_until_it_is_free(
     assert caplog.records[0].levelno == logging.WARNING
     assert shown(metrics, "strata_compaction_blocked") == 0
     assert shown(metrics, "strata_compaction_alarms_total") == 1
+
+
+def test_what_a_compaction_asks_a_model_for_is_spent_too(metrics: Metrics) -> None:
+    start, end = call_start(), call_end(usage=USAGE, cost_usd=Decimal("0.5"))
+    metrics.compactions.call_ended(start, end, assistant_id=ASSISTANT)
+    labels = {"provider": start.provider, "model": start.model, "assistant": ASSISTANT}
+    assert metrics.registry.get_sample_value("strata_cost_usd_total", labels) == 0.5
+    # A worker has no /metrics.
+    CompactionTelemetry().call_ended(start, end, assistant_id=ASSISTANT)

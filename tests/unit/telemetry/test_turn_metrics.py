@@ -3,7 +3,7 @@ import pytest
 from server.turn import TurnState
 from server.turn_observer import TurnTimes
 from tests.builders import call_end, call_start
-from tests.fakes.watched import TIMES, Watched, lease, model_turn
+from tests.fakes.watched import ASSISTANT, TIMES, Watched, lease, model_turn
 
 
 def test_a_turn_that_ends_is_counted_by_what_it_came_to(watched: Watched) -> None:
@@ -62,7 +62,7 @@ def test_a_turn_that_failed_before_its_assistant_was_known_has_no_provider(watch
 def test_models_that_are_made_up_do_not_make_series_without_end(watched: Watched) -> None:
     for number in range(200):
         watched.observer.turn_ended(lease(), model_turn(model=f"made-up-{number}"), TIMES)
-        watched.observer.call_ended(lease(), call_start(model=f"made-up-{number}"), call_end())
+        watched.observer.call_ended(lease(), call_start(model=f"made-up-{number}"), call_end(), assistant_id=ASSISTANT)
     watched.observer.turn_ended(lease(), model_turn(model="claude-opus-5-5", provider="anthropic"), TIMES)
     assert len(watched.series("strata_turns_total")) == 52
     assert watched.value("strata_turns_total", model="_OTHER") == 150

@@ -16,7 +16,7 @@ from server.usage import Usage
 from tests.builders import A_TIME, call_end, call_start
 from tests.fakes.collector import attributes_of, open_collector
 from tests.fakes.site import open_site
-from tests.fakes.watched import CONVERSATION, SECRET, TIMES, USAGE, Watched, lease, model_turn
+from tests.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, USAGE, Watched, lease, model_turn
 
 
 def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) -> None:
@@ -30,7 +30,7 @@ def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) 
         raw_response=SECRET.encode(),
     )
     watched.observer.turn_began(held)
-    watched.observer.call_ended(held, start, end)
+    watched.observer.call_ended(held, start, end, assistant_id=ASSISTANT)
     watched.observer.turn_ended(held, model_turn(provider="anthropic", model="claude-opus-5-5", attempt=2), TIMES)
     call, turn = watched.exporter.get_finished_spans()
     assert (call.name, call.kind) == ("chat claude-opus-5-5", SpanKind.CLIENT)
@@ -73,7 +73,7 @@ def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) 
 
 
 def test_gemini_has_the_name_that_the_conventions_give_it(watched: Watched) -> None:
-    watched.observer.call_ended(lease(), call_start(), call_end())
+    watched.observer.call_ended(lease(), call_start(), call_end(), assistant_id=ASSISTANT)
     (call,) = watched.exporter.get_finished_spans()
     assert (call.attributes or {})["gen_ai.provider.name"] == "gcp.gemini"
 
@@ -87,7 +87,9 @@ def test_gemini_has_the_name_that_the_conventions_give_it(watched: Watched) -> N
     ],
 )
 def test_a_call_that_failed_says_how(watched: Watched, status: int, code: str | None, error_type: str) -> None:
-    watched.observer.call_ended(lease(), call_start(), call_end(status=status, error_code=code, usage=Usage()))
+    watched.observer.call_ended(
+        lease(), call_start(), call_end(status=status, error_code=code, usage=Usage()), assistant_id=ASSISTANT
+    )
     (call,) = watched.exporter.get_finished_spans()
     assert call.status.status_code is StatusCode.ERROR
     assert (call.attributes or {})["error.type"] == error_type
@@ -145,7 +147,7 @@ async def test_a_turn_belongs_to_the_request_also_when_the_answer_is_long_gone()
         async def take_turn() -> None:
             observer.turn_began(held)
             await may_end.wait()
-            observer.call_ended(held, call_start(), call_end())
+            observer.call_ended(held, call_start(), call_end(), assistant_id=ASSISTANT)
             observer.turn_ended(held, model_turn(), TIMES)
 
         @post("/turns")

@@ -16,14 +16,16 @@ from server.turn_observer import TurnTimes
 from server.usage import Usage
 from tests.builders import call_end, call_start
 from tests.fakes.log_capture import capture_log
-from tests.fakes.watched import CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
+from tests.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
 from tests.strategies import any_text, blocks, json_objects
 
 
 class TestLog:
     def test_a_turn_leaves_one_line_without_content(self, watched: Watched) -> None:
         watched.observer.turn_began(lease())
-        watched.observer.call_ended(lease(), call_start(), call_end(raw_response=SECRET.encode()))
+        watched.observer.call_ended(
+            lease(), call_start(), call_end(raw_response=SECRET.encode()), assistant_id=ASSISTANT
+        )
         watched.observer.turn_ended(lease(), model_turn(), TIMES)
         (line,) = watched.lines
         line.pop("timestamp")
@@ -77,7 +79,7 @@ class TestLog:
 
     def test_a_prefix_that_broke_is_told_by_its_place_alone(self, watched: Watched) -> None:
         broken = {"kind": "prefix_break", "index": 4, "layer": "buffered", "seq": 3, "text": SECRET}
-        watched.observer.call_ended(lease(), call_start(warnings=(broken,)), call_end())
+        watched.observer.call_ended(lease(), call_start(warnings=(broken,)), call_end(), assistant_id=ASSISTANT)
         (line,) = watched.lines
         assert (line["event"], line["level"], line["attempt"], line["epoch"]) == ("turn.prefix_broken", "warning", 1, 1)
         assert line["difference"] == {"index": 4, "layer": "buffered", "seq": 3}
@@ -158,7 +160,7 @@ class TestAnyValues:
         with capture_log() as log:
             watched = Watched(log)
             watched.observer.turn_began(held)
-            watched.observer.call_ended(held, start, end)
+            watched.observer.call_ended(held, start, end, assistant_id=ASSISTANT)
             watched.observer.turn_ended(held, turn, took)
             watched.observer.turn_began(replace(held, token=UUID(int=0)))
             watched.observer.turn_lost(replace(held, token=UUID(int=0)), code)

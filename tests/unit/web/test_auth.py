@@ -28,10 +28,10 @@ def test_every_route_under_v1_and_admin_is_guarded(site: Site) -> None:
                 assert not guards
                 open_paths.add(route.path)
     assert open_paths == OPEN
-    assert len(ROUTES) == 28
+    assert len(ROUTES) == 29
 
 
-@pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x"])
+@pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x", "/admin/api/jobs"])
 async def test_without_a_key_there_is_no_way_in(site: Site, path: str) -> None:
     answer = await site.get(path)
     assert (answer.status_code, answer.json()["code"]) == (401, "key_rejected")

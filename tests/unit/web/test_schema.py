@@ -62,7 +62,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         "/v1/conversations/{conversation_id}/context", "/v1/conversations/{conversation_id}/fork",
         "/v1/conversations/{conversation_id}/cancel", "/v1/conversations/{conversation_id}/images/{sha256}",
         "/v1/conversations/{conversation_id}/turns", "/v1/conversations/{conversation_id}/turns/{seq}",
-        "/v1/conversations/{conversation_id}/turns/{seq}/events", "/admin/api/usage",
+        "/v1/conversations/{conversation_id}/turns/{seq}/events", "/admin/api/usage", "/admin/api/jobs",
         "/v1/conversations/{conversation_id}/compactions", "/v1/conversations/{conversation_id}/compactions/latest",
     }  # fmt: skip
     ids = [operation["operationId"] for _, _, operation in found]

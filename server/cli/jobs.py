@@ -1,0 +1,107 @@
+"""`strata jobs`: what the queue holds, and what has failed lately."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from server.cli.chat_text import one_line
+from server.cli.run import begin_quietly, run
+from server.database_wiring import open_database
+from server.job_report import LATELY_HOURS, JobStatus
+from server.postgres.job_reports import PostgresJobReports
+from server.postgres.key_ring import PostgresKeyRing
+from server.settings import Settings
+
+_PIPE_WIDTH: Final = 200
+_MINUTE: Final = 60
+_HOUR: Final = 60 * _MINUTE
+_DAY: Final = 24 * _HOUR
+
+
+@click.command()
+@click.option("--tenant", help="Only this tenant's jobs.  [all]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a job name a line.")
+def jobs(tenant: str | None, *, as_json: bool) -> None:
+    """Show what the job queue holds: what waits, runs, waits for its time, and has failed lately.
+
+    Jobs that wait for long mean that no worker runs, or too few do: a server works itself unless STRATA_WORKER_INSIDE
+    is false, and `strata worker` does nothing else. It reads the database of the settings.
+    """
+    statuses = run(_report(begin_quietly(), tenant))
+    if as_json:
+        for status in statuses:
+            click.echo(json.dumps(_as_json(status)))
+    elif statuses:
+        _print(statuses)
+    else:
+        click.echo("The queue is empty, and nothing has failed lately.")
+
+
+async def _report(settings: Settings, tenant: str | None) -> Sequence[JobStatus]:
+    async with open_database(settings) as database:
+        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        return await PostgresJobReports(database).report_jobs(tenant_id)
+
+
+def _print(statuses: Sequence[JobStatus]) -> None:
+    now = datetime.now(UTC)
+    table = Table(
+        Column("job", no_wrap=True),
+        *(Column(name, justify="right") for name in ("waiting", "oldest", "running", "later", "postponed", "failed")),
+        "last error",
+    )
+    for status in statuses:
+        table.add_row(
+            escape(one_line(status.name)),
+            f"{status.waiting_count:,}",
+            _age(status.oldest_waiting_at, now),
+            f"{status.running_count:,}",
+            f"{status.later_count:,}",
+            f"{status.postponed_count:,}",
+            f"{status.failed_count:,}",
+            _error(status, now),
+        )
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    click.echo(f"Failed: in the last {LATELY_HOURS} hours. The log of the worker says more.")
+
+
+def _error(status: JobStatus, now: datetime) -> str:
+    if status.last_error is None:
+        return ""
+    return f"{escape(one_line(status.last_error))}, {_age(status.last_error_at, now)} ago"
+
+
+def _age(since: datetime | None, now: datetime) -> str:
+    """In the largest unit of which there is one."""
+    if since is None:
+        return ""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if seconds >= unit:
+            return f"{seconds // unit}{name}"
+    return f"{seconds}s"
+
+
+def _as_json(status: JobStatus) -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "waiting": status.waiting_count,
+        "running": status.running_count,
+        "later": status.later_count,
+        "postponed": status.postponed_count,
+        "failed": status.failed_count,
+        "oldest_waiting_at": _time(status.oldest_waiting_at),
+        "last_error": status.last_error,
+        "last_error_at": _time(status.last_error_at),
+    }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).isoformat()

@@ -1,0 +1,199 @@
+"""`strata usage`: what calls took and cost, by day, assistant, model or conversation."""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from server.cli.chat_text import one_line
+from server.cli.run import begin_quietly, run
+from server.database_wiring import open_database
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.usage_reports import PostgresUsageReports
+from server.settings import Settings
+from server.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
+
+_SPAN: Final = re.compile(r"(\d{1,5})([hdw])")
+_UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+_PIPE_WIDTH: Final = 200
+_NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
+
+
+class Moment(click.ParamType[datetime]):
+    """A time such as 2026-11-01, or a span such as 7d, which is that long ago."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        span = _SPAN.fullmatch(value)
+        try:
+            if span is not None:
+                return datetime.now(UTC) - int(span[1]) * _UNITS[span[2]]
+            moment = datetime.fromisoformat(value)
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is neither a time such as 2026-11-01 nor a span such as 12h, 7d, 4w", param, ctx)
+
+
+@click.command()
+@click.option(
+    "--by", type=click.Choice([by.value for by in UsageBy]), default="day", show_default=True, help="A row for each."
+)
+@click.option("--from", "since", type=Moment(), help="The first moment that counts: 2026-11-01, or 7d ago.  [30d]")
+@click.option("--to", "until", type=Moment(), help="The first that does not.  [now]")
+@click.option("--tenant", help="Only this tenant's calls.  [all]")
+@click.option("--limit", type=click.IntRange(1, ROW_LIMIT), default=100, show_default=True, help="Most rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
+def usage(
+    by: str,
+    since: datetime | None,
+    until: datetime | None,
+    tenant: str | None,
+    limit: int,
+    *,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """Report tokens, cost and cache share.
+
+    Times without an offset, and days, are those of UTC. Every attempt counts, and every summary of a compaction. The
+    total is of all calls, also where there are more rows than --limit. It reads the database of the settings.
+
+    \b
+    Examples:
+      strata usage                                   # the last 30 days
+      strata usage --by assistant --from 7d          # who spent it this week
+      strata usage --by conversation --limit 20      # the 20 largest conversations
+      strata usage --from 2026-10-01 --to 2026-11-01 --tenant acme --csv
+    """  # noqa: D301  reason: click's mark for lines that stay as they are
+    if as_json and as_csv:
+        raise click.UsageError("--json or --csv, not both.")
+    first, end = _read_time(since, until)
+    report = run(_report(begin_quietly(), tenant, UsageBy(by), first, end, limit))
+    if as_json:
+        click.echo(json.dumps(_as_json(report, by, first, end)))
+    elif as_csv:
+        _print_csv(report)
+    else:
+        _print(report, by, first, end)
+
+
+def _read_time(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
+    end = until or datetime.now(UTC)
+    try:
+        first = since or end - USUAL_TIME
+    except OverflowError:
+        raise click.UsageError("--to is too early.") from None
+    if not timedelta() < end - first <= LONGEST_TIME:
+        raise click.UsageError(f"--from has to be before --to, by {LONGEST_TIME.days} days at most.")
+    return first, end
+
+
+async def _report(
+    settings: Settings, tenant: str | None, by: UsageBy, since: datetime, until: datetime, limit: int
+) -> UsageReport:
+    async with open_database(settings) as database:
+        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        return await PostgresUsageReports(database).report_usage(tenant_id, by, since=since, until=until, limit=limit)
+
+
+def _print(report: UsageReport, by: str, since: datetime, until: datetime) -> None:
+    named = by == UsageBy.ASSISTANT
+    table = Table(
+        # An id that is cut is of no use for looking it up.
+        Column(by, footer="total", no_wrap=True),
+        *([Column("name")] if named else []),
+        *(
+            Column(name, justify="right", footer=total)
+            for name, total in zip(_NUMBERS, _numbers(report.total), strict=True)
+        ),
+        show_footer=True,
+    )
+    for row in report.rows:
+        name = [escape(one_line(row.name or ""))] if named else []
+        table.add_row(escape(one_line(row.key)), *name, *_numbers(row))
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    click.echo(
+        f"From {_time(since)} to {_time(until)}, UTC. Tokens of input are fresh, cached or written to the cache."
+    )
+    if not report.is_complete:
+        click.echo(f"The first {len(report.rows)} rows; there are more. The total is of all.", err=True)
+    if report.total.unpriced_count:
+        click.echo(f"{report.total.unpriced_count} calls have no known price and make a sum unknown.", err=True)
+
+
+def _numbers(row: UsageRow) -> tuple[str, ...]:
+    tokens = row.usage
+    counts = (
+        row.call_count,
+        tokens.fresh_input_tokens,
+        tokens.cache_read_tokens,
+        tokens.cache_write_tokens,
+        tokens.output_tokens,
+        tokens.reasoning_tokens,
+    )
+    cost = "unknown" if row.cost_usd is None else f"{row.cost_usd:,.4f}"
+    return (*(f"{count:,}" for count in counts), _share(row.cache_share), _share(row.expected_share), cost)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M")
+
+
+_CELLS: Final[dict[str, Callable[[UsageRow], object]]] = {
+    "key": lambda row: row.key,
+    "name": lambda row: row.name,
+    "calls": lambda row: row.call_count,
+    "fresh_input_tokens": lambda row: row.usage.fresh_input_tokens,
+    "cache_read_tokens": lambda row: row.usage.cache_read_tokens,
+    "cache_write_tokens": lambda row: row.usage.cache_write_tokens,
+    "output_tokens": lambda row: row.usage.output_tokens,
+    "reasoning_tokens": lambda row: row.usage.reasoning_tokens,
+    "cache_share": lambda row: row.cache_share,
+    "expected_cache_tokens": lambda row: row.expected_cache_tokens,
+    "cost_usd": lambda row: None if row.cost_usd is None else float(row.cost_usd),
+    "unpriced_calls": lambda row: row.unpriced_count,
+}
+"""What programs get of a row, in this order."""
+
+
+def _print_csv(report: UsageReport) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(_CELLS)
+    for row in report.rows:
+        cells = (read(row) for read in _CELLS.values())
+        writer.writerow([_defused(cell) if isinstance(cell, str) else cell for cell in cells])
+
+
+def _defused(text: str) -> str:
+    """A name that a spreadsheet would take for a formula is none: clients choose names."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _as_json(report: UsageReport, by: str, since: datetime, until: datetime) -> dict[str, Any]:
+    def read(row: UsageRow) -> dict[str, object]:
+        return {name: cell(row) for name, cell in _CELLS.items()}
+
+    return {
+        "by": by,
+        "since": since.isoformat(),
+        "until": until.isoformat(),
+        "data": [read(row) for row in report.rows],
+        "total": read(report.total),
+        "complete": report.is_complete,
+    }

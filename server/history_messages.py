@@ -1,0 +1,180 @@
+"""From turns to messages: what was said, repaired where it has to be, in the words of the vendor that is asked.
+
+In the append-only order each input holds the dynamic block that it was sent with. A signed block that stands for the
+turns before them, where an epoch has one, is the first message.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from server.assistant import Tool
+from server.block import Blob, Block, JsonValue, TextBlock, ToolCallBlock
+from server.errors import Internal
+from server.history import Step, read_steps, repair
+from server.payload import CallSettings, Layer, LayerOrder, PayloadMessage
+from server.provider import Provider
+from server.store import BufferedTurn
+from server.turn import TurnKind
+from server.withholding import Signer, Withheld, find_withheld
+
+NO_TASK: Final = "(no message)"
+"""What the user is taken to have said where an imported history has an answer to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a payload is made with, beside its turns."""
+
+    provider: Provider
+    signer: Signer
+    order: LayerOrder
+    settings: CallSettings
+    tools: tuple[Tool, ...]
+    static_text: str
+    dynamic: str | None
+    blobs: Mapping[str, Blob]
+    opening: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldHistory:
+    """Turns as they go to the provider."""
+
+    messages: tuple[PayloadMessage, ...]
+    steps: tuple[Step, ...]
+    """What the messages tell, without the opening."""
+    repairs: tuple[Mapping[str, JsonValue], ...]
+    withheld: Mapping[int, Withheld]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """The answers of the model as they go back: without the ones of which nothing is left."""
+
+    answers: Mapping[int, bytes]
+    withheld: Mapping[int, Withheld]
+    repairs: tuple[Mapping[str, JsonValue], ...]
+
+
+def tell_history(turns: Sequence[BufferedTurn], recipe: Recipe, *, dynamic: str | None = None) -> ToldHistory:
+    """The messages of the turns. Where the last one is an input it is the trigger, and `dynamic` goes with it."""
+    past = _render_answers(turns, recipe)
+    repaired = repair(read_steps(_said(turns, past)))
+    return ToldHistory(
+        messages=tuple(_render(repaired.steps, turns, past, recipe, dynamic)),
+        steps=repaired.steps,
+        repairs=(*past.repairs, *repaired.repairs),
+        withheld=past.withheld,
+    )
+
+
+def outline_history(turns: Sequence[BufferedTurn], recipe: Recipe) -> tuple[tuple[Step, bytes | None], ...]:
+    """What the messages of the turns tell, each step of the model's with what goes back of it. Needs no blobs."""
+    past = _render_answers(turns, recipe)
+    steps = repair(read_steps(_said(turns, past))).steps
+    return tuple((step, None if step.seq is None else past.answers.get(step.seq)) for step in steps)
+
+
+def dynamic_text(turn: BufferedTurn | None) -> str | None:
+    """The dynamic block that an answer was given to."""
+    return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
+
+
+def _render_answers(turns: Sequence[BufferedTurn], recipe: Recipe) -> _Past:
+    """All answers in the words of the vendor that is asked. What is withheld counts where it made a difference."""
+    reasons = find_withheld(turns, recipe.signer)
+    answers: dict[int, bytes] = {}
+    withheld: dict[int, Withheld] = {}
+    repairs: list[Mapping[str, JsonValue]] = []
+    for turn in turns:
+        if turn.kind is not TurnKind.MODEL_RESPONSE:
+            continue
+        reason = reasons.get(turn.seq)
+        data = _render_answer(turn, reason, recipe.provider)
+        if not data:
+            repairs.append({"kind": "answer_left_out", "seq": turn.seq, "ids": []})
+        else:
+            answers[turn.seq] = data
+        if reason is not None and _lost_signatures(turn, data, reason):
+            withheld[turn.seq] = reason
+    return _Past(answers=answers, withheld=withheld, repairs=tuple(repairs))
+
+
+def _said(turns: Sequence[BufferedTurn], past: _Past) -> list[BufferedTurn]:
+    return [turn for turn in turns if turn.kind is not TurnKind.MODEL_RESPONSE or turn.seq in past.answers]
+
+
+def _render_answer(turn: BufferedTurn, reason: Withheld | None, provider: Provider) -> bytes | None:
+    match reason:
+        case None:
+            return turn.native.data
+        case Withheld.PROVIDER:
+            return provider.foreign_message(_blocks_of(turn))
+        case _:
+            return provider.unsigned_message(turn.native.data) if turn.native.data else None
+
+
+def _lost_signatures(turn: BufferedTurn, data: bytes | None, reason: Withheld) -> bool:
+    if reason is Withheld.PROVIDER:
+        return any(getattr(block, "signature", None) is not None for block in _blocks_of(turn))
+    return bool(turn.native.data) and data != turn.native.data
+
+
+def _blocks_of(turn: BufferedTurn) -> tuple[Block, ...]:
+    if turn.blocks is None:
+        raise Internal("A turn of another provider came without its blocks.")
+    return turn.blocks
+
+
+def _render(
+    steps: Sequence[Step], turns: Sequence[BufferedTurn], past: _Past, recipe: Recipe, dynamic: str | None
+) -> Iterator[PayloadMessage]:
+    """The messages in order. A repaired history ends with the trigger, so they do."""
+    provider = recipe.provider
+    trigger = turns[-1] if turns and turns[-1].kind is not TurnKind.MODEL_RESPONSE else None
+    by_seq = {turn.seq: turn for turn in turns}
+    blocks_sent = _blocks_sent(turns, trigger, recipe, dynamic)
+    if recipe.opening is not None:
+        yield PayloadMessage(layer=Layer.BUFFERED, data=recipe.opening, role="model", is_opening=True)
+    if recipe.order is LayerOrder.LAYERED and dynamic is not None:
+        yield PayloadMessage(layer=Layer.DYNAMIC, data=provider.dynamic_message(dynamic), role="user")
+    calls: tuple[ToolCallBlock, ...] = ()
+    for step in steps:
+        turn = None if step.seq is None else by_seq[step.seq]
+        inside = None if step.seq is None else blocks_sent.get(step.seq)
+        match step.kind:
+            case TurnKind.MODEL_RESPONSE:
+                calls, inside = step.calls, None
+                data, role = _render_model(step, turn, past, provider), "model"
+            case TurnKind.TOOL_RESPONSE:
+                data, role = provider.tool_message(step.results, calls, inside), "tool"
+            case TurnKind.USER_TASK:
+                said = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)
+                data, role = provider.user_message(said, recipe.blobs, inside), "user"
+        layer = Layer.TRIGGER if turn is not None and turn is trigger else Layer.BUFFERED
+        yield PayloadMessage(layer=layer, data=data, role=role, seq=step.seq, dynamic=inside)
+
+
+def _blocks_sent(
+    turns: Sequence[BufferedTurn], trigger: BufferedTurn | None, recipe: Recipe, dynamic: str | None
+) -> dict[int, str | None]:
+    """The dynamic blocks inside inputs, by their numbers."""
+    if recipe.order is LayerOrder.LAYERED:
+        return {}
+    pairs = zip(turns, [*turns[1:], None], strict=True)
+    sent = {turn.seq: dynamic_text(following) for turn, following in pairs}
+    return sent if trigger is None else sent | {trigger.seq: dynamic}
+
+
+def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, provider: Provider) -> bytes:
+    if turn is None:
+        raise Internal("A repair never makes an answer.")
+    if not step.renamed:
+        return past.answers[turn.seq]
+    calls = iter(step.calls)
+    blocks = [next(calls) if isinstance(block, ToolCallBlock) else block for block in _blocks_of(turn)]
+    renamed = provider.foreign_message(blocks)
+    if renamed is None:
+        raise Internal("An answer with calls cannot be empty.")
+    return renamed

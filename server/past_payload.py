@@ -1,0 +1,52 @@
+"""The payload of any past call, as it was sent: of a turn's, and of those that belong to no turn.
+
+What belongs to no turn says in its note, which stands among the call's warnings, what was asked.
+"""
+
+from collections.abc import Mapping
+
+from server.block import JsonValue
+from server.cache_policy import apply_caching
+from server.compaction_payload import SIGNED_COMPACTION, build_compaction_payload
+from server.errors import Internal
+from server.payload import Payload
+from server.payload_builder import rebuild_payload
+from server.provider import Provider
+from server.store import RebuildSource
+from server.summary_payload import SUMMARY, SummaryQuestion, build_summary_payload
+
+
+def rebuild_call(rebuild: RebuildSource, *, provider: Provider) -> Payload:
+    """The payload of a past call. `provider` speaks for the vendor; its account does not matter."""
+    if rebuild.call.turn_seq > 0:
+        return rebuild_payload(rebuild, provider=provider).payload
+    notes = {str(warning.get("kind")): warning for warning in rebuild.call.start.warnings}
+    if SUMMARY in notes:
+        return _rebuild_summary(rebuild, provider, notes[SUMMARY])
+    if SIGNED_COMPACTION in notes:
+        return _rebuild_compaction(rebuild, provider)
+    raise Internal("A call of no turn does not say what it was for.")
+
+
+def _rebuild_summary(rebuild: RebuildSource, provider: Provider, note: Mapping[str, JsonValue]) -> Payload:
+    source = rebuild.source
+    if source.static_text is None:
+        raise Internal("A past call has no epoch.")
+    question = SummaryQuestion(task=note["task"], limit_tokens=note["limit_tokens"])
+    payload = build_summary_payload(provider, source.assistant.definition, source.static_text, question)
+    return apply_caching(payload, rebuild.call.start.caching)
+
+
+def _rebuild_compaction(rebuild: RebuildSource, provider: Provider) -> Payload:
+    source, start = rebuild.source, rebuild.call.start
+    if source.static_text is None:
+        raise Internal("A past call has no epoch.")
+    payload = build_compaction_payload(
+        source,
+        provider=provider,
+        account=start.account,
+        static_text=source.static_text,
+        last_seq=rebuild.call.trigger_seq,
+        blobs=source.blobs,
+    )
+    return apply_caching(payload, start.caching)

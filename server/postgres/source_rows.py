@@ -1,0 +1,191 @@
+"""The row of a payload's source as a value, with what is held of rows that were seen before.
+
+Versions of assistants never change, and neither does the manifest of a call: whoever has taken a turn need not read
+again what it was made of, however long that is.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from server.assistant import Assistant
+from server.block import Blob, Block, JsonValue
+from server.block_json import block_from_json, decode_blocks
+from server.call import CallStart
+from server.postgres.codec import decode_json, decode_text
+from server.postgres.rows import (
+    assistant_from,
+    cache_from,
+    conversation_from,
+    epoch_from,
+    json_or_none,
+    order_or_none,
+    text_or_none,
+    trace_from,
+)
+from server.store import BufferedTurn, PayloadSource
+from server.turn import Native, TurnKind, TurnState
+
+Manifest: TypeAlias = tuple[Mapping[str, JsonValue], ...]
+_ASSISTANTS: Final = 500
+_CONVERSATIONS: Final = 20_000
+_MANIFEST_ENTRIES: Final = 100_000
+"""Of all manifests together: some 40 MB."""
+_TURN_COLUMNS: Final = (
+    "turn_seqs",
+    "turn_kinds",
+    "turn_states",
+    "turn_natives",
+    "turn_dialects",
+    "turn_blocks",
+    "turn_providers",
+    "turn_models",
+    "turn_accounts",
+    "turn_languages",
+    "turn_args",
+    "turn_prefix_hashes",
+    "turn_dynamics",
+    "turn_output_tokens",
+    "turn_reasoning_tokens",
+    "turn_times",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What need not be read for a conversation."""
+
+    assistant: Assistant | None
+    """Its assistant never changes, only the version does."""
+    request_hash: bytes
+    """Of the call whose manifest is held; empty where none is."""
+    manifest: Manifest
+
+
+class HeldRows:
+    """What this process has seen of conversations and will see again."""
+
+    def __init__(self) -> None:
+        self._assistants: dict[tuple[UUID, int], Assistant] = {}
+        self._newest: dict[UUID, Assistant] = {}
+        self._manifests: OrderedDict[UUID, tuple[bytes, Manifest]] = OrderedDict()
+        self._entry_count = 0
+
+    def find(self, conversation: UUID | None) -> Known:
+        """What the conversation was last seen with."""
+        if conversation is None:
+            return Known(assistant=None, request_hash=b"", manifest=())
+        request_hash, manifest = self._manifests.get(conversation, (b"", ()))
+        return Known(assistant=self._newest.get(conversation), request_hash=request_hash, manifest=manifest)
+
+    def hold_manifest(self, conversation: UUID, start: CallStart) -> None:
+        """That of the newest call, which the next payload will be compared with."""
+        _, gone = self._manifests.pop(conversation, (b"", ()))
+        self._manifests[conversation] = (start.request_hash, tuple(start.manifest))
+        self._entry_count += len(start.manifest) - len(gone)
+        while self._entry_count > _MANIFEST_ENTRIES and len(self._manifests) > 1:
+            _, (_, oldest) = self._manifests.popitem(last=False)
+            self._entry_count -= len(oldest)
+
+    def read(self, row: asyncpg.Record, known: Known | None = None) -> PayloadSource:
+        """The source. The row lacks what was said to be known."""
+        manifest = tuple(json_or_none(row["previous_manifest"]) or ())
+        if known is not None and known.request_hash and row["previous_request_hash"] == known.request_hash:
+            manifest = known.manifest
+        return _source(row, self._read_assistant(row, None if known is None else known.assistant), manifest)
+
+    def _read_assistant(self, row: asyncpg.Record, known: Assistant | None) -> Assistant:
+        if known is not None and known.version == row["chosen_version"]:
+            return known
+        key = (row["assistant_id"], row["chosen_version"])
+        held = self._assistants.get(key)
+        if held is None:
+            if len(self._assistants) >= _ASSISTANTS:
+                self._assistants.clear()
+                self._newest.clear()
+            held = self._assistants[key] = assistant_from(row)
+        if len(self._newest) >= _CONVERSATIONS:
+            self._newest.clear()
+        self._newest[row["id"]] = held
+        return held
+
+
+def _source(row: asyncpg.Record, assistant: Assistant, manifest: Manifest) -> PayloadSource:
+    epoch = None if row["epoch_number"] is None else epoch_from(row)
+    static_text = None
+    if epoch is not None and not row["static_held"]:
+        static_text = epoch.base_text + "".join(decode_text(text) for text in row["segment_texts"] or ())
+    return PayloadSource(
+        conversation=conversation_from(row),
+        assistant=assistant,
+        epoch=epoch,
+        static_text=static_text,
+        buffered=_buffered(row),
+        blobs={
+            sha256.hex(): Blob(sha256=sha256, media_type=decode_text(media_type), data=data)
+            for sha256, media_type, data in _columns(row, "blob_hashes", "blob_types", "blob_data")
+        },
+        previous_manifest=manifest,
+        previous_order=order_or_none(row["previous_order"]),
+        previous_prefix_hash=row["previous_prefix_hash"],
+        previous_epoch=row["previous_epoch"],
+        previous_call=None if row["previous_provider"] is None else trace_from(row),
+        recent_call_times=tuple(row["recent_call_times"]),
+        cache=None if row["cache_id"] is None else cache_from(row),
+        exchange_count=row["counted_exchanges"],
+    )
+
+
+def _buffered(row: asyncpg.Record) -> tuple[BufferedTurn, ...]:
+    return tuple(
+        BufferedTurn(
+            seq=seq,
+            kind=TurnKind(kind),
+            state=TurnState(state),
+            native=Native(dialect=dialect, data=native),
+            blocks=_blocks(kind, native, blocks),
+            provider=text_or_none(provider),
+            model=text_or_none(model),
+            account=text_or_none(account),
+            language=text_or_none(language),
+            args=json_or_none(args),
+            prefix_hash=prefix_hash,
+            dynamic=dynamic,
+            output_tokens=output_tokens,
+            reasoning_tokens=reasoning_tokens,
+            created_at=created_at,
+        )
+        for (
+            seq,
+            kind,
+            state,
+            native,
+            dialect,
+            blocks,
+            provider,
+            model,
+            account,
+            language,
+            args,
+            prefix_hash,
+            dynamic,
+            output_tokens,
+            reasoning_tokens,
+            created_at,
+        ) in _columns(row, *_TURN_COLUMNS)
+    )
+
+
+def _blocks(kind: str, native: bytes, blocks: str | None) -> tuple[Block, ...] | None:
+    if kind != TurnKind.MODEL_RESPONSE:
+        return decode_blocks(native)
+    return None if blocks is None else tuple(block_from_json(item) for item in decode_json(blocks))
+
+
+def _columns(row: asyncpg.Record, *names: str) -> Any:
+    """Arrays of one length as rows. An array of nothing is NULL."""
+    return zip(*(row[name] or () for name in names), strict=True)

@@ -1,0 +1,197 @@
+"""kill -9 of the worker at every step of a compaction: real processes, the real database, strict providers.
+
+A worker dies at a named point, its time passes, and another one starts. Then the same holds whatever the point was: the
+job is taken over, the conversation is compacted once, no turn is missing or told twice, a summary whose answer was
+written down is not asked for again, every request can be made again to the byte, and the next turn is accepted.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from server.epoch import EpochReason
+from server.jobs.compaction import SentCompactions
+from server.jobs.sending import JobSender
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
+from server.store import EpochOutline
+from tests.compaction_walk import walk_far
+from tests.conftest import StrataServer
+from tests.emulated import BOTH, EmulatedProviders
+from tests.faults.server_fleet import Fleet, Launcher, open_fleet, open_launcher
+from tests.http_talk import turns
+from tests.turn_talk import open_conversation, settle
+from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
+
+KILLED = -9
+SUMMARY = "It was about foxes."
+SHORT: dict[str, Any] = {"summary_limit_tokens": 200}
+"""A history this short is worth a summary that is shorter still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A point, and what has to be there after it."""
+
+    at: str
+    nth: int = 1
+    asked: int = 0
+    """How often a summary was asked for by then."""
+    is_paid: bool = False
+    """Whether its answer is on record."""
+    left_open: bool = False
+    """Whether its call is on record as one of which nobody knows how it ended."""
+
+    def __str__(self) -> str:
+        return self.at if self.nth == 1 else f"{self.at}_{self.nth}"
+
+
+CRASHES = (
+    Crash(at="before_job"),
+    Crash(at="before_look"),
+    Crash(at="after_look"),
+    Crash(at="after_rendering"),
+    Crash(at="before_epoch"),
+    # The exchanges are moved. What follows is the summary.
+    Crash(at="after_epoch"),
+    Crash(at="before_look", nth=2),
+    Crash(at="before_call"),
+    Crash(at="after_question", left_open=True),
+    Crash(at="after_first_event", asked=1, left_open=True),
+    Crash(at="after_last_byte", asked=1, left_open=True),
+    Crash(at="after_answer", asked=1, is_paid=True),
+    Crash(at="after_rendering", nth=2, asked=1, is_paid=True),
+    Crash(at="before_epoch", nth=2, asked=1, is_paid=True),
+    Crash(at="after_epoch", nth=2, asked=1, is_paid=True),
+    Crash(at="after_job", asked=1, is_paid=True),
+)
+
+
+@pytest.fixture(scope="module")
+async def launcher() -> AsyncIterator[Launcher]:
+    async with open_launcher() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def fleet(
+    launcher: Launcher,
+    strata_server: StrataServer,
+    database_options: DatabaseOptions,
+    emulated: EmulatedProviders,
+) -> AsyncIterator[Fleet]:
+    database = strata_server.program.database
+    async with database.connection() as connection:
+        await connection.execute("DELETE FROM pgqueuer; DELETE FROM pgqueuer_log; DELETE FROM pgqueuer_schedules")
+    async with open_fleet(launcher, database, database_options, emulated, strata_server.tenant) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("provider", BOTH)
+@pytest.mark.parametrize("crash", CRASHES, ids=str)
+async def test_a_worker_killed_at_this_point_leaves_a_compaction_that_is_done_once(
+    fleet: Fleet, strata_server: StrataServer, provider: str, crash: Crash
+) -> None:
+    walk = await walk_far(strata_server, fleet.emulated, provider)
+    await queue_compaction(fleet.database, walk)
+    walk.emulated[provider].says(tells(SUMMARY), tells(SUMMARY))
+    worker = await fleet.start_worker(crash_at=crash.at, nth=crash.nth, **SHORT)
+    assert await worker.ended() == KILLED
+    assert asked_count(walk, provider) == crash.asked
+    await fleet.let_time_pass()
+    await fleet.start_worker(**SHORT)
+    await until_done(fleet.database)
+    walk.emulated[provider].lines.turns.clear()
+
+    again = 0 if crash.is_paid else 1
+    assert asked_count(walk, provider) == crash.asked + again
+    calls = await walk.background_calls()
+    assert [call.end is None for call in calls] == [True] * crash.left_open + [False]
+    await prove_compacted_once(walk)
+    await walk.task("And on?", tells("On and on."))
+    assert await assert_rebuilds(walk)
+    assert_all_accepted(walk.emulated[provider].requests())
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_a_server_that_compacts_itself_and_dies_over_it_goes_on_when_it_is_back(
+    fleet: Fleet, strata_server: StrataServer, provider: str
+) -> None:
+    settings = {"compaction": {"policy": "threshold", "max_turns": 4, "keep_exchanges": 1}}
+    store, tenant_id = strata_server.program.store, strata_server.tenant.id
+    conversation = await open_conversation(store, tenant_id, provider, settings=settings)
+    server = await fleet.start(crash_at="before_epoch", nth=2)
+    for number in range(1, 4):
+        await server.talk.expect(200, "POST", turns(conversation.id), {"input": f"Task {number}."})
+    assert await server.ended() == KILLED
+    healthy = await fleet.restart()
+    await until_done(fleet.database)
+    history = await store.load_history(tenant_id, conversation.id)
+    assert [(segment.first_seq, segment.last_seq) for segment in history.segments] == [(1, 4)]
+    assert [turn.seq for turn in history.source.buffered] == [5, 6]
+    answered = await healthy.talk.expect(200, "POST", turns(conversation.id), {"input": "And on?"})
+    assert answered["turn"]["state"] == "complete"
+    assert_all_accepted(fleet.emulated[provider].requests())
+
+
+async def test_nobody_has_to_help_time_to_pass(fleet: Fleet, strata_server: StrataServer) -> None:
+    """As above, with a job that is really taken over when its worker has given no sign for long enough."""
+    walk = await walk_far(strata_server, fleet.emulated, "anthropic")
+    await queue_compaction(fleet.database, walk)
+    walk.emulated.anthropic.says(tells(SUMMARY))
+    worker = await fleet.start_worker(crash_at="after_answer", options={"takeover_seconds": 2.0}, **SHORT)
+    assert await worker.ended() == KILLED
+    await fleet.start_worker(options={"takeover_seconds": 2.0}, **SHORT)
+    await until_done(fleet.database)
+    assert asked_count(walk, "anthropic") == 1
+    await prove_compacted_once(walk)
+
+
+async def queue_compaction(database: Database, walk: Walk) -> None:
+    """One job. The turns have asked for it already, as often as two: which point comes first would be chance."""
+    await settle(walk.program)
+    await walk.program.background.watch.close()
+    async with database.connection() as connection:
+        await connection.execute("DELETE FROM pgqueuer")
+    queue = SentCompactions(JobSender(database.connection))
+    await queue.queue_compaction(walk.tenant_id, walk.conversation_id)
+
+
+async def until_done(database: Database) -> None:
+    """Until nobody has anything to do any more."""
+
+    async def is_empty() -> bool:
+        async with database.connection() as connection:
+            return bool(await connection.fetchval("SELECT count(*) = 0 FROM pgqueuer WHERE entrypoint = 'compaction'"))
+
+    await eventually(is_empty)
+
+
+async def prove_compacted_once(walk: Walk) -> None:
+    """One more piece was moved, one summary stands for the oldest, and every turn is in exactly one place."""
+    store = walk.program.store
+    outlines: list[EpochOutline] = list(
+        (await store.list_epochs(walk.tenant_id, walk.conversation_id, limit=100)).items
+    )
+    reasons = [outline.reason for outline in outlines]
+    assert reasons == [EpochReason.SUMMARISED, *[EpochReason.COMPACTED] * (len(reasons) - 1)]
+    history = await store.load_history(walk.tenant_id, walk.conversation_id)
+    covered = [seq for piece in history.segments for seq in range(piece.first_seq, piece.last_seq + 1)]
+    all_turns = [turn.seq for turn in await walk.turns()]
+    assert covered + [turn.seq for turn in history.source.buffered] == all_turns
+    assert (history.source.static_text or "").count(SUMMARY) == 1
+    async with walk.program.database.connection() as connection:
+        pieces = await connection.fetch(
+            "SELECT generation, position FROM segments ORDER BY generation, position",
+        )
+        failed = await connection.fetchval("SELECT count(*) FROM pgqueuer_log WHERE status = 'exception'")
+    assert failed == 0
+    oldest = [row["position"] for row in pieces if row["generation"] == 0]
+    assert oldest == list(range(len(reasons) - 1))
+    assert {row["generation"] for row in pieces} == {0, 1}
+
+
+def asked_count(walk: Walk, provider: str) -> int:
+    return sum("Write a summary" in str(request["body"]) for request in walk.emulated[provider].requests())

@@ -1,0 +1,85 @@
+"""Whatever a payload holds, Claude is asked with four markers at most, and what lives longer stands first."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.anthropic.request import build_extra, build_parameters, join_messages, write_system, write_tools
+from server.assistant import Tool
+from server.cache_policy import LONG_SECONDS, SHORT_SECONDS, place_markers
+from server.model_profile import PROFILES
+from server.payload import CallSettings, Payload
+from server.static_pieces import PIECE_CHARACTERS, split_static
+from tests.contracts.provider_rig import build_payload
+
+CLAUDES = [profile for profile in PROFILES.values() if profile.provider == "anthropic"]
+MARKER = {"type": "ephemeral"}
+
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": "Yes."},
+    "empty": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": "c2ln"},
+    "call": {"type": "tool_use", "id": "toolu_1", "name": "t", "input": {}},
+    "result": {"type": "tool_result", "tool_use_id": "toolu_1", "content": "4"},
+}
+
+
+messages = st.lists(st.lists(st.sampled_from(list(BLOCKS)), min_size=1, max_size=40), max_size=12).map(
+    lambda kinds: [
+        json.dumps({"role": "user", "content": [BLOCKS[kind] for kind in message]}).encode() for message in kinds
+    ]
+)
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> tuple[Payload, Any]:
+    profile = draw(st.sampled_from(CLAUDES))
+    static = "x" * draw(st.integers(0, 40)) + ("y" * PIECE_CHARACTERS + "\n") * draw(st.integers(0, 4))
+    tools = tuple(Tool(name=f"t{number}", description="", parameters={}) for number in range(draw(st.integers(0, 3))))
+    told = draw(messages)
+    markers = place_markers(
+        len(told),
+        has_tools=bool(tools),
+        static_pieces=len(split_static(static)),
+        limit=profile.breakpoints,
+        is_wide=draw(st.booleans()),
+    )
+    extra: dict[str, Any] = draw(
+        st.sampled_from([{}, {"cache_control": MARKER}, {"tools": [{"name": "x", "cache_control": MARKER}] * 5}])
+    )
+    payload = build_payload(
+        profile.model,
+        told,
+        static_text=static,
+        tools=tools,
+        settings=CallSettings(extra=extra),
+        marks_tools=markers.tools,
+        # Also those that a call of another release has stored.
+        breakpoints=draw(st.sampled_from([markers.messages, tuple(range(len(told)))])),
+        cache_seconds=draw(st.sampled_from([SHORT_SECONDS, LONG_SECONDS])),
+        static_cache_seconds=draw(st.sampled_from([SHORT_SECONDS, LONG_SECONDS])),
+    )
+    return payload, profile
+
+
+@given(drawn=payloads())
+def test_four_markers_at_most_and_the_longer_lived_first(drawn: tuple[Payload, Any]) -> None:
+    payload, profile = drawn
+    parameters = build_parameters(payload, profile)
+    body = build_extra(payload, parameters) | parameters
+    if payload.static_text:
+        body["system"] = json.loads(write_system(payload, profile))
+    if payload.tools:
+        body["tools"] = json.loads(write_tools(payload, profile))
+    sent = json.loads(b"[" + join_messages(payload, profile) + b"]")
+    assert "cache_control" not in body
+    blocks = [*body.get("tools", []), *body.get("system", []), *(one for message in sent for one in message["content"])]
+    lifetimes = [one["cache_control"].get("ttl", "5m") for one in blocks if "cache_control" in one]
+    assert len(lifetimes) <= 4
+    assert lifetimes == sorted(lifetimes)
+    assert all("cache_control" not in one for one in blocks if one.get("type") == "thinking" or one.get("text") == "")
+    if payload.static_text:
+        assert "cache_control" in body["system"][-1]

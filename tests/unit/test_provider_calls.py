@@ -1,0 +1,66 @@
+"""A cache that is gone takes nothing from the patience with a provider. Everything else is tried with real streams."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from server.errors import CacheGone, ProviderFailed, ProviderOverloaded
+from server.event import ProviderEvent, TextDelta
+from server.payload import Payload
+from server.provider import Provider, StreamState
+from server.provider_calls import PatientCall
+from server.retry_policy import RetryPolicy
+from tests.contracts.provider_rig import build_payload
+
+GONE, BUSY = CacheGone(), ProviderOverloaded(retry_after_seconds=0)
+
+
+@dataclass(slots=True)
+class FailingProvider:
+    """Fails as it is told, then answers."""
+
+    failures: list[ProviderFailed]
+    name: str = "gemini"
+    asked: list[str | None] = field(default_factory=list)
+
+    def open_stream(self, payload: Payload) -> Any:
+        self.asked.append(payload.cached_content)
+        failure = self.failures.pop(0) if self.failures else None
+
+        async def events() -> AsyncIterator[ProviderEvent]:
+            if failure is not None:
+                raise failure
+            yield TextDelta(text="Yes.")
+
+        return SimpleNamespace(events=events, state=StreamState.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("failures", "attempts", "cached"),
+    [
+        ([GONE], 1, [True, False]),
+        ([GONE, BUSY], 2, [True, False, False]),
+        ([BUSY, GONE, BUSY], 3, [True, True, False, False]),
+    ],
+)
+async def test_a_cache_that_is_gone_is_no_attempt(
+    failures: list[ProviderFailed], attempts: int, cached: list[bool]
+) -> None:
+    provider = FailingProvider(failures=list(failures))
+    payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
+    call = PatientCall(cast(Provider, provider), payload, RetryPolicy(attempts=attempts))
+    assert len([event async for event in call.events()]) == 1
+    assert [name is not None for name in provider.asked] == cached
+    assert call.failures == failures
+
+
+async def test_patience_ends_all_the_same() -> None:
+    provider = FailingProvider(failures=[GONE, BUSY, BUSY])
+    payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
+    call = PatientCall(cast(Provider, provider), payload, RetryPolicy(attempts=2))
+    with pytest.raises(ProviderOverloaded):
+        _ = [event async for event in call.events()]
+    assert len(provider.asked) == 3

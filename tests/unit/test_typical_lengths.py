@@ -1,0 +1,123 @@
+"""How long conversations get is known without waiting, and read behind everybody's back."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from server.errors import DatabaseUnavailable
+from server.typical_lengths import TypicalLengths
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Answers when it is let, with what it has."""
+
+    length: float | None = 40.0
+    broken: bool = False
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load_typical_length(self, tenant_id: str, assistant_id: str) -> float | None:
+        self.asked.append((tenant_id, assistant_id))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await self.gate.wait()
+        self.at_once -= 1
+        if self.broken:
+            raise DatabaseUnavailable
+        return self.length
+
+
+@dataclass(slots=True)
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_lengths() -> Lengths:
+    lengths = Lengths()
+    lengths.gate.set()
+    return lengths
+
+
+async def test_nobody_waits_and_the_next_one_knows() -> None:
+    lengths = Lengths()
+    typical = TypicalLengths(lengths)
+    assert typical.find("tenant", "asst") is None
+    assert typical.find("tenant", "asst") is None
+    lengths.gate.set()
+    assert await typical.load("tenant", "asst") == 40
+    assert typical.find("tenant", "asst") == 40
+    assert lengths.asked == [("tenant", "asst")]
+
+
+async def test_what_is_old_is_answered_and_read_again() -> None:
+    lengths, clock = open_lengths(), Clock()
+    typical = TypicalLengths(lengths, age_limit_seconds=100, clock=clock)
+    assert await typical.load("tenant", "asst") == 40
+    lengths.length = 50
+    clock.now = 99
+    assert await typical.load("tenant", "asst") == 40
+    clock.now = 100
+    assert typical.find("tenant", "asst") == 40
+    assert await typical.load("tenant", "asst") == 50
+    assert len(lengths.asked) == 2
+
+
+async def test_that_too_few_have_ended_is_knowledge_too() -> None:
+    lengths = open_lengths()
+    lengths.length = None
+    typical = TypicalLengths(lengths)
+    for _ in range(3):
+        assert await typical.load("tenant", "asst") is None
+    assert len(lengths.asked) == 1
+
+
+async def test_without_a_database_what_was_known_stays(caplog: pytest.LogCaptureFixture) -> None:
+    lengths, clock = open_lengths(), Clock()
+    typical = TypicalLengths(lengths, age_limit_seconds=100, clock=clock)
+    assert await typical.load("tenant", "asst") == 40
+    lengths.broken = True
+    clock.now = 1_000
+    assert await typical.load("tenant", "asst") == 40
+    # Not asked for again at once.
+    assert await typical.load("tenant", "asst") == 40
+    assert len(lengths.asked) == 2
+    assert [record.message for record in caplog.records] == ["compaction.length_not_read"]
+
+
+async def test_many_are_read_one_after_the_other() -> None:
+    lengths = Lengths()
+    typical = TypicalLengths(lengths)
+    for number in range(5):
+        typical.find("tenant", f"asst_{number}")
+    lengths.gate.set()
+    await asyncio.gather(*(typical.load("tenant", f"asst_{number}") for number in range(5)))
+    assert (len(lengths.asked), lengths.most_at_once) == (5, 1)
+
+
+async def test_what_was_not_asked_for_the_longest_time_is_forgotten() -> None:
+    lengths = open_lengths()
+    typical = TypicalLengths(lengths, assistant_limit=2)
+    for assistant_id in ("a", "b", "a", "c"):
+        await typical.load("tenant", assistant_id)
+    assert typical.find("tenant", "a") == 40
+    assert typical.find("tenant", "c") == 40
+    assert typical.find("tenant", "b") is None
+    await typical.close()
+
+
+async def test_closing_gives_up_what_is_being_read() -> None:
+    lengths = Lengths()
+    typical = TypicalLengths(lengths)
+    typical.find("tenant", "asst")
+    await asyncio.sleep(0)
+    await typical.close()
+    assert lengths.asked == [("tenant", "asst")]
+    assert typical.find("tenant", "asst") is None
+    await typical.close()
