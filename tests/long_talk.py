@@ -52,6 +52,7 @@ _DUE_SQL = "SELECT count(*) FROM pgqueuer WHERE entrypoint = $1 AND (status = 'p
 _CALLS_SQL = """
 SELECT array_agg(turn_seq ORDER BY turn_seq) AS seqs, array_agg(epoch ORDER BY turn_seq) AS epochs,
     array_agg(turn_seq - buffer_start_seq ORDER BY turn_seq) AS buffered,
+    array_agg(extract(epoch FROM ended_at - started_at)::float ORDER BY turn_seq) AS provider_seconds,
     count(*) FILTER (WHERE status <> 200 OR attempt > 1 OR error_code IS NOT NULL) AS refused,
     max(length(dynamic)) AS dynamic_bytes,
     (SELECT count(*) FROM epochs WHERE conversation_id = $1 AND reason = 'compacted') AS compactions,
@@ -85,6 +86,8 @@ class Account:
     """The same calls' own."""
     buffered: Sequence[int]
     """How many turns each of them has sent from the buffer."""
+    provider_seconds: Sequence[float]
+    """How long each of them took from when it left to its last byte: that is not the server's time."""
     refused: int
     """Calls that were not answered with 200 at once."""
     dynamic_bytes: int

@@ -5,10 +5,10 @@
 The whole program, with the worker inside, talks through the SDKs to emulators in processes of their own, which refuse
 what the providers would refuse. Its database is a real one, seen through a proxy that counts. Every turn has to be
 accepted. Printed are ratios: what the provider has read from its cache, beside what the simulation says of the same
-exchanges; and the medians of the last hundred turns over those from the hundredth to the two hundredth, of bytes that
-came from the database, of CPU of this process (which has the server in it, the proxy and whoever talks), and of time,
-which the emulator's own has a part in. "same buffer" compares only turns that had as many turns in the buffer. With
-`--profile`, what the CPU went into is written there for `pstats`.
+exchanges; and the medians of the last hundred turns over those from the hundredth to the two hundredth: of bytes that
+came from the database, of CPU of this process (which has the server in it, the proxy and whoever talks), of time, and
+of time without the provider's, which is from the request's leaving to the answer's last byte. "same buffer" compares
+only turns that had as many turns in the buffer. With `--profile`, what the CPU went into is written there for `pstats`.
 """
 
 import argparse
@@ -73,7 +73,9 @@ async def measure(talk: LongTalk, turns: int, typical: int) -> None:
     early = [sample for sample in samples if WARM_UP < sample.seq <= WARM_UP + WINDOW]
     late = [sample for sample in samples if turns - WINDOW < sample.seq <= turns]
     show(talk.provider, "input tokens", f"{_middle(early, _tokens):.0f} early, {_middle(late, _tokens):.0f} late")
-    for name, weigh in MEASURES.items():
+    provider_seconds = dict(zip(account.seqs, account.provider_seconds, strict=True))
+    measures = {**MEASURES, "own time": lambda sample: sample.seconds - provider_seconds[sample.seq]}
+    for name, weigh in measures.items():
         whole = _middle(late, weigh) / _middle(early, weigh)
         same = compare_at_same_buffer(early, late, account, weigh)
         show(talk.provider, f"{name}, late to early", f"{whole:.2f}, same buffer {same:.2f}")

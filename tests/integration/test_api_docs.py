@@ -23,18 +23,19 @@ EXPORTED = {
     "ASSISTANT": r'"id":"(asst_\w+)"',
     "CONVERSATION": r'"id":"(conv_\w+)"',
     "CALL": r'"pending_tool_calls":\[{"id":"([^"]+)"',
+    "KEY": r'"id":"(key_\w+)"',
 }
 """What the page tells its reader to export, and where it is found."""
 
 
 def test_every_route_has_a_section_and_every_section_a_route() -> None:
-    written = set(re.findall(r"^### ([A-Z]+) (/v1\S+)$", PAGE, re.MULTILINE))
+    written = set(re.findall(r"^### ([A-Z]+) (/(?:v1|admin)\S+)$", PAGE, re.MULTILINE))
     served = {
         (str(method), re.sub(r":\w+}", "}", path))
         for route in ROUTES
         for path in route.paths  # type: ignore[union-attr]  # reason: they are all handlers
         for method in route.http_methods  # type: ignore[union-attr]  # reason: as above
-        if path.startswith("/v1")
+        if path.startswith(("/v1", "/admin"))
     }
     assert written == served
 
@@ -54,11 +55,12 @@ async def test_the_examples_work_in_their_order(
         "CURL_HOME": str(tmp_path),
         "STRATA_URL": strata_server.url,
         "STRATA_API_KEY": strata_server.client_key,
+        "STRATA_ADMIN_KEY": strata_server.admin_key,
         "SHA256": GIF_SHA256,
     }
     emulated.gemini.says(ASKS)
     examples = re.findall(r"```sh\n(curl.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 21
+    assert len(examples) == 26
     for example in examples:
         if "respond-async" in example:
             emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
