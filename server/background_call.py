@@ -20,11 +20,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from server.block import JsonValue
-from server.cache_expectation import CacheExpectation, explain_miss
+from server.cache_expectation import CacheExpectation
 from server.cache_policy import encode_caching
 from server.cache_register import CacheKey
 from server.call import Call, CallEnd, CallStart
-from server.call_records import cost_of
+from server.call_records import describe_end
 from server.call_settings import read_order
 from server.compaction_observer import CompactionObserver
 from server.errors import DatabaseUnavailable, Internal, ProviderFailed, ProviderNotConfigured, SummaryUnavailable
@@ -225,7 +225,7 @@ class BackgroundCalls:
             code = CANCELLED
             raise
         finally:
-            end = _end_of(question, start, stream, code)
+            end = describe_end(stream, start.model, question.expectation, code)
             if self._observer is not None:
                 self._observer.call_ended(start, end, assistant_id=question.assistant_id)
             await undisturbed(self._end(question, start, end))
@@ -290,20 +290,3 @@ def _find_answer(question: _Question, earlier: Sequence[Call], accepts: AnswerCh
         if accepts(answer):
             return answer
     return None
-
-
-def _end_of(question: _Question, start: CallStart, stream: ProviderStream, error_code: str | None) -> CallEnd:
-    record, answer = stream.record, stream.answer
-    return CallEnd(
-        ended_at=record.ended_at or datetime.now(UTC),
-        first_byte_at=record.first_byte_at,
-        status=record.status,
-        headers=record.headers,
-        raw_response=record.body,
-        usage=answer.usage,
-        usage_reported=answer.usage_reported,
-        response_id=answer.response_id,
-        cache_miss_reason=explain_miss(question.expectation, answer.usage, answer.cache_miss_reason),
-        cost_usd=cost_of(start.model, start.started_at, answer),
-        error_code=error_code,
-    )

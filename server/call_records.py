@@ -40,6 +40,11 @@ def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, pa
 
 def end_of(prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None) -> CallEnd:
     """The call as it ended."""
+    return describe_end(stream, prepared.model, _expectation_of(prepared, payload), error_code)
+
+
+def describe_end(stream: ProviderStream, model: str, expectation: CacheExpectation, error_code: str | None) -> CallEnd:
+    """A call as it ended, whoever made it."""
     record, answer = stream.record, stream.answer
     return CallEnd(
         ended_at=record.ended_at or datetime.now(UTC),
@@ -50,8 +55,8 @@ def end_of(prepared: PreparedPayload, stream: ProviderStream, payload: Payload, 
         usage=answer.usage,
         usage_reported=answer.usage_reported,
         response_id=answer.response_id,
-        cache_miss_reason=explain_miss(_expectation_of(prepared, payload), answer.usage, answer.cache_miss_reason),
-        cost_usd=cost_of(prepared.model, record.started_at, answer),
+        cache_miss_reason=explain_miss(expectation, answer.usage, answer.cache_miss_reason),
+        cost_usd=cost_of(model, record.started_at, answer),
         error_code=error_code,
     )
 

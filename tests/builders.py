@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.block import Blob, Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.call import CallEnd, CallStart
-from server.conversation import Conversation, ConversationDraft, Lease
+from server.conversation import Conversation, ConversationDraft, ConversationState, Lease
 from server.epoch import Epoch, EpochReason
 from server.store import Accepted, NewAnswer, NewInput, Store
 from server.turn import Native, StopReason, TurnKind, TurnState
@@ -79,6 +79,33 @@ def tool_call(call_id: str) -> ToolCallBlock:
 
 def picture(data: bytes) -> Blob:
     return Blob(sha256=hashlib.sha256(data).digest(), media_type="image/png", data=data)
+
+
+def build_conversation(**changes: Any) -> Conversation:
+    """One that no store has."""
+    values: dict[str, Any] = {
+        "id": "conv_x",
+        "assistant_id": "asst_x",
+        "assistant_version": 1,
+        "revision": 1,
+        "next_seq": 1,
+        "buffer_start_seq": 1,
+        "epoch": 1,
+        "state": ConversationState.IDLE,
+        "pending_call_ids": (),
+        "pending_calls": (),
+        "identifier": None,
+        "source": None,
+        "direction": None,
+        "mode": None,
+        "args": {},
+        "context": {},
+        "metadata": {},
+        "forked_from": None,
+        "created_at": A_TIME,
+        "updated_at": A_TIME,
+    }
+    return Conversation(**values | changes)
 
 
 def call_start(**changes: Any) -> CallStart:

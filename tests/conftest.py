@@ -31,7 +31,7 @@ from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database
 from tests.emulated import EmulatedProviders, Stages, open_stages
 
-pytest_plugins = ["tests.loud_skips"]
+pytest_plugins = ["tests.fleets", "tests.loud_skips"]
 
 # A real database is slow beside hypothesis' own deadline, and fixtures are shared between examples on purpose.
 settings.register_profile(

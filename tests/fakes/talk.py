@@ -20,6 +20,7 @@ from server.payload_builder import BuiltPayload, build_payload, hash_prefix
 from server.provider import Provider, ProviderStream, StreamState
 from server.store import BufferedTurn, PayloadSource, RebuildSource
 from server.turn import STRATA_DIALECT, Native, StopReason, TurnKind, TurnState
+from tests.builders import build_conversation
 from tests.contracts.provider_rig import TOOLS
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -219,25 +220,4 @@ def _epoch(speaker: Speaker) -> Epoch:
 
 
 def _conversation() -> Conversation:
-    return Conversation(
-        id="conv_1",
-        assistant_id="asst_1",
-        assistant_version=1,
-        revision=1,
-        next_seq=2,
-        buffer_start_seq=1,
-        epoch=1,
-        state=ConversationState.RUNNING,
-        pending_call_ids=(),
-        pending_calls=(),
-        identifier=None,
-        source=None,
-        direction=None,
-        mode=None,
-        args={},
-        context={},
-        metadata={},
-        forked_from=None,
-        created_at=NOW,
-        updated_at=NOW,
-    )
+    return build_conversation(next_seq=2, state=ConversationState.RUNNING, created_at=NOW, updated_at=NOW)

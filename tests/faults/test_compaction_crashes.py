@@ -20,7 +20,7 @@ from server.store import EpochOutline
 from tests.compaction_walk import walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
-from tests.faults.server_fleet import Fleet, Launcher, open_fleet, open_launcher
+from tests.faults.server_fleet import Fleet, Launcher, open_fleet
 from tests.http_talk import turns
 from tests.turn_talk import open_conversation, settle
 from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
@@ -67,12 +67,6 @@ CRASHES = (
     Crash(at="after_epoch", nth=2, asked=1, is_paid=True),
     Crash(at="after_job", asked=1, is_paid=True),
 )
-
-
-@pytest.fixture(scope="module")
-async def launcher() -> AsyncIterator[Launcher]:
-    async with open_launcher() as opened:
-        yield opened
 
 
 @pytest.fixture

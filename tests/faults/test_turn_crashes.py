@@ -14,15 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.api_key import Tenant
 from server.block import TextBlock
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.postgres.connecting import DatabaseOptions
-from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.provider_wiring import FOLDS
-from tests.emulated import BOTH, EmulatedProviders
-from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet, Launcher, open_fleet, open_launcher
+from tests.emulated import BOTH
+from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
 from tests.http_talk import Talk, Told, turns
 from tests.turn_talk import open_conversation
 
@@ -82,24 +79,6 @@ CRASHES = (
     Crash(at="after_begin_call", nth=2, asked=2, faults=(BUSY, SILENT)),
     Crash(at="after_flush", asked=2, faults=(BUSY, STOPS_SHORT), after_bytes=WORD, keeps_text=True),
 )
-
-
-@pytest.fixture(scope="module")
-async def launcher() -> AsyncIterator[Launcher]:
-    async with open_launcher() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def fleet(
-    launcher: Launcher,
-    database: Database,
-    database_options: DatabaseOptions,
-    emulated: EmulatedProviders,
-    tenant: Tenant,
-) -> AsyncIterator[Fleet]:
-    async with open_fleet(launcher, database, database_options, emulated, tenant) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("provider", BOTH)

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Reply
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.postgres.connecting import DatabaseOptions
-from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from tests.contracts.provider_rig import Lines
 from tests.emulated import BOTH, Emulated, EmulatedProviders
-from tests.faults.server_fleet import PATIENCE_SECONDS, Fleet, Launcher, open_fleet, open_launcher
+from tests.faults.server_fleet import PATIENCE_SECONDS, Fleet
 from tests.http_talk import Told, turns
 from tests.turn_talk import open_conversation
 
@@ -71,24 +68,6 @@ async def emulated(gate: Gate) -> AsyncIterator[EmulatedProviders]:
             sides[name] = Emulated(name=name, url=url, state=state, lines=lines)
         stack.callback(gate.open)
         yield EmulatedProviders(**sides)
-
-
-@pytest.fixture(scope="module")
-async def launcher() -> AsyncIterator[Launcher]:
-    async with open_launcher() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def fleet(
-    launcher: Launcher,
-    database: Database,
-    database_options: DatabaseOptions,
-    emulated: EmulatedProviders,
-    tenant: Tenant,
-) -> AsyncIterator[Fleet]:
-    async with open_fleet(launcher, database, database_options, emulated, tenant) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("provider", BOTH)

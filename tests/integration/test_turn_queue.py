@@ -1,16 +1,12 @@
 """Many clients on one conversation: nobody is lost, nobody pushes in, and nobody who has gone is waited for."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
-from server.api_key import Tenant
 from server.conversation import OnBusy
 from server.emulator.reply import FaultKind
 from server.errors import ConversationBusy, QueueFull, ShuttingDown
-from server.postgres.connecting import DatabaseOptions
-from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.settings import Settings
 from server.store import Accepted, AcceptOutcome, NewInput
@@ -20,7 +16,7 @@ from server.wiring import Program
 from tests.builders import accept, answer, user_input
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
-from tests.faults.server_fleet import Fleet, Launcher, open_fleet, open_launcher
+from tests.faults.server_fleet import Fleet
 from tests.http_talk import turns
 from tests.turn_talk import hear, open_conversation, say, text_of, user_task
 
@@ -31,24 +27,6 @@ PATIENCE_SECONDS = 30.0
 @pytest.fixture
 def server_settings(server_settings: Settings) -> Settings:
     return server_settings.model_copy(update={"queue_limit": CLIENTS})
-
-
-@pytest.fixture(scope="module")
-async def launcher() -> AsyncIterator[Launcher]:
-    async with open_launcher() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def fleet(
-    launcher: Launcher,
-    database: Database,
-    database_options: DatabaseOptions,
-    emulated: EmulatedProviders,
-    tenant: Tenant,
-) -> AsyncIterator[Fleet]:
-    async with open_fleet(launcher, database, database_options, emulated, tenant) as opened:
-        yield opened
 
 
 class Crowd:

@@ -9,7 +9,7 @@ from server.assistant import Assistant
 from server.block import TextBlock
 from server.compaction_policy import CompactionPolicy
 from server.compaction_source import decide_compaction, read_state
-from server.conversation import Conversation, ConversationState
+from server.conversation import Conversation
 from server.manifest import encode_manifest
 from server.payload import Layer, LayerOrder, ManifestEntry
 from server.prompt_layout import Layout, Timeline
@@ -19,7 +19,7 @@ from server.simulation_grid import PRICED_AT
 from server.store import BufferedTurn, PayloadSource
 from server.token_estimate import TokenEstimate
 from server.turn import Native, TurnKind, TurnState
-from tests.builders import A_TIME, definition, epoch
+from tests.builders import A_TIME, build_conversation, definition, epoch
 
 BYTES_PER_TOKEN = 4
 SHAPE = Shape(
@@ -127,28 +127,7 @@ def _turn(seq: int, tokens: int, **changes: Any) -> BufferedTurn:
 
 
 def _conversation(number: int) -> Conversation:
-    return Conversation(
-        id="conv_x",
-        assistant_id="asst_x",
-        assistant_version=1,
-        revision=1,
-        next_seq=2 * number + 1,
-        buffer_start_seq=1,
-        epoch=1,
-        state=ConversationState.IDLE,
-        pending_call_ids=(),
-        pending_calls=(),
-        identifier=None,
-        source=None,
-        direction=None,
-        mode=None,
-        args={},
-        context={},
-        metadata={},
-        forked_from=None,
-        created_at=A_TIME,
-        updated_at=A_TIME,
-    )
+    return build_conversation(next_seq=2 * number + 1)
 
 
 def _lay_out(market: Market, think_time: ThinkTime) -> Timeline:

@@ -12,7 +12,6 @@ from server.assistant import Assistant
 from server.block import Block, ImageBlock, TextBlock
 from server.compaction_source import count_request, read_state
 from server.compaction_watch import CompactionWatch
-from server.conversation import Conversation, ConversationState
 from server.epoch import EpochReason
 from server.errors import DatabaseUnavailable
 from server.payload import LayerOrder
@@ -21,7 +20,7 @@ from server.token_estimate import TokenEstimate
 from server.turn import ModelResponseTurn, Native, StopReason, TurnKind, TurnState
 from server.typical_lengths import TypicalLengths
 from server.usage import Usage
-from tests.builders import A_TIME, definition, epoch, tool_call
+from tests.builders import A_TIME, build_conversation, definition, epoch, tool_call
 from tests.fakes.compaction_observer import Observed
 
 EAGER = {"compaction": {"policy": "threshold", "max_turns": 4, "keep_exchanges": 1}}
@@ -75,28 +74,7 @@ def turn(seq: int, text: str = "Hello", **changes: Any) -> BufferedTurn:
 
 
 def source(*turns: BufferedTurn, settings: dict[str, Any] | None = None, **changes: Any) -> PayloadSource:
-    conversation = Conversation(
-        id="conv_x",
-        assistant_id="asst_x",
-        assistant_version=1,
-        revision=1,
-        next_seq=len(turns) + 1,
-        buffer_start_seq=1,
-        epoch=1,
-        state=ConversationState.IDLE,
-        pending_call_ids=(),
-        pending_calls=(),
-        identifier=None,
-        source=None,
-        direction=None,
-        mode=None,
-        args={},
-        context={},
-        metadata={},
-        forked_from=None,
-        created_at=A_TIME,
-        updated_at=A_TIME,
-    )
+    conversation = build_conversation(next_seq=len(turns) + 1)
     model = changes.pop("model", ("gemini", "gemini-3.1-pro-preview"))
     described = definition(provider=model[0], model=model[1], settings=settings or {}, tools=())
     values: dict[str, Any] = {
