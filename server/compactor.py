@@ -214,7 +214,8 @@ class Compactor:
         except ProviderFailed as error:
             if not (look.decision.window_short or isinstance(error, OpeningRejected)):
                 _log.warning("compaction.signed_postponed", extra={**facts, "code": error.code})
-                raise SummaryUnavailable(provider_code=error.code) from error
+                why = f"No summary was to be had. {error.message}"
+                raise SummaryUnavailable(why, provider_code=error.code) from error
             _log.warning("compaction.signed_unavailable", extra={**facts, "code": error.code})
             return None
         if begun is None or begun.opening is None:

@@ -121,7 +121,8 @@ class HistoryRewriter:
             facts = {"conversation_id": history.source.conversation.id, "code": error.code}
             if not self._is_full(history, request_tokens):
                 _log.warning("compaction.summary_postponed", extra=facts)
-                raise SummaryUnavailable(provider_code=error.code) from error
+                why = f"No summary was to be had. {error.message}"
+                raise SummaryUnavailable(why, provider_code=error.code) from error
             _log.warning("compaction.oldest_left_out", extra={**facts, "first_seq": first_seq, "last_seq": last_seq})
             reason, told = EpochReason.OLDEST_LEFT_OUT, build_gap(first_seq, last_seq)
         else:

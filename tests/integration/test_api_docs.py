@@ -55,7 +55,7 @@ async def test_the_examples_work_in_their_order(
         "CURL_HOME": str(tmp_path),
         "STRATA_URL": strata_server.url,
         "STRATA_API_KEY": strata_server.client_key,
-        "STRATA_ADMIN_KEY": strata_server.admin_key,
+        "ADMIN_KEY": strata_server.admin_key,
         "SHA256": GIF_SHA256,
     }
     emulated.gemini.says(ASKS)
