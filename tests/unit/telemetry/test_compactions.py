@@ -38,7 +38,7 @@ def shown(metrics: Metrics, name: str) -> float:
 
 
 def test_compactions_are_counted_and_told(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "strata.compaction"):
         metrics.compactions.compaction_needed("conv_x", "rent")
         metrics.compactions.compaction_ended(report(CompactionOutcome.COMPACTED))
         metrics.compactions.compaction_ended(report(CompactionOutcome.UNCHANGED, "not_yet_worth_it"))
@@ -53,7 +53,7 @@ def test_compactions_are_counted_and_told(metrics: Metrics, caplog: pytest.LogCa
 def test_a_blocked_conversation_is_one_alarm_until_it_is_free(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "strata.compaction"):
         for _ in range(3):
             metrics.compactions.compaction_blocked("conv_x", "blocked_by_open_call", 300_000)
         assert shown(metrics, "strata_compaction_blocked") == 1
