@@ -128,7 +128,11 @@ async def test_an_index_is_made_beside_writers_while_others_wait_to_migrate(
         assert await connection.fetchval(
             "SELECT indisvalid FROM pg_index WHERE indexrelid::regclass::text ~ $1", "x_turns_cr"
         )
-        assert await connection.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+        held = await connection.fetchval(
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        )
+        assert held == 0
     finally:
         await connection.close()
 
