@@ -52,11 +52,6 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a good part of a test is waiting."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 @pytest.fixture(scope="session")
 def server_url(testrun_uid: str) -> Iterator[str]:
     """A Postgres server on which databases may be made: one for the whole run, shared by all workers."""

@@ -311,9 +311,12 @@ class TestStopping:
         async with working(parts_of(database.options, diary.job())) as stop:
             await eventually(diary.has_begun)
             stop.ask()
-            await enqueue(connection, b"second")
-            # It gives signs of life while the worker stops: nobody else must begin it.
+            # It gives signs of life while the worker stops: nobody else must begin it. And a look for more jobs that was
+            # under way when the worker was asked to stop is over by then.
             await eventually(lambda: _has_beaten(connection))
+            await enqueue(connection, b"second")
+            for _ in range(50):
+                await connection.fetch("SELECT 1")  # time for a worker that would begin it all the same
             diary.may_end.set()
 
         assert (diary.begun, diary.ended) == ([b"first"], [b"first"])
