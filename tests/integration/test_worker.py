@@ -311,7 +311,7 @@ class TestStopping:
         async with working(parts_of(database.options, diary.job())) as stop:
             await eventually(diary.has_begun)
             stop.ask()
-            # It gives signs of life while the worker stops: nobody else must begin it. And a look for more jobs that was
+            # It gives signs of life while the worker stops: nobody else must begin it. A look for more jobs that was
             # under way when the worker was asked to stop is over by then.
             await eventually(lambda: _has_beaten(connection))
             await enqueue(connection, b"second")
