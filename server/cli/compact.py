@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ from decimal import Decimal
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from server.cli.run import begin_quietly, run
+from server.cli.spans import Span
+from server.cli.terminal import open_bar, open_console
 from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compactor import Compactor
 from server.errors import DatabaseUnavailable, StrataError
@@ -25,25 +24,8 @@ from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.settings import Settings
 
-_SPAN: Final = re.compile(r"(\d{1,6})([mhdw])")
-_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_PIPE_WIDTH: Final = 200
 _MOST_ROWS: Final = 200
 """Of the table. The sum counts all; `--json` lists all."""
-
-
-class Span(click.ParamType[timedelta]):
-    """A span such as 30m, 12h, 7d."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        span = _SPAN.fullmatch(value)
-        if span is None:
-            self.fail(f"{value!r} is no span such as 30m, 12h, 7d, 4w", param, ctx)
-        return timedelta(**{_UNITS[span[2]]: int(span[1])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +114,7 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     async with open_compactor(settings, os.environ) as (database, compactor):
         wanted = await _read_filter(database, order)
         total = len(order.conversation_ids) or await count_candidates(database, wanted)
-        with _bar() as progress:
+        with open_bar() as progress:
             task = progress.add_task("compacting" if not order.undo else "undoing", total=total)
             async for tenant_id, conversation_id in _choose(database, order, wanted):
                 try:
@@ -171,19 +153,6 @@ async def _choose(database: Database, order: _Order, wanted: CompactionFilter) -
         yield None, conversation_id
 
 
-def _bar() -> Progress:
-    """On standard error, and only for people."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
-
-
 def _print(reports: Sequence[CompactionReport], *, dry_run: bool) -> None:
     changed = [report for report in reports if report.outcome is not CompactionOutcome.UNCHANGED]
     shown = changed if len(reports) > 1 else reports
@@ -197,7 +166,7 @@ def _print(reports: Sequence[CompactionReport], *, dry_run: bool) -> None:
         )
         for report in shown[:_MOST_ROWS]:
             table.add_row(*_row(report))
-        Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+        open_console().print(table)
     saved = sum((report.saved_usd_per_call or Decimal(0) for report in changed), Decimal(0))
     verb = "would change" if dry_run else "changed"
     click.echo(f"{len(changed)} of {len(reports)} conversations {verb}; that saves {saved:.6f} USD for a call to each.")

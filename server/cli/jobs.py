@@ -1,25 +1,23 @@
 """`strata jobs`: what the queue holds, and what has failed lately."""
 
 import json
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
+from server.cli.terminal import open_console
 from server.database_wiring import open_database
 from server.job_report import LATELY_HOURS, JobStatus
 from server.postgres.job_reports import PostgresJobReports
 from server.postgres.key_ring import PostgresKeyRing
 from server.settings import Settings
 
-_PIPE_WIDTH: Final = 200
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE
 _DAY: Final = 24 * _HOUR
@@ -68,7 +66,7 @@ def _print(statuses: Sequence[JobStatus]) -> None:
             f"{status.failed_count:,}",
             _error(status, now),
         )
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    open_console().print(table)
     click.echo(f"Failed: in the last {LATELY_HOURS} hours. The log of the worker says more.")
 
 

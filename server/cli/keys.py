@@ -2,17 +2,16 @@
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from server.api_key import ApiKey, Scope
 from server.cli.run import begin_quietly, run
+from server.cli.terminal import open_console
 from server.database_wiring import open_database
 from server.errors import TenantExists, TenantNotFound
 from server.postgres.key_ring import PostgresKeyRing
@@ -20,7 +19,6 @@ from server.settings import Settings
 
 _SPAN: Final = re.compile(r"(\d{1,5})([hdwy])")
 _UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}
-_PIPE_WIDTH: Final = 200
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 
 
@@ -117,7 +115,7 @@ def list_(tenant: str | None, *, as_json: bool) -> None:
             _day(key.created_at),
             _day(key.last_used_at),
         )
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    open_console().print(table)
 
 
 @keys.command()

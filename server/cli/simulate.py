@@ -1,17 +1,15 @@
 """`strata simulate`: what conversations would cost, played against a simulated provider with the server's planner."""
 
 import json
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from server.cli.terminal import open_bar, open_console
 from server.compaction_policy import CompactionPolicy, PolicyKind
 from server.errors import ValidationFailed
 from server.model_profile import PROFILES
@@ -20,7 +18,6 @@ from server.simulated_conversation import LengthLaw
 from server.simulation import Comparison, Market, Run, Workload, compare, find_market
 from server.simulation_grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
 
-_PIPE_WIDTH: Final = 160
 _CHART_STEPS: Final = 6
 _NAMES: Final = {
     "uncached": "no caching",
@@ -117,16 +114,8 @@ def _simulate_grid(
     cost: CompactionPolicy, threshold: CompactionPolicy, asked: dict[str, Any], *, chart: Path | None, as_json: bool
 ) -> None:
     rows: list[GridRow] = []
-    with Progress(
-        TextColumn("simulating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        task = progress.add_task("", total=ROW_COUNT)
+    with open_bar() as progress:
+        task = progress.add_task("simulating", total=ROW_COUNT)
         for row in walk_grid(
             lengths=LengthLaw(asked["lengths"]),
             length_known=not asked["length_unknown"],
@@ -181,7 +170,7 @@ def _show(market: Market, workload: Workload, comparison: Comparison) -> None:
             f"{run.bill.read_tokens / run.bill.input_tokens:.0%}",
             str(run.compaction_count),
         )
-    _console().print(table)
+    open_console().print(table)
 
 
 def _show_grid(rows: list[GridRow]) -> None:
@@ -189,15 +178,10 @@ def _show_grid(rows: list[GridRow]) -> None:
     table = Table(*(Column(name, justify="right" if name in figures else "left") for name in COLUMNS), box=None)
     for row in rows:
         table.add_row(*row.cells())
-    console = _console()
+    console = open_console()
     console.print(table)
     farthest = max(comparison.distance for row in rows for comparison in row.by_length.values())
     console.print(f"The cost policy is at most {farthest:.3f} times as dear as the optimum.")
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(file=sys.stdout, highlight=False, width=width)
 
 
 def _chart_lengths(most: int) -> list[int]:

@@ -2,47 +2,26 @@
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
+from server.cli.spans import Moment
+from server.cli.terminal import open_console
 from server.database_wiring import open_database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.usage_reports import PostgresUsageReports
 from server.settings import Settings
 from server.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
 
-_SPAN: Final = re.compile(r"(\d{1,5})([hdw])")
-_UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-_PIPE_WIDTH: Final = 200
 _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
-
-
-class Moment(click.ParamType[datetime]):
-    """A time such as 2026-11-01, or a span such as 7d, which is that long ago."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        span = _SPAN.fullmatch(value)
-        try:
-            if span is not None:
-                return datetime.now(UTC) - int(span[1]) * _UNITS[span[2]]
-            moment = datetime.fromisoformat(value)
-            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is neither a time such as 2026-11-01 nor a span such as 12h, 7d, 4w", param, ctx)
 
 
 @click.command()
@@ -123,7 +102,7 @@ def _print(report: UsageReport, by: str, since: datetime, until: datetime) -> No
     for row in report.rows:
         name = [escape(one_line(row.name or ""))] if named else []
         table.add_row(escape(one_line(row.key)), *name, *_numbers(row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    open_console().print(table)
     click.echo(
         f"From {_time(since)} to {_time(until)}, UTC. Tokens of input are fresh, cached or written to the cache."
     )

@@ -207,10 +207,16 @@ async def test_a_keeper_of_nothing_watches_nothing(register: PostgresCacheRegist
 async def test_closing_ends_what_is_under_way(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
-    never = asyncio.Event()
-    caches = FakeCaches(on_create=never.wait)
-    keeper = keeper_of(register, caches)
+    creating, never = asyncio.Event(), asyncio.Event()
+
+    async def create_for_ever() -> None:
+        creating.set()
+        await never.wait()
+
+    keeper = keeper_of(register, FakeCaches(on_create=create_for_ever))
     keeper.turn_asked(asked(tenant, await converse(store, tenant)))
     async with asyncio.timeout(5):
+        await creating.wait()
         await keeper.close()
         await keeper.settle()
+    assert "cache keeper" not in {task.get_name() for task in asyncio.all_tasks()}

@@ -1,0 +1,41 @@
+"""Spans and moments as they are typed: read, or refused with what would have been right."""
+
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+
+from server.cli.spans import Moment, Span
+
+
+@pytest.mark.parametrize(
+    ("typed", "span"),
+    [
+        ("30m", timedelta(minutes=30)),
+        ("12h", timedelta(hours=12)),
+        ("7d", timedelta(days=7)),
+        ("4w", timedelta(weeks=4)),
+        ("0d", timedelta()),
+    ],
+)
+def test_a_span_is_a_number_and_a_unit(typed: str, span: timedelta) -> None:
+    assert Span().convert(typed, None, None) == span
+
+
+@pytest.mark.parametrize("typed", ["", "7", "d", "7 d", "-7d", "7y", "1.5h", "7dd", "999999w", "99999999d"])
+def test_what_is_no_span_or_reaches_before_all_time_is_refused(typed: str) -> None:
+    with pytest.raises(click.BadParameter, match="no span such as 30m, 12h, 7d, 4w"):
+        Span().convert(typed, None, None)
+
+
+def test_a_moment_is_a_time_or_so_long_ago() -> None:
+    assert Moment().convert("2026-11-01", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
+    assert Moment().convert("2026-11-01T02:00:00+02:00", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
+    moment = Moment().convert("90m", None, None)
+    assert timedelta(minutes=90) <= datetime.now(UTC) - moment < timedelta(minutes=91)
+
+
+@pytest.mark.parametrize("typed", ["", "yesterday", "2026-13-01", "999999w", "0001-01-01T00:00:00+14:00"])
+def test_what_is_no_moment_is_refused(typed: str) -> None:
+    with pytest.raises(click.BadParameter, match="neither a time such as 2026-11-01 nor a span"):
+        Moment().convert(typed, None, None)
