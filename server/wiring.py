@@ -138,10 +138,7 @@ class _Parts:
     renderer: JinjaRenderer
 
 
-def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
-    settings, database = parts.settings, parts.database
-    running_turns = RunningTurns()
-    key_ring = PostgresKeyRing(database)
+def _build_metrics(database: Database) -> Metrics:
     metrics = Metrics(version=__version__)
     metrics.gauge_callback(
         "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
@@ -149,22 +146,28 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     metrics.gauge_callback(
         "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
     )
-    store = PostgresStore(database)
-    estimate = TokenEstimate()
-    cache_keeper = CacheKeeper(
-        PostgresCacheRegister(database),
+    return metrics
+
+
+def _build_cache_keeper(parts: _Parts, estimate: TokenEstimate) -> CacheKeeper:
+    return CacheKeeper(
+        PostgresCacheRegister(parts.database),
         parts.providers.by_name,
         estimate,
-        budget_usd_per_hour=Decimal(str(settings.cache_storage_usd_per_hour)),
+        budget_usd_per_hour=Decimal(str(parts.settings.cache_storage_usd_per_hour)),
     )
+
+
+def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
+    settings, database = parts.settings, parts.database
+    running_turns = RunningTurns()
+    key_ring = PostgresKeyRing(database)
+    metrics = _build_metrics(database)
+    store = PostgresStore(database)
+    estimate = TokenEstimate()
+    cache_keeper = _build_cache_keeper(parts, estimate)
     background = build_background(
-        settings,
-        database,
-        store,
-        parts.renderer,
-        parts.providers,
-        metrics.compactions,
-        estimate,
+        settings, database, store, parts.renderer, parts.providers, metrics.compactions, estimate
     )
     tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
