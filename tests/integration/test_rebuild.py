@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.call import Call
-from server.turn import TurnState
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
+from tests.turn_steps import TEXT, steps, take_step
 from tests.turn_walk import (
     Walk,
     asks,
@@ -21,56 +21,7 @@ from tests.turn_walk import (
     tells,
 )
 
-TEXT = "One two three four five six seven eight."
 _CLOCK = re.compile(rb"current_datetime[^,}]+")
-
-texts = st.text(st.characters(codec=None), max_size=20)
-steps = st.one_of(
-    st.tuples(st.just("task"), texts, st.booleans()),
-    st.tuples(st.just("tools"), texts, st.integers(1, 3)),
-    st.tuples(st.just("cancel"), st.integers(0, 6)),
-    st.tuples(st.just("fail"), st.integers(1, 7)),
-    st.tuples(st.just("leave"), st.integers(1, 2)),
-    st.tuples(st.just("switch"), st.sampled_from(BOTH)),
-    st.tuples(st.just("context"), texts),
-    st.tuples(st.just("args"), texts),
-)
-
-
-async def _take(walk: Walk, step: tuple[Any, ...]) -> None:
-    match step:
-        case ("task", text, picture):
-            ended = await walk.task(text, tells(TEXT), picture=picture, abandons_calls=True)
-            assert ended.turn.state is TurnState.COMPLETE
-        case ("tools", text, count):
-            cities = [f"city {number}" for number in range(count)]
-            ended = await walk.task(text, asks(*cities), asks("Oslo"), tells(TEXT), abandons_calls=True)
-            assert ended.turn.state is TurnState.COMPLETE
-        case ("cancel", after_events):
-            await _finish_calls(walk)
-            ended = await walk.cancel("Cancelled.", tells(TEXT), after_events=after_events)
-            assert ended.turn.state is TurnState.CANCELLED
-        case ("fail", after_chunks):
-            await _finish_calls(walk)
-            ended = await walk.fail("Broken.", asks("Oslo", "Bergen"), after_chunks=after_chunks)
-            assert ended.turn.error_code == "provider_cut"
-        case ("leave", count):
-            await walk.task("Given up.", asks(*["Oslo", "Bergen"][:count]), abandons_calls=True)
-            # The provider that was not asked would say it the next time.
-            walk.calm()
-        case ("switch", provider):
-            await walk.switch(provider)
-        case ("context", text):
-            await walk.change(context={"todos": [text]})
-        case ("args", text):
-            await walk.change(args={"tone": text})
-        case _:
-            raise AssertionError(step)
-
-
-async def _finish_calls(walk: Walk) -> None:
-    if walk.ended is not None and walk.ended.conversation.pending_calls:
-        await walk.answer(tells("Thanks."))
 
 
 @pytest.mark.parametrize("provider", BOTH)
@@ -82,7 +33,7 @@ async def test_every_request_can_be_made_again_to_the_byte(
 ) -> None:
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
     for step in taken:
-        await _take(walk, step)
+        await take_step(walk, step)
     await assert_rebuilds(walk)
     for name in BOTH:
         assert_all_accepted(emulated[name].requests())

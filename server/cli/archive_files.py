@@ -1,0 +1,75 @@
+"""Archives as files: plain, or compressed as their names say."""
+
+import gzip
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final, cast
+
+import click
+import zstandard
+
+from server.archive import LINE_LIMIT_BYTES
+from server.errors import ArchiveInvalid
+
+PIPE: Final = "-"
+_PART: Final = ".part"
+_UNREADABLE: Final = (gzip.BadGzipFile, EOFError, zstandard.ZstdError)
+
+
+@contextmanager
+def writing(name: str) -> Iterator[IO[bytes]]:
+    """A file to write, or standard output. The file has its name when it is whole, and is not there before."""
+    if name == PIPE:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    part = path.with_name(path.name + _PART)
+    try:
+        with part.open("wb") as file, _compressing(file, path.suffix) as stream:
+            yield stream
+        part.replace(path)
+    except OSError as error:
+        raise click.ClickException(f"{name} cannot be written: {error.strerror}.") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, one at a time, none longer than an archive's may be by more than a byte."""
+    with path.open("rb") as file, _decompressing(file, path.suffix) as stream:
+        try:
+            while line := stream.readline(LINE_LIMIT_BYTES + 1):
+                yield line
+        except _UNREADABLE as error:
+            raise ArchiveInvalid(f"{path.name} is not compressed as its name says, or it is cut off.") from error
+
+
+@contextmanager
+def _compressing(file: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
+    match suffix:
+        case ".gz":
+            # Without a time in it, so that the same conversations give the same file.
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as stream:
+                yield cast("IO[bytes]", stream)
+        case ".zst":
+            with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as stream:
+                yield cast("IO[bytes]", stream)
+        case _:
+            yield file
+
+
+@contextmanager
+def _decompressing(file: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
+    match suffix:
+        case ".gz":
+            with gzip.GzipFile(fileobj=file) as stream:
+                yield cast("IO[bytes]", stream)
+        case ".zst":
+            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
+                yield io.BufferedReader(stream)
+        case _:
+            yield file
