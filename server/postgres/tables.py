@@ -1,6 +1,7 @@
-"""The tables.
+"""The tables of conversations: what a turn reads and writes.
 
-What holds for all of them:
+What holds for these, and for those in the modules beside this one (`access_tables`, `replay_tables`,
+`inspection_tables`; `schema` has them all):
 - A row of `turns`, `epochs`, `segments` and `blobs` is written once and never changed.
 - Every table of a conversation has a primary key that starts with `conversation_id`, and every statement of the request
   path filters by it, so that the tables can be hash-partitioned or distributed as they are.
@@ -15,8 +16,6 @@ What holds for all of them:
 Times are the database's own (`now()`), and nothing is ordered by them but lists for people.
 """
 
-from typing import Any
-
 from sqlalchemy import (
     ARRAY,
     JSON,
@@ -24,13 +23,10 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
-    DateTime,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
-    MetaData,
-    Numeric,
     Sequence,
     SmallInteger,
     Table,
@@ -39,60 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-INSTANT = DateTime(timezone=True)
-MONEY = Numeric(20, 10)
-
-
-def _now(name: str, comment: str) -> Column[Any]:
-    return Column(name, INSTANT, nullable=False, server_default=text("now()"), comment=comment)
-
-
-tenants = Table(
-    "tenants",
-    metadata,
-    Column("id", UUID, primary_key=True),
-    Column("name", Text, nullable=False, unique=True, comment="What operators call it; one tenant per name."),
-    _now("created_at", "For people."),
-    comment="Whose data it is. Every query is bound to one.",
-)
-
-api_keys = Table(
-    "api_keys",
-    metadata,
-    Column(
-        "id", UUID, primary_key=True, comment="Part of the key's text: finds the row before the secret is compared."
-    ),
-    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False, index=True, comment="Indexed for listing."),
-    Column("name", Text, nullable=False, comment="What the operator called it."),
-    Column("secret_hash", LargeBinary, nullable=False, comment="SHA-256 of the secret; the secret itself is nowhere."),
-    Column("scopes", ARRAY(Text), nullable=False, comment="client, admin."),
-    _now("created_at", "For people."),
-    Column("expires_at", INSTANT, comment="Null: never."),
-    Column("revoked_at", INSTANT, comment="Set once; the row stays for the record."),
-    Column("last_used_at", INSTANT, comment="Written at most once a minute, so that reading stays reading."),
-    comment="Who may come in. Hashes only.",
-)
-
-rate_windows = Table(
-    "rate_windows",
-    metadata,
-    Column("api_key_id", UUID, primary_key=True),
-    Column("began_at", INSTANT, primary_key=True, comment="The window of time, by the database's clock."),
-    Column("used", Integer, nullable=False, comment="Requests that were given out in it; may end above the limit."),
-    comment="How often each key has asked. A key's past windows go when it begins a new one.",
-    # One row per key, changed again and again: the new versions find room on its page.
-    postgresql_with={"fillfactor": 50},
-)
+from server.postgres.table_parts import INSTANT, MONEY, metadata, now
 
 assistants = Table(
     "assistants",
@@ -109,7 +52,7 @@ assistants = Table(
     Column("variables", JSON, nullable=False, comment="Defaults of the templates' arguments."),
     Column("tools", JSON, nullable=False, comment="json, not jsonb: the order of keys is part of the prompt."),
     Column("settings", JSON, nullable=False, comment="Output limit, thinking, layer order and so on."),
-    _now("created_at", "For people."),
+    now("created_at", "For people."),
     # The list of a tenant's assistants, newest first, each with its newest version.
     Index(None, "tenant_id", text("id DESC"), text("version DESC")),
     comment="One row per version. A conversation pins a version; moving to a new one starts an epoch.",
@@ -147,8 +90,8 @@ conversations = Table(
     Column("lease_expires_at", INSTANT, comment="Moved on by the heartbeat; after it, anybody may end the turn."),
     Column("lease_turn_seq", BigInteger, comment="The number that the running model turn will have."),
     Column("cancel_requested_at", INSTANT, comment="Somebody wants the running turn to stop; null when none runs."),
-    _now("created_at", "For people."),
-    _now("updated_at", "For people."),
+    now("created_at", "For people."),
+    now("updated_at", "For people."),
     Column(
         "exchange_count",
         BigInteger,
@@ -199,7 +142,7 @@ turns = Table(
     Column("idempotency_key", Text, comment="Input turns: the client's key; the same key gives the same turn."),
     Column("body_hash", LargeBinary, comment="Input turns: SHA-256 of the request, to tell a retry from a reused key."),
     Column("written_under", UUID, nullable=False, comment="The lease it was written under: a repeated write is seen."),
-    _now("created_at", "For people; the order is seq."),
+    now("created_at", "For people; the order is seq."),
     Column("revision", BigInteger, comment="Model turns: the conversation's when the turn ended; null in a fork's."),
     CheckConstraint("kind IN ('user_task', 'model_response', 'tool_response')", name="kind"),
     CheckConstraint("state IN ('complete', 'interrupted', 'cancelled', 'failed')", name="state"),
@@ -211,6 +154,8 @@ turns = Table(
         unique=True,
         postgresql_where=text("idempotency_key IS NOT NULL"),
     ),
+    # What the indexer of inspection has to look at. Rows come in that order: a summary per range of pages is enough.
+    Index(None, "created_at", postgresql_using="brin"),
     comment="What was said. Insert-only: no statement of Strata updates a turn.",
 )
 
@@ -301,7 +246,7 @@ epochs = Table(
     Column("static_hash", LargeBinary, nullable=False, comment="SHA-256 of the whole static text."),
     Column("template_hash", LargeBinary, nullable=False, comment="SHA-256 of the template that was rendered."),
     Column("buffer_start_seq", BigInteger, nullable=False, comment="Where the buffer began in this epoch."),
-    _now("created_at", "For people."),
+    now("created_at", "For people."),
     Column("prefix_hash", LargeBinary, comment="SHA-256 of static text and tools: what thinking is bound to."),
     Column("arguments_hash", LargeBinary, comment="SHA-256 of the args that the text was rendered with."),
     Column("opening", LargeBinary, comment="The message with a signed summary that stands before the buffer."),
@@ -309,6 +254,7 @@ epochs = Table(
     Column("opening_text", Text, comment="What the opening tells, as a segment would. Frozen."),
     Column("opening_tokens", Integer, comment="Of that text, about."),
     Column("opening_kept_hash", LargeBinary, comment="The prefix whose thinking is valid behind the opening too."),
+    Column("args", JSON, comment="The args themselves; null where they were not kept."),
     comment="The times in which the static layer does not change. Insert-only.",
 )
 
@@ -317,7 +263,7 @@ templates = Table(
     metadata,
     Column("hash", LargeBinary, primary_key=True, comment="SHA-256 of the source; epochs name it."),
     Column("source", Text, nullable=False),
-    _now("created_at", "For people."),
+    now("created_at", "For people."),
     comment="The templates that static texts were rendered from, once each, whoever uses them. Insert-only.",
 )
 
@@ -333,7 +279,7 @@ segments = Table(
     Column("token_count", Integer, nullable=False),
     Column("summarises_generation", Integer, comment="For a summary: whose segments it replaces."),
     Column("summarises_count", Integer, comment="For a summary: how many of them."),
-    _now("created_at", "For people."),
+    now("created_at", "For people."),
     comment="Compacted history. Insert-only; the turns themselves stay.",
 )
 
@@ -344,7 +290,7 @@ blobs = Table(
     Column("sha256", LargeBinary, primary_key=True, comment="Of the bytes: the same image is stored once."),
     Column("media_type", Text, nullable=False, comment="Found in the bytes, not believed."),
     Column("data", LargeBinary, nullable=False),
-    _now("created_at", "For people."),
+    now("created_at", "For people."),
     comment="Images by content hash, out of line. Goes with its last reference.",
 )
 
@@ -373,7 +319,7 @@ provider_caches = Table(
     ),
     Column("name", Text, nullable=False, comment="The provider's name for it, which a request sends instead."),
     Column("token_count", Integer, nullable=False),
-    _now("created_at", "For people and for the price of storage."),
+    now("created_at", "For people and for the price of storage."),
     Column("expires_at", INSTANT, nullable=False),
     Column("removing_at", INSTANT, comment="Since when it is to be removed at the provider; nobody uses it any more."),
     # Finds the cache for a payload; one per prefix.
@@ -396,37 +342,4 @@ provider_cache_uses = Table(
     Column("conversation_id", UUID, primary_key=True),
     Column("cache_id", UUID, primary_key=True, index=True),
     comment="Which conversations use a cache: it is deleted with its last user. Indexed for that question.",
-)
-
-replays = Table(
-    "replays",
-    metadata,
-    Column("id", UUID, primary_key=True),
-    Column("tenant_id", UUID, ForeignKey("tenants.id"), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False, comment="queued, running, paused, finished, cancelled, failed."),
-    Column("plan", JSON, nullable=False, comment="Selection, candidate, mode, repetitions, limits: as asked for."),
-    Column("totals", JSON, nullable=False, comment="Counts, tokens and cost so far."),
-    _now("created_at", "For people."),
-    Column("finished_at", INSTANT),
-    # The list of a tenant's replays, newest first.
-    Index(None, "tenant_id", text("id DESC")),
-    comment="Batch runs over stored conversations. Outside the live tables.",
-)
-
-replay_items = Table(
-    "replay_items",
-    metadata,
-    Column("conversation_id", UUID, primary_key=True, comment="The source: its items go when it is erased."),
-    Column(
-        "replay_id", UUID, ForeignKey("replays.id"), primary_key=True, index=True, comment="Indexed for the report."
-    ),
-    Column("turn_seq", BigInteger, primary_key=True, comment="The recorded model turn that was asked again."),
-    Column("repetition", SmallInteger, primary_key=True),
-    Column("state", Text, nullable=False, comment="queued, running, done, failed: done once, billed once."),
-    Column("result", JSON, comment="Blocks, stop reason, usage, cost, latency, divergence."),
-    Column("raw_response", LargeBinary, comment="Every byte of the answer, zstd. Null past retention."),
-    Column("cost_usd", MONEY),
-    Column("finished_at", INSTANT),
-    comment="Results of batch runs, one row per turn and repetition.",
 )
