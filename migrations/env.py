@@ -3,7 +3,7 @@
 from alembic import context
 
 from server.postgres.migrations import is_described
-from server.postgres.tables import metadata
+from server.postgres.schema import metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:
