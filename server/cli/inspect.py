@@ -1,0 +1,202 @@
+"""`strata inspect`: conversations, timelines and calls in the terminal."""
+
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+from pydantic import BaseModel
+from rich.console import Console
+
+from server.call_inspection import CallInspection, CallInspector
+from server.cli.inspect_call import show_call
+from server.cli.inspect_screen import show_list, show_timeline
+from server.cli.run import begin_quietly, run
+from server.cli.spans import Moment
+from server.database_wiring import open_database
+from server.inspection import TIMELINE_LIMIT, InspectedState, InspectionFilter, InspectionPage, Timeline
+from server.page import PAGE_LIMIT
+from server.postgres.inspection import PostgresInspector
+from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.store import PostgresStore
+from server.settings import Settings
+from server.token_estimate import TokenEstimate
+from server.turn import StopReason
+from server.web.call_views import CallView
+from server.web.inspection_views import InspectionPageView, TimelineView
+from server.web.json_text import encode_json
+from server.wire.frames import read_frames
+
+_PIPE_WIDTH: Final = 200
+_FLAGS: Final = {
+    "has_repairs": "A payload had to mend the history.",
+    "has_missing_signature": "A call came without a signature that it needs.",
+    "has_withheld_signature": "Signatures were kept back from another model.",
+    "has_prefix_break": "A request did not begin as the one before it.",
+    "was_reaped": "A turn outlived the process that ran it.",
+}
+_NAMES: Final = {
+    "assistant": ("assistant_id", "An assistant's id (asst_...)."),
+    "model": ("model", "A model that answered."),
+    "provider": ("provider", "gemini or anthropic."),
+    "error": ("error_code", "An error's code."),
+    "tool": ("tool_name", "A tool that was called."),
+    "text": ("text", "Words that one turn has; -word excludes."),
+    "phrase": ("phrase", "What one turn says, literally."),
+}
+
+
+class Sum(click.ParamType[Decimal]):
+    """An amount of USD."""
+
+    name = "usd"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        try:
+            amount = Decimal(str(value))
+        except ArithmeticError:
+            self.fail(f"{value!r} is no amount", param, ctx)
+        if not amount.is_finite():
+            self.fail(f"{value!r} is no amount", param, ctx)
+        return amount
+
+
+def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The filters of the list, as options."""
+    options = [
+        *(click.option(f"--{name}", field, help=text) for name, (field, text) in _NAMES.items()),
+        click.option("--state", type=click.Choice([state.value for state in InspectedState]), help="Of any answer."),
+        click.option("--stop-reason", type=click.Choice([reason.value for reason in StopReason])),
+        *(click.option(f"--{flag.replace('_', '-')}", flag, is_flag=True, help=text) for flag, text in _FLAGS.items()),
+        click.option("--cost-from", type=Sum(), help="At least so many USD."),
+        click.option("--cost-to", type=Sum(), help="At most."),
+        click.option("--tokens-from", type=click.IntRange(0), help="At least so many tokens."),
+        click.option("--tokens-to", type=click.IntRange(0), help="At most."),
+        click.option("--from", "active_after", type=Moment(), help="Active since: 2026-11-01, or 7d ago."),
+        click.option("--to", "active_before", type=Moment(), help="The newest turn came before."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def inspect() -> None:
+    """Look at conversations: find them, read them, and see what exactly was sent.
+
+    It reads the database of the settings, of all tenants. Lists are counted some seconds behind the turns, by a server
+    or a worker that runs.
+
+    \b
+    Examples:
+      strata inspect list --error provider_overloaded --from 7d
+      strata inspect list --text "refund -invoice" --tenant acme
+      strata inspect conversation conv_01jd0z8s3bf6h9kq2m4n6p8r0t --around 40
+      strata inspect call conv_01jd0z8s3bf6h9kq2m4n6p8r0t 42
+    """  # noqa: D301  reason: click's mark for lines that stay as they are
+
+
+@inspect.command("list")
+@_filter_options
+@click.option("--tenant", help="Only this tenant's.  [all]")
+@click.option("--limit", type=click.IntRange(1, PAGE_LIMIT), default=20, show_default=True, help="Most rows.")
+@click.option("--cursor", help="Where the page before ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api/conversations answers it.")
+def list_(tenant: str | None, limit: int, cursor: str | None, *, as_json: bool, **filters: Any) -> None:
+    """List conversations, newest activity first. All filters can be combined."""
+    state, stop_reason = filters.pop("state"), filters.pop("stop_reason")
+    wanted = InspectionFilter(
+        **filters,
+        state=None if state is None else InspectedState(state),
+        stop_reason=None if stop_reason is None else StopReason(stop_reason),
+    )
+    page = run(_list(begin_quietly(), tenant, wanted, cursor, limit))
+    if as_json:
+        _print_json(InspectionPageView.of(page))
+    else:
+        show_list(_console(), page)
+
+
+@inspect.command()
+@click.argument("conversation_id")
+@click.option("--after", "after_seq", type=click.IntRange(0), help="The turns behind this one.")
+@click.option("--around", "around_seq", type=click.IntRange(0), help="The turns around this one.")
+@click.option("--limit", type=click.IntRange(1, TIMELINE_LIMIT), default=20, show_default=True, help="Most turns.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api answers it.")
+def conversation(
+    conversation_id: str, after_seq: int | None, around_seq: int | None, limit: int, *, as_json: bool
+) -> None:
+    """Show a conversation as it went: the newest turns, or those that you name."""
+    if after_seq is not None and around_seq is not None:
+        raise click.UsageError("--after or --around, not both.")
+    timeline = run(_load(begin_quietly(), conversation_id, after_seq, around_seq, limit))
+    if as_json:
+        _print_json(TimelineView.of(timeline))
+    else:
+        show_timeline(_console(), timeline)
+
+
+@inspect.command(context_settings={"ignore_unknown_options": True})
+@click.argument("conversation_id")
+@click.argument("turn_seq", type=int)
+@click.argument("attempt", type=int, default=1)
+@click.option("--request", "part", flag_value="request", help="Print the request's bytes, made again.")
+@click.option("--response", "part", flag_value="response", help="Print the raw response's bytes.")
+@click.option("--json", "part", flag_value="json", help="Print JSON, as /admin/api answers it.")
+def call(conversation_id: str, turn_seq: int, attempt: int, part: str | None) -> None:
+    """Show a call: its layers, whether its request can be proven, its signatures, cache, cost and answer."""
+    found = run(_inspect(begin_quietly(), conversation_id, turn_seq, attempt))
+    match part:
+        case "json":
+            _print_json(CallView.of(found))
+        case "request":
+            _print_bytes(found.request.body)
+        case "response":
+            _print_bytes(None if found.call.end is None else found.call.end.raw_response)
+        case _:
+            show_call(_console(), found)
+
+
+async def _list(
+    settings: Settings, tenant: str | None, filters: InspectionFilter, cursor: str | None, limit: int
+) -> InspectionPage:
+    async with open_database(settings) as database:
+        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        inspector = PostgresInspector(database)
+        return await inspector.list_conversations(tenant_id, filters=filters, cursor=cursor, limit=limit)
+
+
+async def _load(
+    settings: Settings, conversation_id: str, after_seq: int | None, around_seq: int | None, limit: int
+) -> Timeline:
+    async with open_database(settings) as database:
+        return await PostgresInspector(database).load_timeline(
+            None, conversation_id, after_seq=after_seq, around_seq=around_seq, limit=limit
+        )
+
+
+async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> CallInspection:
+    from server.provider_wiring import open_scribes  # noqa: PLC0415  reason: only calls have to wait for the SDKs
+
+    async with open_database(settings) as database, open_scribes(settings) as scribes:
+        inspector = CallInspector(
+            PostgresInspector(database), PostgresStore(database), scribes, read_frames, TokenEstimate()
+        )
+        return await inspector.inspect_call(None, conversation_id, turn_seq, attempt)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def _print_json(view: BaseModel) -> None:
+    click.echo(encode_json(view.model_dump()))
+
+
+def _print_bytes(data: bytes | None) -> None:
+    if data is None:
+        raise click.ClickException("There are no bytes to print.")
+    if sys.stdout.isatty():
+        raise click.UsageError("The bytes may hold anything a terminal obeys: send them to a file or a pipe.")
+    sys.stdout.buffer.write(data)
