@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Protocol
 
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant
+from server.audit import OPERATOR, Actor
 
 
 class KeyRing(Protocol):
@@ -26,9 +27,18 @@ class KeyRing(Protocol):
         ...
 
     async def create_key(
-        self, *, tenant_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+        self,
+        *,
+        tenant_id: str,
+        name: str,
+        scopes: frozenset[Scope],
+        expires_at: datetime | None,
+        by: Actor = OPERATOR,
     ) -> tuple[ApiKey, str]:
-        """The key and its text, which is never to be had again. Raises `TenantNotFound`."""
+        """The key and its text, which is never to be had again. The audit log tells of it in the same transaction.
+
+        Raises `TenantNotFound`.
+        """
         ...
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
@@ -45,10 +55,11 @@ class KeyRing(Protocol):
         """The keys of one tenant, or of all: oldest first, revoked and expired ones included."""
         ...
 
-    async def revoke_key(self, key_id: str) -> ApiKey:
+    async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
         """From the moment this returns the key opens nothing in this process. Others learn of it within moments; one
         that cannot hear of it asks for every request again, or at the latest half a minute after it last did.
 
-        Revoking twice keeps the first time. Raises `ApiKeyNotFound`.
+        Revoking twice keeps the first time. The audit log tells of it in the same transaction. Raises
+        `ApiKeyNotFound`.
         """
         ...

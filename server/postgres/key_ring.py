@@ -9,13 +9,15 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.audit import OPERATOR, Action, Actor, AuditDraft
 from server.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
 from server.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
+from server.postgres.access_tables import api_keys, tenants
+from server.postgres.auditing import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
 from server.postgres.channels import KEY_CHANNEL
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import Row
-from server.postgres.tables import api_keys, tenants
 
 _k = api_keys.c
 _KEY_COLUMNS: Final = (
@@ -36,13 +38,20 @@ _CREATE_TENANT: Final = Statement(
 )
 _LOAD_TENANT: Final = Statement(select(tenants).where(tenants.c.name == bindparam("name")))
 _LIST_TENANTS: Final = Statement(select(tenants).order_by(tenants.c.name))
-_CREATE_KEY: Final = Statement("""
-INSERT INTO api_keys (id, tenant_id, name, secret_hash, scopes, expires_at)
-SELECT :key, t.id, :name, :secret_hash, :scopes, :expires_at FROM tenants t WHERE t.id = :tenant
+# A repeated statement finds the key, and tells of it once.
+_CREATE_KEY: Final = Statement(f"""
+WITH made AS (
+    INSERT INTO api_keys (id, tenant_id, name, secret_hash, scopes, expires_at)
+    SELECT :key, t.id, :name, :secret_hash, :scopes, :expires_at FROM tenants t WHERE t.id = :tenant
+    ON CONFLICT (id) DO NOTHING
+    RETURNING tenant_id
+)
+INSERT INTO audit_log ({AUDIT_COLUMNS})
+SELECT {AUDIT_VALUES.replace(":audit_tenant::uuid", "made.tenant_id")} FROM made
 ON CONFLICT (id) DO NOTHING
-""")
+""")  # noqa: S608  reason: constants of this module only
 # The use is noted in the same round trip, and at most once a minute, so that most lookups write nothing.
-_FIND_LIVE_KEY: Final = Statement("""
+FIND_LIVE_KEY: Final = Statement("""
 WITH found AS (
     SELECT k.*, t.name AS tenant_name
     FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
@@ -59,13 +68,18 @@ SELECT * FROM found
 _LOAD_KEY: Final = Statement(_KEYS.where(_k.id == bindparam("key"), _k.tenant_id == bindparam("tenant")))
 _LIST_KEYS: Final = Statement(_KEYS)
 _LIST_TENANT_KEYS: Final = Statement(_KEYS.where(_k.tenant_id == bindparam("tenant")))
-# Every process that remembers the key hears of it, see `remembered_keys`.
+# Every process that remembers the key hears of it, see `remembered_keys`. The audit log tells it to the key's tenant.
 _REVOKE_KEY: Final = Statement(f"""
 WITH revoked AS (
     UPDATE api_keys k SET revoked_at = coalesce(k.revoked_at, now())
     FROM tenants t
     WHERE k.id = :key AND t.id = k.tenant_id
     RETURNING k.*, t.name AS tenant_name
+),
+told AS (
+    INSERT INTO audit_log ({AUDIT_COLUMNS})
+    SELECT {AUDIT_VALUES.replace(":audit_tenant::uuid", "revoked.tenant_id")} FROM revoked
+    ON CONFLICT (id) DO NOTHING
 )
 SELECT revoked.*, pg_notify('{KEY_CHANNEL}', id::text) IS NULL FROM revoked
 """)  # noqa: S608  reason: constants of this module only
@@ -94,13 +108,21 @@ class PostgresKeyRing:
         return [_tenant_from(row) for row in await self._database.run(_LIST_TENANTS)]
 
     async def create_key(
-        self, *, tenant_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+        self,
+        *,
+        tenant_id: str,
+        name: str,
+        scopes: frozenset[Scope],
+        expires_at: datetime | None,
+        by: Actor = OPERATOR,
     ) -> tuple[ApiKey, str]:
         key_id = new_id(API_KEY)
         text = issue_key_text(key_id)
         presented = parse_key_text(text)
         if presented is None:
             raise Internal
+        details = {"scopes": sorted(scopes), "expires_at": None if expires_at is None else expires_at.isoformat()}
+        draft = AuditDraft(tenant_id=None, actor=by, action=Action.CREATE_KEY, object_id=key_id, details=details)
         await self._database.run(
             _CREATE_KEY,
             key=decode_id(API_KEY, key_id),
@@ -109,6 +131,7 @@ class PostgresKeyRing:
             secret_hash=presented.secret_hash,
             scopes=sorted(scopes),
             expires_at=expires_at,
+            **audit_values(draft),
         )
         try:
             return await self.load_key(tenant_id=tenant_id, key_id=key_id), text
@@ -117,37 +140,39 @@ class PostgresKeyRing:
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
         rows = await self._database.run(
-            _FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
+            FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
         )
         if not rows or not presented.matches(rows[0]["secret_hash"]):
             return None
-        return _key_from(rows[0])
+        return key_from(rows[0])
 
     async def load_key(self, *, tenant_id: str, key_id: str) -> ApiKey:
         rows = await self._database.run(_LOAD_KEY, key=decode_id(API_KEY, key_id), tenant=decode_id(TENANT, tenant_id))
         if not rows:
             raise ApiKeyNotFound
-        return _key_from(rows[0])
+        return key_from(rows[0])
 
     async def list_keys(self, tenant_id: str | None = None) -> Sequence[ApiKey]:
         if tenant_id is None:
             rows = await self._database.run(_LIST_KEYS)
         else:
             rows = await self._database.run(_LIST_TENANT_KEYS, tenant=decode_id(TENANT, tenant_id))
-        return [_key_from(row) for row in rows]
+        return [key_from(row) for row in rows]
 
-    async def revoke_key(self, key_id: str) -> ApiKey:
-        rows = await self._database.run(_REVOKE_KEY, key=decode_id(API_KEY, key_id))
+    async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
+        draft = AuditDraft(tenant_id=None, actor=by, action=Action.REVOKE_KEY, object_id=key_id)
+        rows = await self._database.run(_REVOKE_KEY, key=decode_id(API_KEY, key_id), **audit_values(draft))
         if not rows:
             raise ApiKeyNotFound
-        return _key_from(rows[0])
+        return key_from(rows[0])
 
 
 def _tenant_from(row: Row) -> Tenant:
     return Tenant(id=encode_id(TENANT, row["id"]), name=decode_text(row["name"]), created_at=row["created_at"])
 
 
-def _key_from(row: Row) -> ApiKey:
+def key_from(row: Row) -> ApiKey:
+    """A key from a row that has its tenant's name too."""
     return ApiKey(
         id=encode_id(API_KEY, row["id"]),
         tenant_id=encode_id(TENANT, row["tenant_id"]),

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant
+from server.audit import OPERATOR, Actor
 from server.identifiers import API_KEY, encode_id
 from server.key_ring import KeyRing
 from server.postgres.channels import KEY_CHANNEL
@@ -72,9 +73,9 @@ class RememberedKeys:
             self._remember(key, presented.secret_hash)
         return key
 
-    async def revoke_key(self, key_id: str) -> ApiKey:
+    async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
         try:
-            return await self._key_ring.revoke_key(key_id)
+            return await self._key_ring.revoke_key(key_id, by)
         finally:
             # Also where it failed: the answer may be lost and the key be gone.
             self._forget(key_id)
@@ -89,9 +90,17 @@ class RememberedKeys:
         return await self._key_ring.list_tenants()
 
     async def create_key(
-        self, *, tenant_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+        self,
+        *,
+        tenant_id: str,
+        name: str,
+        scopes: frozenset[Scope],
+        expires_at: datetime | None,
+        by: Actor = OPERATOR,
     ) -> tuple[ApiKey, str]:
-        return await self._key_ring.create_key(tenant_id=tenant_id, name=name, scopes=scopes, expires_at=expires_at)
+        return await self._key_ring.create_key(
+            tenant_id=tenant_id, name=name, scopes=scopes, expires_at=expires_at, by=by
+        )
 
     async def load_key(self, *, tenant_id: str, key_id: str) -> ApiKey:
         return await self._key_ring.load_key(tenant_id=tenant_id, key_id=key_id)

@@ -1,0 +1,218 @@
+# ruff: noqa: SLF001  # reason: the plans are those of the statements themselves
+"""Sessions of operators and the audit log, on the database itself."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.admin_sessions import AdminSession, SessionLimits, lock_subjects
+from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.audit import OPERATOR, Action, Actor, AuditDraft, AuditFilter, Outcome
+from server.errors import CursorInvalid, KeyRejected, LoginLocked, ScopeMissing
+from server.identifiers import API_KEY, new_id
+from server.postgres import admin_sessions, auditing
+from server.postgres.admin_sessions import PostgresAdminSessions
+from server.postgres.auditing import PostgresAuditLog
+from server.postgres.engine import Database
+from server.postgres.key_ring import PostgresKeyRing
+from tests.builders import NASTY
+from tests.integration.test_plans import explain
+
+LIMITS = SessionLimits(key_failures=3, address_failures=5, lock_seconds=600)
+
+
+def presented(text: str) -> PresentedKey:
+    found = parse_key_text(text)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def sessions(database: Database) -> PostgresAdminSessions:
+    return PostgresAdminSessions(database, LIMITS)
+
+
+@pytest.fixture
+def audit_log(database: Database) -> PostgresAuditLog:
+    return PostgresAuditLog(database)
+
+
+@pytest.fixture
+async def admin(key_ring: PostgresKeyRing, tenant: Tenant) -> tuple[ApiKey, PresentedKey]:
+    key, text = await key_ring.create_key(
+        tenant_id=tenant.id, name="admin", scopes=frozenset({Scope.ADMIN}), expires_at=None
+    )
+    return key, presented(text)
+
+
+async def try_to_log_in(sessions: PostgresAdminSessions, key: PresentedKey | None, address: str | None) -> str:
+    try:
+        await sessions.log_in(key, address=address)
+    except (KeyRejected, LoginLocked, ScopeMissing) as refusal:
+        return refusal.code
+    return "in"
+
+
+async def test_many_guesses_at_once_are_no_more_guesses(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey]
+) -> None:
+    forged = presented(issue_key_text(admin[0].id))
+    outcomes = await asyncio.gather(*(try_to_log_in(sessions, forged, None) for _ in range(15)))
+    assert sorted(outcomes) == ["key_rejected"] * 3 + ["login_locked"] * 12
+
+
+async def test_the_right_key_in_the_crowd_gets_in_and_counts_for_nothing(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
+) -> None:
+    outcomes = await asyncio.gather(*(try_to_log_in(sessions, admin[1], "192.0.2.1") for _ in range(12)))
+    assert outcomes == ["in"] * 12
+    async with database.connection() as connection:
+        assert await connection.fetchval("SELECT coalesce(sum(failure_count), 0) FROM login_failures") == 0
+
+
+async def test_a_lock_that_is_over_counts_from_the_beginning(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
+) -> None:
+    forged = presented(issue_key_text(admin[0].id))
+    assert [await try_to_log_in(sessions, forged, None) for _ in range(4)][-1] == "login_locked"
+    async with database.connection() as connection:
+        await connection.execute("UPDATE login_failures SET locked_until = now() - interval '1 second'")
+    outcomes = [await try_to_log_in(sessions, forged, None) for _ in range(4)]
+    assert outcomes == ["key_rejected"] * 3 + ["login_locked"]
+
+
+async def test_failures_that_lie_far_apart_do_not_add_up(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
+) -> None:
+    forged = presented(issue_key_text(admin[0].id))
+    for _ in range(6):
+        assert await try_to_log_in(sessions, forged, None) == "key_rejected"
+        async with database.connection() as connection:
+            await connection.execute("UPDATE login_failures SET began_at = now() - interval '11 minutes'")
+
+
+async def test_a_network_of_addresses_is_one_stranger(sessions: PostgresAdminSessions) -> None:
+    outcomes = [
+        await try_to_log_in(sessions, presented(issue_key_text(new_id(API_KEY))), f"2001:db8:0:1::{number}")
+        for number in range(6)
+    ]
+    assert outcomes == ["key_rejected"] * 5 + ["login_locked"]
+    other = presented(issue_key_text(new_id(API_KEY)))
+    assert await try_to_log_in(sessions, other, "2001:db8:0:2::1") == "key_rejected"
+
+
+def test_an_address_is_counted_under_one_name() -> None:
+    assert lock_subjects(None, "::ffff:192.0.2.1") == (None, "192.0.2.1")
+    assert lock_subjects(None, "2001:DB8::0001") == (None, "2001:db8::/64")
+    assert lock_subjects(None, "somewhere") == (None, "somewhere")
+    assert lock_subjects(None, None) == (None, None)
+
+
+async def test_what_is_over_goes_with_the_next_login(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
+) -> None:
+    await sessions.log_in(admin[1], address="192.0.2.1")
+    await try_to_log_in(sessions, presented(issue_key_text(new_id(API_KEY))), None)
+    async with database.connection() as connection:
+        await connection.execute("UPDATE admin_sessions SET created_at = now() - interval '1 day'")
+        await connection.execute("UPDATE login_failures SET began_at = now() - interval '1 day'")
+        await sessions.log_in(admin[1], address=None)
+        assert await connection.fetchval("SELECT count(*) FROM admin_sessions") == 1
+        assert await connection.fetchval("SELECT count(*) FROM login_failures") == 0
+
+
+@pytest.mark.parametrize("scope", [Scope.ADMIN, Scope.SUPERADMIN])
+async def test_a_super_admin_sees_all_tenants_and_an_admin_its_own(
+    sessions: PostgresAdminSessions, key_ring: PostgresKeyRing, tenant: Tenant, scope: Scope
+) -> None:
+    _, text = await key_ring.create_key(tenant_id=tenant.id, name="x", scopes=frozenset({scope}), expires_at=None)
+    opened, token = await sessions.log_in(presented(text), address=None)
+    found = await sessions.find_session(token)
+    assert isinstance(found, AdminSession)
+    assert (found.id, found.csrf_token, found.key.id) == (opened.id, opened.csrf_token, opened.key.id)
+    assert found.sees_tenant_id == (None if scope is Scope.SUPERADMIN else tenant.id)
+
+
+@pytest.mark.parametrize("token", ["", "x", "\ud83d", "\x00", "a" * 10_000])
+async def test_a_token_of_any_text_finds_nothing(sessions: PostgresAdminSessions, token: str) -> None:
+    assert await sessions.find_session(token) is None
+
+
+async def test_a_session_is_found_by_its_hash(database: Database) -> None:
+    plan = await explain(database, admin_sessions._FIND)
+    assert "uq_admin_sessions_token_hash" in plan
+    assert "Seq Scan" not in plan.replace("Seq Scan on tenants", "")
+
+
+# --- the log
+
+
+@given(st.dictionaries(st.text(max_size=10), st.text(max_size=30) | st.integers() | st.none(), max_size=3), st.text())
+@settings(max_examples=20)
+async def test_a_row_is_read_as_it_was_written(
+    database: Database, tenant: Tenant, details: dict[str, object], address: str
+) -> None:
+    log = PostgresAuditLog(database)
+    draft = AuditDraft(
+        tenant_id=tenant.id,
+        actor=Actor(key_id=new_id(API_KEY), session_id=new_id("session"), address=address),
+        action=Action.REVOKE_KEY,
+        object_id=NASTY,
+        details=details,
+        outcome=Outcome.FAILED,
+    )
+    await log.append(draft)
+    entry = (await log.list_entries(tenant.id, AuditFilter(), limit=1)).items[0]
+    written = {name: getattr(draft, name) for name in ("tenant_id", "actor", "action", "object_id", "outcome")}
+    assert {name: getattr(entry, name) for name in written} == written
+    assert dict(entry.details) == details
+
+
+async def test_filters_combine_and_pages_follow_each_other(
+    audit_log: PostgresAuditLog, key_ring: PostgresKeyRing, tenant: Tenant
+) -> None:
+    other = await key_ring.create_tenant("other")
+    key_id = new_id(API_KEY)
+    for number in range(30):
+        await audit_log.append(
+            AuditDraft(
+                tenant_id=(tenant.id, other.id, None)[number % 3],
+                actor=Actor(key_id=key_id) if number % 2 else OPERATOR,
+                action=Action.LOGIN,
+                details={"number": number},
+                outcome=Outcome.REFUSED if number % 5 == 0 else Outcome.DONE,
+            )
+        )
+
+    async def numbers(tenant_id: str | None, wanted: AuditFilter, limit: int = 4) -> list[object]:
+        found, cursor = [], None
+        while True:
+            page = await audit_log.list_entries(tenant_id, wanted, cursor=cursor, limit=limit)
+            assert len(page.items) <= limit
+            found += [entry.details["number"] for entry in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    assert await numbers(tenant.id, AuditFilter()) == list(range(27, -1, -3))
+    assert await numbers(None, AuditFilter()) == list(range(29, -1, -1))
+    assert await numbers(tenant.id, AuditFilter(key_id=key_id)) == [27, 21, 15, 9, 3]
+    assert await numbers(tenant.id, AuditFilter(key_id=key_id, outcome=Outcome.REFUSED, action="login")) == [15]
+    assert await numbers(tenant.id, AuditFilter(key_id="key_nonsense")) == []
+    assert await numbers(tenant.id, AuditFilter(action="key.revoke")) == []
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert await numbers(tenant.id, AuditFilter(since=soon)) == []
+    assert len(await numbers(tenant.id, AuditFilter(until=soon))) == 10
+    with pytest.raises(CursorInvalid):
+        await audit_log.list_entries(tenant.id, AuditFilter(), cursor="nonsense")
+
+
+@pytest.mark.parametrize("filters", [("tenant",), ("action", "tenant"), ("key_id", "tenant"), ()])
+async def test_a_page_of_the_log_is_read_in_the_order_of_an_index(database: Database, filters: tuple[str, ...]) -> None:
+    plan = await explain(database, auditing._statement_for(filters))
+    assert "Limit" in plan
+    assert "Sort" not in plan
+    assert "audit_log" in plan
