@@ -4,6 +4,7 @@ The static layer is rendered when an epoch begins and sent with every call until
 would show the moment at which somebody happened to begin, for ever.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,37 +25,55 @@ class Fault:
 
 def find_fault(tree: nodes.Template) -> Fault | None:
     """The first thing in a template that its text may not depend on, or that there is not."""
-    return find_loading(tree) or _find_volatile_namespace(tree) or _find_volatile_member(tree)
+    return next(find_faults(tree), None)
+
+
+def find_faults(tree: nodes.Template) -> Iterator[Fault]:
+    """All of them, kind by kind."""
+    yield from _find_loading(tree)
+    yield from _find_volatile_namespaces(tree)
+    yield from _find_volatile_members(tree)
 
 
 def find_loading(tree: nodes.Template) -> Fault | None:
     """A tag that asks for another template. Every template stands alone."""
-    node = next((node for kind in _LOADING for node in tree.find_all(kind)), None)
-    if node is None:
-        return None
-    return Fault(message="There are no other templates to include, import or extend.", line=node.lineno)
+    return next(_find_loading(tree), None)
 
 
-def _find_volatile_namespace(tree: nodes.Template) -> Fault | None:
-    # Jinja itself says which names come from outside; one that the template binds is the template's own.
-    from_outside = meta.find_undeclared_variables(tree)
-    for name in VOLATILE_NAMESPACES:
-        if name in from_outside:
-            line = next(node.lineno for node in tree.find_all(nodes.Name) if node.name == name and node.ctx == "load")
-            return Fault(message=f"`{name}` changes with every turn, and this text is written once.", line=line)
-    return None
-
-
-def _find_volatile_member(tree: nodes.Template) -> Fault | None:
-    reached = [(node.node, node.attr, node.lineno) for node in tree.find_all(nodes.Getattr)]
+def find_members(tree: nodes.Template) -> Iterator[tuple[str, str, int]]:
+    """Every `name.member` and `name["member"]`, with its line."""
+    reached: list[tuple[nodes.Expr, str, int]] = [
+        (node.node, node.attr, node.lineno) for node in tree.find_all(nodes.Getattr)
+    ]
     reached += [
         (node.node, node.arg.value, node.lineno)
         for node in tree.find_all(nodes.Getitem)
         if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str)
     ]
     for owner, member, line in reached:
-        if isinstance(owner, nodes.Name) and member in VOLATILE_MEMBERS.get(owner.name, ()):
-            return Fault(
-                message=f"`{owner.name}.{member}` changes with every turn, and this text is written once.", line=line
-            )
-    return None
+        if isinstance(owner, nodes.Name):
+            yield owner.name, member, line
+
+
+def _find_loading(tree: nodes.Template) -> Iterator[Fault]:
+    for kind in _LOADING:
+        for node in tree.find_all(kind):
+            yield Fault(message="There are no other templates to include, import or extend.", line=node.lineno)
+
+
+def _find_volatile_namespaces(tree: nodes.Template) -> Iterator[Fault]:
+    # Jinja itself says which names come from outside; one that the template binds is the template's own.
+    from_outside = meta.find_undeclared_variables(tree)
+    for name in VOLATILE_NAMESPACES:
+        if name in from_outside:
+            for node in tree.find_all(nodes.Name):
+                if node.name == name and node.ctx == "load":
+                    message = f"`{name}` changes with every turn, and this text is written once."
+                    yield Fault(message=message, line=node.lineno)
+
+
+def _find_volatile_members(tree: nodes.Template) -> Iterator[Fault]:
+    for owner, member, line in find_members(tree):
+        if member in VOLATILE_MEMBERS.get(owner, ()):
+            message = f"`{owner}.{member}` changes with every turn, and this text is written once."
+            yield Fault(message=message, line=line)

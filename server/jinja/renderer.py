@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from server.assistant import AssistantDefinition
+from server.assistant import AssistantDefinition, Instructions
 from server.block import JsonValue
 from server.errors import TemplateInvalid
 from server.jinja.environment import RENDER_ERRORS, TextTooLong, describe, line_of, render_within, to_json
@@ -12,7 +12,14 @@ from server.jinja.limits import RenderLimits
 from server.jinja.templates import LayerTemplate, TemplateSet
 from server.jinja.worker_process import WorkerProcess
 from server.prompt_arguments import clone
-from server.renderer import RenderedDynamic, RenderedQuestion, RenderedStatic, TemplateFailure
+from server.renderer import (
+    AskedName,
+    InspectedInstructions,
+    RenderedDynamic,
+    RenderedQuestion,
+    RenderedStatic,
+    TemplateFailure,
+)
 from server.transcript import TranscriptTurn
 
 _TAGS: Final = ("{{", "{%", "{#")
@@ -39,7 +46,7 @@ class JinjaRenderer:
         template = self._templates.static[provider]
         texts: dict[str, str] = {}
         failures: list[TemplateFailure] = []
-        for name, source in _instructions(assistant):
+        for name, source in _texts(assistant.instructions):
             texts[name], failure = await self._render_instruction(name, source, arguments)
             failures += [failure] if failure is not None else []
         try:
@@ -84,7 +91,7 @@ class JinjaRenderer:
         return RenderedQuestion(text=text, template_source=template.source, template_hash=template.sha256)
 
     async def check_instructions(self, assistant: AssistantDefinition) -> None:
-        for name, source in _instructions(assistant):
+        for name, source in _texts(assistant.instructions):
             if not _is_template(source):
                 continue
             answer = await self._worker.ask({"task": "check", "source": source})
@@ -92,6 +99,21 @@ class JinjaRenderer:
                 found = answer["failure"]
                 place = f"`{name}`" if found["line"] is None else f"`{name}`, line {found['line']}"
                 raise TemplateInvalid(f"{place}: {found['message']}", template=name, line=found["line"])
+
+    async def inspect_instructions(self, instructions: Instructions) -> InspectedInstructions:
+        failures: list[TemplateFailure] = []
+        names: list[AskedName] = []
+        for name, source in _texts(instructions):
+            if not _is_template(source):
+                continue
+            answer = await self._worker.ask({"task": "inspect", "source": source})
+            found = [answer["failure"]] if "failure" in answer else answer["failures"]
+            failures += [TemplateFailure(template=name, **failure) for failure in found]
+            names += [
+                AskedName(template=name, path=path, line=line, is_guarded=is_guarded)
+                for path, line, is_guarded in answer.get("names", ())
+            ]
+        return InspectedInstructions(failures=tuple(failures), names=tuple(names))
 
     async def close(self) -> None:
         await self._worker.close()
@@ -107,8 +129,7 @@ class JinjaRenderer:
         return answer["text"], None
 
 
-def _instructions(assistant: AssistantDefinition) -> tuple[tuple[str, str], ...]:
-    texts = assistant.instructions
+def _texts(texts: Instructions) -> tuple[tuple[str, str], ...]:
     return ("roles", texts.roles), ("procedure", texts.procedure), ("constraints", texts.constraints)
 
 

@@ -5,6 +5,7 @@ One JSON document per line comes in and one goes out:
     <- {"ready": true}
     -> {"task": "render", "source": …, "arguments": {…}}      <- {"text": …} or {"failure": {"kind", "message", "line"}}
     -> {"task": "check", "source": …}                         <- {} or {"failure": …}
+    -> {"task": "inspect", "source": …}                       <- {"failures": […], "names": [[path, line, guarded], …]}
 
 It ends when its input does. It takes its own limits before it reads anything: memory, open files, no new process, no
 file written; and for each task a time, after which the kernel ends it in whatever it is doing. So it needs no parent
@@ -16,14 +17,17 @@ import signal
 import sys
 from typing import Any, Final
 
+from server.jinja.asked_names import find_asked_names
 from server.jinja.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
-from server.jinja.frozen import find_fault
+from server.jinja.frozen import find_fault, find_faults
 from server.jinja.limits import RenderLimits
 
 if sys.platform != "win32":
     import resource
 
 _OPEN_FILES: Final = 32
+_MOST_FAULTS: Final = 50
+_MOST_NAMES: Final = 500
 _NO_MEMORY: Final = b'{"failure":{"kind":"too_large","message":"The template needs too much memory.","line":null}}\n'
 
 
@@ -43,10 +47,20 @@ def main(arguments: list[str]) -> None:
 def _answer(sandbox: Sandbox, limits: RenderLimits, line: bytes) -> bytes:
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
-        answer = _check(sandbox, request) if request["task"] == "check" else _render(sandbox, limits, request)
+        answer = _do(sandbox, limits, request)
         return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
     except MemoryError:
         return _NO_MEMORY
+
+
+def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    match request["task"]:
+        case "check":
+            return _check(sandbox, request)
+        case "inspect":
+            return _inspect(sandbox, request)
+        case _:
+            return _render(sandbox, limits, request)
 
 
 def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +71,20 @@ def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
     except RENDER_ERRORS as error:
         return _failure("parse", error)
     return {} if fault is None else _failure_at("parse", fault.message, fault.line)
+
+
+def _inspect(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
+    """As `_check`, with all faults. A template that does not compile asks for nothing."""
+    faults: list[dict[str, Any]] = []
+    names: list[tuple[str, int, bool]] = []
+    try:
+        tree = sandbox.parse(request["source"])
+        faults += [_failure_at("parse", fault.message, fault.line)["failure"] for fault in find_faults(tree)]
+        names += [(asked.path, asked.line, asked.is_guarded) for asked in find_asked_names(tree, sandbox.globals)]
+        sandbox.compile(tree)
+    except RENDER_ERRORS as error:
+        faults.append(_failure("parse", error)["failure"])
+    return {"failures": faults[:_MOST_FAULTS], "names": names[:_MOST_NAMES]}
 
 
 def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
