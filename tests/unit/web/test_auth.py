@@ -4,19 +4,40 @@ import pytest
 
 from server.api_key import Scope, issue_key_text
 from server.identifiers import API_KEY, new_id
+from server.web.admin.entry import require_session
 from server.web.app import ROUTES
 from server.web.auth import KeyGuard
 from tests.fakes.site import Site
 
-LOCKED = ("/v1", "/admin")
+LOCKED = ("/v1", "/admin/api")
 OPEN = {"/healthz", "/readyz", "/metrics", "/schema", "/schema/openapi.json", "/schema/{path:str}"}
+OPEN_PAGES = {("/admin/login", "GET"), ("/admin/login", "POST"), ("/admin/static/{digest:str}/{name:str}", "GET")}
 
 
-def test_every_route_under_v1_and_admin_is_guarded(site: Site) -> None:
+def test_every_page_but_the_login_needs_a_session_and_no_page_takes_a_key(site: Site) -> None:
+    open_pages: set[tuple[str, str]] = set()
+    locked_pages: set[tuple[str, str]] = set()
+    for route in site.app.litestar.routes:
+        if not route.path.startswith("/admin") or route.path.startswith("/admin/api"):
+            continue
+        for handler in getattr(route, "route_handlers", ()):
+            if handler.http_methods == {"OPTIONS"}:
+                continue
+            guards = handler.resolve_guards()
+            assert not any(isinstance(guard, KeyGuard) for guard in guards)
+            pages = locked_pages if guards.count(require_session) == 1 else open_pages
+            pages |= {(route.path, str(method)) for method in handler.http_methods}
+    assert open_pages == OPEN_PAGES
+    assert {("/admin", "GET"), ("/admin/logout", "POST"), ("/admin/keys/{key_id:str}/revoke", "POST")} <= locked_pages
+
+
+def test_every_route_under_v1_and_admin_api_is_guarded(site: Site) -> None:
     open_paths = set()
     for route in site.app.litestar.routes:
         for handler in getattr(route, "route_handlers", ()):
             if handler.http_methods == {"OPTIONS"} or route.path.startswith("/test/"):
+                continue
+            if route.path.startswith("/admin") and not route.path.startswith("/admin/api"):
                 continue
             guards = [guard for guard in handler.resolve_guards() if isinstance(guard, KeyGuard)]
             if route.path.startswith(LOCKED):
@@ -28,7 +49,7 @@ def test_every_route_under_v1_and_admin_is_guarded(site: Site) -> None:
                 assert not guards
                 open_paths.add(route.path)
     assert open_paths == OPEN
-    assert len(ROUTES) == 29
+    assert len(ROUTES) == 51
 
 
 @pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x", "/admin/api/jobs"])

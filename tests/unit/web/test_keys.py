@@ -23,7 +23,7 @@ async def test_a_key_can_ask_who_it_is(site: Site) -> None:
     body = (await site.get("/v1/key", key=text)).json()
     assert body["name"] == "theirs"
     assert body["tenant"]["name"] == "other"
-    assert body["scopes"] == ["admin", "client"]
+    assert body["scopes"] == ["admin", "client", "superadmin"]
     assert body["expires_at"] == "2100-01-01T00:00:00Z"
     assert body["revoked_at"] is None
     assert body["created_at"].endswith("Z")

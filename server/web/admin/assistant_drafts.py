@@ -1,0 +1,180 @@
+"""What somebody wrote into the editor of an assistant: from the fields of the form to a definition, or to what is wrong
+with them. A field that was not touched keeps its text to the byte, also where a page cannot show all of it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from server.assistant import Assistant, AssistantDefinition, Instructions
+from server.assistant_difference import write_json
+from server.errors import BodyMalformed, ValidationFailed
+from server.renderer import Renderer
+from server.template_checks import Severity, TemplateProblem, list_instructions
+from server.web.admin.rendering import show_text
+from server.web.assistants import AssistantBody, ProviderNames, check_definition, definition_members
+from server.web.body import DEEPEST, LARGEST_INTEGER, is_deeper
+from server.web.json_text import decode_json
+from server.web.validation import trace_path
+
+INSTRUCTIONS: Final = ("roles", "procedure", "constraints")
+_SOURCE_CHARS: Final = 300
+_WINDOWS_LINE: Final = "\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A form as it was sent."""
+
+    base_version: int
+    fields: Mapping[str, str]
+    """What the form shows, by field: `roles`, `procedure`, `constraints`, `variables`, `args`."""
+    definition: AssistantDefinition
+    """The version that it began with, and the changes that could be read."""
+    args: Mapping[str, Any]
+    problems: tuple[TemplateProblem, ...]
+    """Fields that cannot be taken. Those of `args` keep nothing from being saved."""
+
+
+def open_draft(base: Assistant, text: Assistant, args: str) -> Draft:
+    """The form before anybody has written into it: the texts may be those of another version."""
+    definition = replace(
+        base.definition, instructions=text.definition.instructions, variables=text.definition.variables
+    )
+    given, _ = read_object("args", args)
+    return Draft(
+        base_version=base.version,
+        fields={**_shown_fields(text), "args": args},
+        definition=definition,
+        args=given,
+        problems=(),
+    )
+
+
+def read_draft(base: Assistant, form: Mapping[str, str]) -> Draft:
+    """The form that somebody sent, over the version that it is to follow."""
+    stored = {
+        **dict(list_instructions(base.definition.instructions)),
+        "variables": write_json(base.definition.variables),
+    }
+    sent = {name: form.get(name, "").replace(_WINDOWS_LINE, "\n") for name in (*stored, "args")}
+    texts: dict[str, str] = {}
+    problems: list[TemplateProblem] = []
+    for name, before in stored.items():
+        texts[name], problem = _take(name, before, sent[name])
+        problems += [problem] if problem is not None else []
+    variables: Mapping[str, Any] = base.definition.variables
+    if texts["variables"] != stored["variables"]:
+        variables, problem = read_object("variables", texts["variables"])
+        problems += [problem] if problem is not None else []
+    args, problem = read_object("args", sent["args"])
+    problems += [problem] if problem is not None else []
+    instructions = Instructions(**{name: texts[name] for name in INSTRUCTIONS})
+    return Draft(
+        base_version=base.version,
+        fields={name: show_text(text) for name, text in sent.items()},
+        definition=replace(base.definition, instructions=instructions, variables=variables),
+        args=args,
+        problems=tuple(problems),
+    )
+
+
+def rebase(form: Mapping[str, str], base: Assistant, newest: Assistant) -> dict[str, str]:
+    """The form over a newer version than it began with: fields that were not touched are as that one has them."""
+    before, after = _shown_fields(base), _shown_fields(newest)
+    untouched = {name for name in before if form.get(name, "").replace(_WINDOWS_LINE, "\n") == before[name]}
+    return {**form, **{name: after[name] for name in untouched}}
+
+
+def read_version(form: Mapping[str, str]) -> int:
+    """The version that a form began with. Raises `BodyMalformed`."""
+    text = form.get("base_version", "")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= LARGEST_INTEGER):
+        raise BodyMalformed("The form does not say which version it began with.", hint="Load the page again.")
+    return int(text)
+
+
+async def find_refusals(
+    definition: AssistantDefinition, providers: ProviderNames, renderer: Renderer
+) -> tuple[TemplateProblem, ...]:
+    """Why the API would refuse the definition, but for its templates, which `AssistantEditor.check` tells of.
+
+    Raises `TemplateInvalid` where a template is wrong.
+    """
+    members = dict(definition_members(definition))
+    try:
+        await check_definition(AssistantBody.model_validate(members), providers, renderer)
+    except ValidationError as error:
+        return tuple(
+            _problem(trace_path(fault["loc"], members), str(fault["msg"]).removeprefix("Value error, "))
+            for fault in error.errors(include_url=False, include_input=False, include_context=False)
+        )
+    except ValidationFailed as error:
+        faults = error.details.get("errors")
+        told = [(fault["path"], fault["message"]) for fault in faults] if isinstance(faults, list) else []
+        return tuple(_problem(path, message) for path, message in told or [("", error.message)])
+    return ()
+
+
+def example_args(names: Iterable[str]) -> str:
+    """A JSON object with each name, for somebody to fill in."""
+    return write_json({name: name for name in names})
+
+
+def read_object(field: str, text: str) -> tuple[dict[str, Any], TemplateProblem | None]:
+    """A JSON object that somebody wrote; nothing is an empty one."""
+    if not text.strip():
+        return {}, None
+    try:
+        value = decode_json(text.encode("utf-8", "surrogatepass"))
+    except json.JSONDecodeError as error:
+        lines = text.split("\n")
+        source = lines[error.lineno - 1][:_SOURCE_CHARS] if error.lineno <= len(lines) else ""
+        return {}, _problem(field, f"This is no JSON: {error.msg}.", line=error.lineno, source=source)
+    except (ValueError, RecursionError) as error:
+        return {}, _problem(field, f"This is no JSON: {error}.")
+    if not isinstance(value, dict):
+        return {}, _problem(field, "Expected a JSON object, from { to }.", line=1)
+    if is_deeper(value, DEEPEST):
+        return {}, _problem(field, f"It is nested more than {DEEPEST} levels deep.")
+    return value, None
+
+
+def show_field(text: str) -> str:
+    """A text as a field of the form shows it."""
+    return show_text(text.replace(_WINDOWS_LINE, "\n"))
+
+
+def _shown_fields(assistant: Assistant) -> dict[str, str]:
+    definition = assistant.definition
+    texts = {**dict(list_instructions(definition.instructions)), "variables": write_json(definition.variables)}
+    return {name: show_field(text) for name, text in texts.items()}
+
+
+def _take(name: str, before: str, sent: str) -> tuple[str, TemplateProblem | None]:
+    """The text that a field stands for. One that cannot be taken is as it was."""
+    shown = show_field(before)
+    if sent == shown:
+        return before, None
+    if shown != before.replace(_WINDOWS_LINE, "\n"):
+        message = "It has characters that a page cannot show, so it can only be changed over the API."
+        return before, _problem(name, message)
+    for number, line in enumerate(sent.split("\n"), start=1):
+        if show_text(line) != line:
+            message = "This line has a character that nobody can see. Write it as an escape, such as {{ '\\u200b' }}."
+            return before, _problem(name, message, line=number, source=line[:_SOURCE_CHARS])
+    return (sent.replace("\n", _WINDOWS_LINE) if _WINDOWS_LINE in before else sent), None
+
+
+def _problem(field: str, message: str, *, line: int | None = None, source: str = "") -> TemplateProblem:
+    return TemplateProblem(
+        template=field.removeprefix("instructions."),
+        severity=Severity.ERROR,
+        kind="invalid",
+        message=message,
+        line=line,
+        source=source,
+    )

@@ -1,0 +1,128 @@
+"""One call under the lens: why it failed, why the cache missed, what exactly was sent, what came back, what it cost."""
+
+import asyncio
+from typing import Any, Final
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, SkipValidation
+
+from server.admin_sessions import AdminSession
+from server.call_explanation import explain_cache, explain_error, explain_outcome
+from server.call_inspection import CallInspection, CallInspector, RebuiltRequest, RequestProof
+from server.inspection import Inspector
+from server.payload import ManifestEntry
+from server.web.admin.call_answer import show_answer
+from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
+from server.web.admin.call_notes import show_headers, show_notes, show_signatures, show_usage
+from server.web.admin.call_request import show_difference, show_request
+from server.web.admin.page_room import Room, open_window
+from server.web.admin.rendering import answer_page
+from server.web.call_views import CallView
+from server.web.inspection import answer_bytes
+from server.web.json_text import answer_json
+from server.web.request import StrataRequest
+
+_PATH: Final = "/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}"
+_MANIFEST_ROWS: Final = 60
+"""Of the beginning, and of the end."""
+_ATTEMPTS: Final = 20
+
+
+@get(_PATH)
+async def show_call(
+    request: StrataRequest,
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    call_inspector: NamedDependency[SkipValidation[CallInspector]],
+) -> Response[bytes]:
+    """The whole call on a page of bounded size; all bytes can be downloaded from it."""
+    reach = session.sees_tenant_id
+    found = await call_inspector.inspect_call(reach, conversation_id, turn_seq, attempt)
+    previous = None
+    if found.previous is not None:
+        place = found.previous.turn_seq, found.previous.start.attempt
+        previous = await call_inspector.rebuild_request(reach, conversation_id, *place)
+    # Requests and answers may be megabytes of JSON: other turns stream meanwhile.
+    values = await asyncio.to_thread(_describe, found, previous)
+    return answer_page(request, "call.html", **values)
+
+
+@get(f"{_PATH}/request")
+async def download_request(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    call_inspector: NamedDependency[SkipValidation[CallInspector]],
+) -> Response[bytes]:
+    """Every byte of the request, made again."""
+    made = await call_inspector.rebuild_request(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    name = f"request-{turn_seq}-{attempt}"
+    return answer_bytes(made.body or b"", name, {"x-strata-proof": made.proof.value})
+
+
+@get(f"{_PATH}/response")
+async def download_response(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+) -> Response[bytes]:
+    """Every byte that came back."""
+    stored = await inspector.load_stored_call(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    end = stored.call.end
+    raw = None if end is None else end.raw_response
+    return answer_bytes(raw or b"", f"response-{turn_seq}-{attempt}")
+
+
+@get(f"{_PATH}/json")
+async def download_call(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    call_inspector: NamedDependency[SkipValidation[CallInspector]],
+) -> Response[Any]:
+    """The call as `/admin/api` answers it, for those who have a session and no key at hand."""
+    found = await call_inspector.inspect_call(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    name = f'attachment; filename="call-{turn_seq}-{attempt}.json"'
+    return answer_json(CallView.of(found), headers={"content-disposition": name, "cache-control": "no-store"})
+
+
+def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[str, Any]:
+    """What the template says of a call. Who asks for room first is sure to be shown."""
+    room, request = Room(), found.request
+    stop_reason = None if found.folded is None else found.folded.answer.stop_reason
+    return {
+        "found": found,
+        "start": found.call.start,
+        "end": found.call.end,
+        "base": f"/admin/conversations/{found.conversation_id}/calls",
+        "outcome": explain_outcome(found.call, found.turn, stop_reason),
+        "cache": explain_cache(found.call),
+        "cache_bars": draw_cache(found),
+        "layers": draw_layers(found),
+        "times": draw_times(found),
+        "attempts": open_window(found.attempts, head=_ATTEMPTS, tail=_ATTEMPTS),
+        "proof_error": explain_error(request.error_code) if request.error_code else None,
+        "rebuilt_block": _rebuilt_block(request),
+        "is_previous_known": previous is not None and previous.proof is not RequestProof.IMPOSSIBLE,
+        "notes": show_notes(found.call.start, room),
+        "answer": show_answer(found, room),
+        "difference": show_difference(found, previous, room),
+        "members": show_request(request.body, room) if request.body is not None else (),
+        "manifest": open_window(found.blocks, head=_MANIFEST_ROWS, tail=_MANIFEST_ROWS),
+        "signatures": show_signatures(found),
+        "response_headers": show_headers(found, room),
+        "usage_reported": show_usage(found, room),
+    }
+
+
+def _rebuilt_block(request: RebuiltRequest) -> ManifestEntry | None:
+    """What stands in the place of the first block that differs, as it was made again."""
+    place = request.first_difference
+    return None if place is None or place >= len(request.manifest) else request.manifest[place]

@@ -1,0 +1,151 @@
+"""What was sent to a provider, for a page: member by member, and against the request before it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from server.block import JsonValue
+from server.call_inspection import CallInspection, RebuiltRequest
+from server.json_outline import ReadableText, outline_document, outline_json, read_json
+from server.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
+from server.payload import ManifestEntry
+from server.request_difference import BlockFate, DifferenceRow, outline_difference
+from server.web.admin.page_room import Room, Window, open_window
+
+_MEMBER_BYTES: Final = 8_000
+_MEMBERS: Final = 40
+_ITEM_BYTES: Final = 6_000
+_ITEM_HEAD: Final = 4
+_ITEM_TAIL: Final = 12
+_ROW_HEAD: Final = 30
+_ROW_TAIL: Final = 20
+_TEXTS: Final = 10
+"""Of so many blocks that are not the same it is shown what they say."""
+_COMPARED_CHARACTERS: Final = 200_000
+_SHOWN_LINES: Final = 60
+_CONTEXT_LINES: Final = 2
+_PIECE_CHARACTERS: Final = 240
+_EXCERPT_BYTES: Final = 1_500
+_LINE_BYTES: Final = 1_000
+_LINE_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownItem:
+    """One of a list, such as a message."""
+
+    role: str
+    readable: ReadableText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownMember:
+    """A member of the request: a list item by item, anything else as it is."""
+
+    name: str
+    items: Window[ShownItem] | None
+    readable: ReadableText | None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes more than a line."""
+        return self.readable is None or self.readable.is_cut or len(self.readable.text) > _LINE_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRow:
+    """A row of the difference with what its blocks say, where that is known and there is room for it."""
+
+    row: DifferenceRow
+    texts: LineDifference | None = None
+    excerpt: ReadableText | None = None
+
+    @property
+    def entry(self) -> ManifestEntry | None:
+        """The block to be named: the newer one, unless it was removed."""
+        return self.row.current or self.row.previous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownDifference:
+    """How the request before became this one."""
+
+    rows: Window[ShownRow]
+    counts: Mapping[BlockFate, int]
+    """Blocks by what became of them."""
+    first_break: DifferenceRow | None
+
+
+def show_request(body: bytes, room: Room) -> tuple[ShownMember, ...]:
+    """The members of the request; long ones in part."""
+    value = read_json(body)
+    if not isinstance(value, dict):
+        readable = room.fit(outline_document(body, limit=_MEMBER_BYTES), _MEMBER_BYTES)
+        return (ShownMember(name="body", items=None, readable=readable),)
+    members = list(value.items())[:_MEMBERS]
+    return tuple(_show_member(name, item, room) for name, item in members)
+
+
+def show_difference(found: CallInspection, previous: RebuiltRequest | None, room: Room) -> ShownDifference:
+    """The difference to the call before. `previous` is its request, made again."""
+    rows = outline_difference(found.difference)
+    named = {place: row for place, row in enumerate(rows) if row.fate is not BlockFate.SAME}
+    told = dict(list(named.items())[:_TEXTS])
+    before = {} if previous is None else previous.contents
+    shown = [
+        _show_row(row, before, found.request.contents, room) if place in told else ShownRow(row=row)
+        for place, row in enumerate(rows)
+    ]
+    return ShownDifference(
+        rows=open_window(shown, head=_ROW_HEAD, tail=_ROW_TAIL),
+        counts={fate: sum(row.count for row in rows if row.fate is fate) for fate in BlockFate},
+        first_break=next((row for row in rows if row.is_first_break), None),
+    )
+
+
+def _show_member(name: str, value: JsonValue, room: Room) -> ShownMember:
+    label = room.fit_line(name[:_EXCERPT_BYTES], _EXCERPT_BYTES)
+    if isinstance(value, list):
+        window = open_window(value, head=_ITEM_HEAD, tail=_ITEM_TAIL)
+        return ShownMember(name=label, items=window.map(lambda item: _show_item(item, room)), readable=None)
+    return ShownMember(
+        name=label, items=None, readable=room.fit(outline_json(value, limit=_MEMBER_BYTES), _MEMBER_BYTES)
+    )
+
+
+def _show_item(item: JsonValue, room: Room) -> ShownItem:
+    role = next((str(item[name]) for name in ("role", "type", "name") if name in item), "") if _is_object(item) else ""
+    return ShownItem(
+        role=room.fit_line(role[:_EXCERPT_BYTES], _EXCERPT_BYTES),
+        readable=room.fit(outline_json(item, limit=_ITEM_BYTES), _ITEM_BYTES),
+    )
+
+
+def _is_object(item: JsonValue) -> bool:
+    return isinstance(item, dict)
+
+
+def _show_row(row: DifferenceRow, previous: Mapping[str, bytes], current: Mapping[str, bytes], room: Room) -> ShownRow:
+    before = None if row.previous is None else previous.get(row.previous.hash)
+    after = None if row.current is None else current.get(row.current.hash)
+    if before is not None and after is not None:
+        found = compare_lines(_readable(before), _readable(after), context_lines=_CONTEXT_LINES, most_rows=_SHOWN_LINES)
+        return ShownRow(row=row, texts=_fit_lines(found, room))
+    content = before if before is not None else after
+    if content is None:
+        return ShownRow(row=row)
+    excerpt = room.fit(outline_document(content, limit=_EXCERPT_BYTES), _EXCERPT_BYTES)
+    return ShownRow(row=row, excerpt=excerpt)
+
+
+def _readable(content: bytes) -> str:
+    """Over several lines, with its strings whole: what changed may stand at the end of one."""
+    return outline_document(content, limit=_COMPARED_CHARACTERS, string_limit=_COMPARED_CHARACTERS).text
+
+
+def _fit_lines(found: LineDifference, room: Room) -> LineDifference:
+    def fit(piece: Piece) -> Piece:
+        return replace(piece, text=room.fit_line(piece.text, _LINE_BYTES))
+
+    rows = [replace(row, pieces=tuple(map(fit, shorten_pieces(row, _PIECE_CHARACTERS)))) for row in found.rows]
+    return replace(found, rows=tuple(rows))

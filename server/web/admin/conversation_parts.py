@@ -1,0 +1,144 @@
+"""What the page of a conversation is completed with: whole texts, images, and a turn that is being answered."""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter, SkipValidation
+
+from server.admin_sessions import AdminSession
+from server.block import JsonValue
+from server.errors import ImageNotFound, RouteNotFound, TurnNotFound
+from server.image import IMAGE_TYPES
+from server.inspection import Inspector
+from server.store import Store
+from server.timeline import tell_timeline
+from server.turn import ModelResponseTurn, Turn
+from server.turn_event import TurnEvent
+from server.turn_handle import EventReader
+from server.turn_service import TurnService
+from server.web.admin.pieces import write_whole
+from server.web.admin.reach import load_owner
+from server.web.admin.shown_turns import content_of
+from server.web.headers import LastEventId, read_last_event_id
+from server.web.images import answer_image, load_image
+from server.web.sse import TurnStream
+from server.web.turns import TurnOptions
+
+_LISTEN_SECONDS: Final = 60.0
+_PLACE: Final = re.compile(r"[0-9]{1,6}")
+
+
+class BriefReader:
+    """Implements `server.turn_handle.EventReader`: another reader, for a while. The browser comes again with the number
+    of the last event, and then its session is looked at again.
+    """
+
+    def __init__(self, reader: EventReader, *, seconds: float) -> None:
+        self._reader = reader
+        self._ends_at = time.monotonic() + seconds
+
+    async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        if time.monotonic() >= self._ends_at:
+            return None
+        return await self._reader.next(limit_seconds)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@get("/conversations/{conversation_id:str}/turns/{seq:int}/events")
+async def follow_turn_on_page(
+    conversation_id: FromPath[str],
+    seq: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    turn_service: NamedDependency[SkipValidation[TurnService]],
+    turn_options: NamedDependency[SkipValidation[TurnOptions]],
+    after: Annotated[int | None, QueryParameter(ge=0)] = None,
+    last_event_id: LastEventId = None,
+) -> Response[bytes]:
+    """The events of a turn, as clients get them."""
+    owner = await load_owner(inspector, session, conversation_id)
+    handle = await turn_service.follow_turn(owner, conversation_id, seq)
+    reader = BriefReader(handle.read(read_last_event_id(last_event_id, after)), seconds=_LISTEN_SECONDS)
+    return TurnStream(reader, keep_alive_seconds=turn_options.keep_alive_seconds, headers={})
+
+
+@get("/conversations/{conversation_id:str}/images/{sha256:str}")
+async def show_image_on_page(
+    conversation_id: FromPath[str],
+    sha256: FromPath[str],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[bytes]:
+    """An image. Opened by itself it is in a sandbox, whatever its bytes are."""
+    owner = await load_owner(inspector, session, conversation_id)
+    blob = await load_image(store, owner, conversation_id, sha256)
+    if blob.media_type not in IMAGE_TYPES:
+        raise ImageNotFound
+    return answer_image(
+        blob, {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
+    )
+
+
+@get("/conversations/{conversation_id:str}/whole/{name:str}")
+async def show_whole_value(
+    conversation_id: FromPath[str],
+    name: FromPath[str],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[bytes]:
+    """The args, the context or the metadata of the conversation, as they are now."""
+    owner = await load_owner(inspector, session, conversation_id)
+    conversation = await store.load_conversation(owner, conversation_id)
+    values = {"args": conversation.args, "context": conversation.context, "metadata": conversation.metadata}
+    if name not in values:
+        raise RouteNotFound
+    return _answer_text(values[name], name)
+
+
+@get("/conversations/{conversation_id:str}/turns/{seq:int}/whole/{name:str}")
+async def show_whole_piece(
+    conversation_id: FromPath[str],
+    seq: FromPath[int],
+    name: FromPath[str],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[bytes]:
+    """A block of a turn by its place, its args, the conversation's, or the context that it was answered in."""
+    owner = await load_owner(inspector, session, conversation_id)
+    if name in {"context", "conversation_args"}:
+        told = tell_timeline(await inspector.load_timeline(owner, conversation_id, after_seq=seq - 1, limit=1)).turns
+        if not told or told[0].item.turn.seq != seq:
+            raise TurnNotFound
+        value = told[0].context if name == "context" else dict(told[0].new_args or {})
+        return _answer_text(value or "", f"turn-{seq}-{name}")
+    turn = await store.load_turn(owner, conversation_id, seq)
+    return _answer_text(_find_content(turn, name), f"turn-{seq}-{name}")
+
+
+def _find_content(turn: Turn, name: str) -> JsonValue:
+    if name == "args" and not isinstance(turn, ModelResponseTurn) and turn.args is not None:
+        return turn.args
+    if _PLACE.fullmatch(name) is None or int(name) >= len(turn.blocks):
+        raise TurnNotFound("The turn has no such part.", hint="Follow a link from the conversation's page.")
+    return content_of(turn.blocks[int(name)])
+
+
+def _answer_text(value: JsonValue, name: str) -> Response[bytes]:
+    """As a download: no browser takes it for a page. Half a pair of surrogates has no place in it."""
+    return Response(
+        content=write_whole(value).encode("utf-8", "replace"),
+        headers={
+            "content-type": "text/plain; charset=utf-8",
+            "content-disposition": f'attachment; filename="{name}.txt"',
+            "content-security-policy": "default-src 'none'; sandbox",
+        },
+    )

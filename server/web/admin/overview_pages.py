@@ -1,0 +1,148 @@
+"""The first page: what goes wrong, what was spent and how fast it was, and where to look closer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from urllib.parse import urlencode
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
+
+from server.admin_sessions import AdminSession
+from server.audit import AuditFilter, AuditLog
+from server.errors import ValidationFailed
+from server.job_report import JobReports
+from server.overview import ALARM_LIMIT, LONGEST_TIME, OverviewBy, Overviews, OverviewStep, choose_step
+from server.overview_chart import ChartSheet, build_charts, is_cost_unknown
+from server.time_span import read_span
+from server.web.admin.audit_words import name_action, object_url
+from server.web.admin.conversation_filters import FLAGS, read_time
+from server.web.admin.rendering import answer_page, show_text
+from server.web.request import StrataRequest
+
+SPANS: Final[Mapping[str, str]] = {"24h": "24 hours", "7d": "7 days", "30d": "30 days"}
+_USUAL: Final = "24h"
+_ENTRIES: Final = 5
+_NAME_LIMIT: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTime:
+    """The time that a page shows, and how its address says it."""
+
+    since: datetime
+    until: datetime
+    span: str | None
+    """None: from one moment to another."""
+    query: Mapping[str, str]
+
+    @property
+    def list_query(self) -> Mapping[str, str]:
+        """The same time as filters of the list of conversations."""
+        after = {"active_after": _short(self.since)}
+        return after if self.span else {**after, "active_before": _short(self.until)}
+
+
+@get("/")
+async def show_overview_page(
+    request: StrataRequest,
+    session: NamedDependency[SkipValidation[AdminSession]],
+    overviews: NamedDependency[SkipValidation[Overviews]],
+    job_reports: NamedDependency[SkipValidation[JobReports]],
+    audit_log: NamedDependency[SkipValidation[AuditLog]],
+) -> Response[bytes]:
+    """The numbers of a time. Time and grouping live in the address."""
+    asked = {name: value.strip() for name, value in request.query_params.items()}
+    chosen = choose_time(asked.get("time", ""), asked.get("from", ""), asked.get("to", ""), datetime.now(UTC))
+    grouping = _read_by(asked.get("by", ""))
+    tenant_id = session.sees_tenant_id
+    overview = await overviews.load_overview(tenant_id, grouping, since=chosen.since, until=chosen.until)
+    sheet = build_charts(overview, since=chosen.since, until=chosen.until)
+    return answer_page(
+        request,
+        "overview.html",
+        overview=overview,
+        sheet=sheet,
+        sheet_json=_write_sheet(sheet, overview.step),
+        chosen=chosen,
+        by=grouping,
+        groupings=list(OverviewBy),
+        spans=SPANS,
+        by_urls={each: _address({**chosen.query, "by": each.value}) for each in OverviewBy},
+        span_urls={span: _address({"time": span, "by": grouping.value}) for span in SPANS},
+        list_query=urlencode(chosen.list_query),
+        flags=FLAGS,
+        alarm_limit=ALARM_LIMIT,
+        is_cost_unknown=is_cost_unknown,
+        name_action=name_action,
+        object_url=object_url,
+        jobs=await job_reports.report_jobs(tenant_id),
+        entries=(await audit_log.list_entries(tenant_id, AuditFilter(), limit=_ENTRIES)).items,
+    )
+
+
+def choose_time(span: str, since: str, until: str, now: datetime) -> ChosenTime:
+    """What the address asks for: a span until now, or from one moment to another. Raises `ValidationFailed`.
+
+    A span begins with a whole step, so that its first number can be compared with the others.
+    """
+    if not (since or until):
+        length = read_span(span or _USUAL)
+        if length is None or not timedelta() < length <= LONGEST_TIME - timedelta(days=1):
+            raise _refusal("time", "It is a span such as 24h, 7d or 30d, a year at most.")
+        return ChosenTime(
+            since=_step_before(now - length, choose_step(now - length, now)),
+            until=now,
+            span=span or _USUAL,
+            query={"time": span} if span else {},
+        )
+    end = read_time("to", until) if until else now
+    first = read_time("from", since) if since else end - timedelta(days=1)
+    if not timedelta() < end - first <= LONGEST_TIME:
+        raise _refusal("from", "It is a time before the other, by a year at most.")
+    query = {name: value for name, value in (("from", since), ("to", until)) if value}
+    return ChosenTime(since=first, until=end, span=None, query=query)
+
+
+def _step_before(moment: datetime, step: OverviewStep) -> datetime:
+    hour = moment.replace(minute=0, second=0, microsecond=0)
+    return hour if step is OverviewStep.HOUR else hour.replace(hour=0)
+
+
+def _read_by(by: str) -> OverviewBy:
+    try:
+        return OverviewBy(by) if by else OverviewBy.MODEL
+    except ValueError:
+        raise _refusal("by", f"It is one of: {', '.join(OverviewBy)}.") from None
+
+
+def _write_sheet(sheet: ChartSheet, step: OverviewStep) -> str:
+    """What the script draws, in ASCII: it stands in an attribute, escaped as everything else."""
+    return json.dumps(
+        {
+            "step": step.value,
+            "steps": [int(at.timestamp()) for at in sheet.steps],
+            "names": [show_text(name)[:_NAME_LIMIT] for name in sheet.names],
+            "charts": [
+                {"measure": chart.measure, "unit": chart.unit, "lines": [list(line.values) for line in chart.lines]}
+                for chart in sheet.charts
+            ],
+        }
+    )
+
+
+def _address(query: Mapping[str, str]) -> str:
+    return f"/admin?{urlencode(query)}"
+
+
+def _short(moment: datetime) -> str:
+    """As a browser's field for times has it, to the minute."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+def _refusal(name: str, sentence: str) -> ValidationFailed:
+    fault = {"path": name, "source": "query", "message": sentence}
+    return ValidationFailed(f"“{name}” cannot be used. {sentence}", hint="Go back and correct it.", errors=[fault])

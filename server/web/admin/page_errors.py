@@ -1,0 +1,120 @@
+"""Errors under `/admin`: pages for browsers, problems for programs."""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+from litestar import Request, Response
+
+from server.errors import (
+    CompactionNotFound,
+    ConversationBusy,
+    ConversationNotFound,
+    EpochMoved,
+    Internal,
+    RouteNotFound,
+    SessionEnded,
+    StrataError,
+    TurnNotFound,
+    TurnNotRunning,
+)
+from server.web.admin.entry import COOKIE, Entry
+from server.web.admin.login import START, own_page
+from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.errors import ANSWERS, answer_exception, answer_headers, translate
+from server.web.request import FAILURE, PROBLEM_CODE, part_of
+
+_PROGRAMS: Final = "/admin/api"
+_CONVERSATION: Final = re.compile(r"(/admin/conversations/conv_[0-9a-z]+)/.+", re.ASCII)
+_ADVICE: Final[Mapping[type[StrataError], str]] = {
+    ConversationBusy: "Wait for the turn to end, or cancel it on the conversation's page; then do it again.",
+    ConversationNotFound: "Look for it in the list of conversations; it may have been deleted.",
+    TurnNotRunning: "It has ended by itself. The conversation's page shows how.",
+    TurnNotFound: "The conversation's page shows the turns that there are.",
+    CompactionNotFound: "All turns are messages: there is nothing to take back.",
+    EpochMoved: "Somebody else, or the server itself, changed the history meanwhile. Look at it, then do it again.",
+}
+"""What a program is told to do is of no use to somebody who looks at a page."""
+_WHOLE_PAGE: Final = {"hx-retarget": "main", "hx-reselect": "main", "hx-reswap": "outerHTML"}
+"""htmx is told to show the error, whatever part of the page it asked for."""
+
+
+def answer_any_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The application's exception handler."""
+    if not _wants_page(request):
+        return answer_exception(request, error)
+    known = translate(request, error)
+    request.scope["state"][PROBLEM_CODE] = known.code
+    if isinstance(known, Internal):
+        request.scope["state"][FAILURE] = error
+    if isinstance(known, RouteNotFound):
+        known = RouteNotFound("There is no such page.", hint="Follow a link from the start page.")
+    if isinstance(known, SessionEnded):
+        return _send_to_login(request)
+    return _answer_error(request, known)
+
+
+def _wants_page(request: Request[Any, Any, Any]) -> bool:
+    path = request.scope["path"]
+    is_page = (path == START or path.startswith(f"{START}/")) and not f"{path}/".startswith(f"{_PROGRAMS}/")
+    return is_page and "text/html" in request.headers.get("accept", "")
+
+
+def _answer_error(request: Request[Any, Any, Any], error: StrataError) -> Response[bytes]:
+    status = ANSWERS[type(error)].status
+    headers = answer_headers(error)
+    # A browser would ask for a password of its own making.
+    headers.pop("www-authenticate", None)
+    return answer_page(
+        request,
+        "error.html",
+        status_code=status,
+        headers={**headers, **(_WHOLE_PAGE if _is_htmx(request) else {})},
+        title=HTTPStatus(status).phrase,
+        message=Internal().message if isinstance(error, Internal) else error.message,
+        advice=_ADVICE.get(type(error), error.advice),
+        code=error.code,
+        # Nobody has looked for a session where there is no page; whoever has a cookie most likely has one.
+        may_navigate=COOKIE in request.cookies,
+        back_url=None if isinstance(error, ConversationNotFound) else _conversation_page(request),
+    )
+
+
+def _conversation_page(request: Request[Any, Any, Any]) -> str | None:
+    """The page of the conversation that something below it was asked for."""
+    found = _CONVERSATION.fullmatch(request.scope["path"])
+    return found[1] if found else None
+
+
+def _send_to_login(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """To the form, and from there back to the page; what was sent to it is lost."""
+    goal = _address_of(request) if request.scope["method"] == "GET" else START
+    if _comes_from_elsewhere(request):
+        return answer_page(request, "again.html", goal=goal)
+    url = "/admin/login" if goal == START else f"/admin/login?goal={quote(goal)}"
+    entry: Entry = part_of(request.scope, "entry")
+    cookies = (entry.cookie_away(request),) if COOKIE in request.cookies else ()
+    if _is_htmx(request):
+        headers = {"hx-redirect": url, "cache-control": "no-store"}
+        return Response(content=b"", status_code=401, headers=headers, cookies=list(cookies))
+    return answer_redirect(url, cookies=cookies)
+
+
+def _comes_from_elsewhere(request: Request[Any, Any, Any]) -> bool:
+    """A link of another site was followed, and the browser has kept the cookie back: the page asks for itself once more
+    then, and a request of its own brings the cookie.
+    """
+    site, method = request.headers.get("sec-fetch-site"), request.scope["method"]
+    return method == "GET" and site in {"cross-site", "same-site"} and COOKIE not in request.cookies
+
+
+def _address_of(request: Request[Any, Any, Any]) -> str:
+    path = request.scope["raw_path"].decode("latin-1").partition("?")[0]
+    query = request.scope["query_string"].decode("latin-1")
+    return own_page(f"{path}?{query}" if query else path)
+
+
+def _is_htmx(request: Request[Any, Any, Any]) -> bool:
+    return "hx-request" in request.headers

@@ -1,0 +1,153 @@
+"""What operators do to a conversation, in a browser: each action asks first, and is told in the audit log."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from server.emulator.reply import FaultKind
+from server.errors import ConversationNotFound
+from server.provider_choice import GEMINI
+from tests.emulated import BOTH, EmulatedProviders
+from tests.pages.conftest import Visit
+from tests.turn_talk import user_task
+from tests.turn_walk import Walk, asks, begin_walk, tells, until_asked
+
+EAGER = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges": 1}}
+
+
+async def test_each_action_asks_first_and_is_told_in_the_log(
+    visit: Visit, emulated: EmulatedProviders, tmp_path: Path
+) -> None:
+    walk = await begin_walk(visit.server.program, visit.server.tenant.id, emulated, GEMINI, settings=EAGER)
+    for number in range(1, 4):
+        await walk.task(f"Where is order {number}?", asks("Oslo"), tells(f"Order {number} is on its way. " * 20))
+    await visit.log_in()
+    fork_id = await fork(visit, walk)
+    await compact_and_undo(visit, walk)
+    await cancel(visit, walk)
+    await export(visit, walk, tmp_path / "conversation.jsonl")
+    await delete(visit, walk)
+    await read_the_log(visit, walk, fork_id)
+
+
+async def fork(visit: Visit, walk: Walk) -> str:
+    page = visit.page
+    await visit.go(f"{page_of(walk)}/fork?at_seq=12")
+    await expect(page.get_by_text("Order 3 is on its way.")).to_be_visible()
+    await visit.look("fork")
+    await page.get_by_label("Up to and including turn").fill("5")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Where is order 2?")).to_be_visible()
+    await expect(page.get_by_text("This turn is an input.")).to_be_visible()
+    await page.get_by_role("button", name="Fork at turn 5").click()
+    await expect(page.get_by_role("status")).to_contain_text("This is the fork.")
+    fork_id = page.url.partition("?")[0].rpartition("/")[2]
+    made = await walk.program.store.load_conversation(walk.tenant_id, fork_id)
+    assert made.forked_from is not None
+    assert (made.forked_from.conversation_id, made.forked_from.seq) == (walk.conversation_id, 5)
+    return fork_id
+
+
+async def compact_and_undo(visit: Visit, walk: Walk) -> None:
+    page = visit.page
+    # By force, after a look at what the policy would do.
+    await visit.go(f"{page_of(walk)}/compact")
+    await expect(page.get_by_role("row", name="By policy").locator("[data-label=Turns]")).to_have_text("1 to 8")
+    await visit.look("compact")
+    await page.get_by_label("Force: move all that need not stay").check()
+    await page.get_by_role("button", name="Compact").click()
+    await expect(page.get_by_role("status")).to_contain_text("Compacted")
+    assert (await walk.program.store.load_conversation(walk.tenant_id, walk.conversation_id)).buffer_start_seq == 9
+    await page.get_by_role("link", name="Compact", exact=True).click()
+    await expect(page.get_by_text("Neither the policy nor force would move anything.")).to_be_visible()
+
+    await page.get_by_role("link", name="Back to the conversation").click()
+    await page.get_by_role("link", name="Undo the compaction").click()
+    await expect(page.get_by_text("begins at turn 9")).to_be_visible()
+    await visit.look("undo")
+    await page.get_by_role("button", name="Undo the compaction").click()
+    await expect(page.get_by_role("status")).to_contain_text("The compaction was undone.")
+    await expect(page.get_by_role("link", name="Undo the compaction")).to_have_count(0)
+    await visit.go(f"{page_of(walk)}/undo")
+    await expect(page.get_by_text("There is no compaction that could be undone")).to_be_visible()
+
+
+async def cancel(visit: Visit, walk: Walk) -> None:
+    page = visit.page
+    await visit.go(f"{page_of(walk)}/cancel")
+    await expect(page.get_by_text("No turn runs.")).to_be_visible()
+    for name in BOTH:
+        walk.emulated[name].says(tells("This takes its time."))
+        walk.emulated[name].fails(FaultKind.SILENCE, after_chunks=1)
+    await walk.program.turn_service.take_turn(walk.tenant_id, user_task(walk.conversation_id, "Where is order 4?"))
+    await until_asked(walk.emulated)
+    await visit.go(f"{page_of(walk)}/erase")
+    await expect(page.get_by_text("nothing can be deleted")).to_be_visible()
+    await page.get_by_role("link", name="Cancel it").click()
+    await visit.look("cancel")
+    await page.get_by_role("button", name="Cancel turn 14").click()
+    await expect(page.get_by_role("status")).to_contain_text("The turn was cancelled.")
+    walk.calm()
+
+
+async def export(visit: Visit, walk: Walk, file: Path) -> None:
+    page = visit.page
+    await page.get_by_role("link", name="Export").click()
+    await visit.look("export")
+    async with page.expect_download() as begun:
+        await page.get_by_role("button", name="Download the file").click()
+    download = await begun.value
+    assert download.suggested_filename == f"{walk.conversation_id}.jsonl"
+    await download.save_as(file)
+    lines = await asyncio.to_thread(file.read_text)
+    assert json.loads(lines.splitlines()[-1]) == {"record": "close", "conversations": 1}
+    await page.get_by_role("link", name="Back to the conversation").click()
+
+
+async def delete(visit: Visit, walk: Walk) -> None:
+    """With a slip of the fingers first."""
+    page = visit.page
+    await page.get_by_role("link", name="Delete").click()
+    await expect(page.get_by_role("row", name="Turns turns")).to_contain_text("14")
+    visit.refusals.add(422)
+    await page.get_by_label("Type or paste the conversation's id").fill("conv_x")
+    await page.get_by_role("button", name="Delete it for good").click()
+    await expect(page.get_by_role("alert")).to_contain_text("Nothing was deleted.")
+    await visit.look("erase")
+    await page.get_by_label("Type or paste the conversation's id").fill(walk.conversation_id)
+    await page.get_by_role("button", name="Delete it for good").click()
+    await expect(page.get_by_role("status")).to_contain_text("The conversation was deleted")
+    with pytest.raises(ConversationNotFound):
+        await walk.program.store.load_conversation(walk.tenant_id, walk.conversation_id)
+
+
+async def read_the_log(visit: Visit, walk: Walk, fork_id: str) -> None:
+    """It outlives the conversation."""
+    page = visit.page
+    await visit.go(f"/admin/audit?object={walk.conversation_id}")
+    actions = page.locator("#results tbody td[data-label=Action]")
+    await expect(actions).to_have_text(
+        [
+            "Conversation deleted",
+            "Conversation exported",
+            "Turn cancelled",
+            "Compaction undone",
+            "Conversation compacted",
+            "Conversation forked",
+        ]
+    )
+    await expect(page.get_by_role("link", name=fork_id)).to_be_visible()
+    await visit.look("audit-of-a-conversation")
+    await page.get_by_label("Action").select_option("Turn cancelled")
+    await page.get_by_role("button", name="Filter").click()
+    await expect(actions).to_have_text(["Turn cancelled"])
+    visit.refusals.add(404)
+    await page.get_by_role("link", name=walk.conversation_id).click()
+    await expect(page.get_by_role("alert")).to_contain_text("it may have been deleted")
+
+
+def page_of(walk: Walk) -> str:
+    return f"/admin/conversations/{walk.conversation_id}"

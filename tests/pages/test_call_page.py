@@ -1,0 +1,124 @@
+"""The page of a call, in a browser."""
+
+import re
+
+import pytest
+from playwright.async_api import expect
+
+from server.emulator.reply import FaultKind, Reply
+from server.postgres.engine import Database
+from server.provider_choice import ANTHROPIC, GEMINI
+from tests.emulated import BOTH, EmulatedProviders
+from tests.pages.conftest import Visit
+from tests.turn_walk import Walk, asks, begin_walk, tells
+
+LONG = "The harbour opens at six and closes at nine. " * 900
+HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow \x1b[31m </pre></details>"
+
+
+async def walk_on(visit: Visit, emulated: EmulatedProviders, provider: str, **changes: object) -> Walk:
+    return await begin_walk(visit.server.program, visit.server.tenant.id, emulated, provider, **changes)
+
+
+async def open_call(visit: Visit, walk: Walk, turn_seq: int, attempt: int = 1) -> None:
+    await visit.go(f"/admin/conversations/{walk.conversation_id}/calls/{turn_seq}/{attempt}")
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_a_call_is_proven_compared_and_taken_apart(
+    visit: Visit, emulated: EmulatedProviders, provider: str
+) -> None:
+    walk = await walk_on(visit, emulated, provider)
+    await walk.task(HOSTILE, asks("Oslo"), tells("Cold & wet."))
+    await walk.change(context={"todos": ["pack"], "artifacts": [HOSTILE]})
+    await walk.task("And <b>Bergen</b>?", tells(HOSTILE))
+    await visit.log_in()
+    await open_call(visit, walk, 6)
+    page = visit.page
+
+    await expect(page.locator("#outcome")).to_contain_text("✓ Answered end_turn")
+    await expect(page.locator("#proof")).to_contain_text("✓ Proven")
+    await expect(page.locator("#layers article")).to_have_count(4)
+    await expect(page.locator("#bill .total")).to_contain_text("$0.0")
+    await expect(page.locator("#signatures")).to_contain_text("present")
+    if provider == GEMINI:
+        await visit.look("call")
+    for summary in await page.locator("summary").all():
+        if await summary.is_visible():
+            await summary.click()
+    await expect(page.locator("#difference")).to_contain_text("pack")
+    await expect(page.locator(".dump")).to_contain_text("00000000  ")
+    await expect(page.locator("#answer .frames > li").first).to_be_visible()
+    await expect(page.locator("#answer .events")).to_contain_text("text.delta")
+    assert await page.locator("main img").count() == 0
+    if provider == ANTHROPIC:
+        await visit.look("call-open")
+
+    # By keyboard, and back.
+    await page.get_by_role("link", name="Call before").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_contain_text("turn 4")
+    await page.get_by_role("link", name="Call after").click()
+    async with page.expect_download() as sent:
+        await page.get_by_role("link", name=re.compile("Download all [0-9,]+ bytes")).click()
+    assert (await sent.value).suggested_filename == "request-6-1.bin"
+
+
+async def test_a_request_that_differs_from_what_was_sent_says_so_and_where(
+    visit: Visit, emulated: EmulatedProviders, database: Database
+) -> None:
+    walk = await walk_on(visit, emulated, GEMINI)
+    await walk.task("How is Oslo?", asks("Oslo"), tells("Cold."))
+    async with database.connection() as connection:
+        await connection.execute(
+            "UPDATE turns SET native = replace(encode(native, 'escape'), 'Oslo', 'Rome')::bytea WHERE seq = 2"
+        )
+        await connection.execute(
+            "UPDATE turns SET blocks = (SELECT jsonb_agg(block - 'signature') FROM jsonb_array_elements(blocks) block) "
+            "WHERE seq = 2"
+        )
+        await connection.execute(
+            """UPDATE calls SET warnings = '[{"kind": "signatures_withheld", "reason": "unsigned", "seqs": [2]}]'
+            WHERE turn_seq = 4"""
+        )
+    await visit.log_in()
+    await open_call(visit, walk, 4)
+    proof = visit.page.locator("#proof")
+    await expect(proof).to_contain_text("✕ Different")
+    hashes = await proof.locator("dd code").all_text_contents()
+    assert len(set(hashes)) == 2
+    await proof.get_by_role("link", name="number 4").click()
+    await expect(visit.page.locator("#block-4")).to_contain_text("differs")
+    await expect(visit.page.locator("#request")).to_contain_text("This is not what was sent")
+    # What is wrong stands first.
+    await expect(visit.page.locator("#signatures tbody tr").first).to_contain_text("missing")
+    await visit.look("call-different")
+    await visit.page.set_viewport_size({"width": 360, "height": 740})
+    assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_a_turn_that_was_tried_again_and_then_switched_shows_errors_signatures_and_the_miss(
+    visit: Visit, emulated: EmulatedProviders
+) -> None:
+    walk = await walk_on(visit, emulated, ANTHROPIC)
+    await walk.task(LONG, tells("Noted."))
+    emulated[ANTHROPIC].fails(FaultKind.OVERLOADED, times=1)
+    await walk.task("And now?", tells("Still noted."))
+    await walk.switch(GEMINI)
+    await walk.task("And elsewhere?", Reply(text="Here too."))
+    await visit.log_in()
+    page = visit.page
+    await open_call(visit, walk, 4)
+    await expect(page.locator("#outcome")).to_contain_text("✕ Failed provider_overloaded")
+    await expect(page.locator("#attempts tbody tr")).to_have_count(2)
+    await expect(page.locator("#answer")).to_contain_text("The provider's error")
+    await visit.look("call-failed")
+    await page.locator("#attempts").get_by_role("link", name="2").click()
+    await expect(page.locator("h1")).to_contain_text("attempt 2 of 2")
+    await expect(page.locator("#cache")).to_contain_text("As expected")
+
+    await open_call(visit, walk, 6)
+    await expect(page.locator("#signatures")).to_contain_text("withheld another vendor made it")
+    await expect(page.locator("#cache")).to_contain_text("model_changed")
+    await expect(page.locator("#notes")).to_contain_text("signatures_withheld")
+    await visit.look("call-switched")

@@ -1,0 +1,101 @@
+"""What of a turn stands on a page."""
+
+from typing import Any
+
+from server.block import Block, ImageBlock, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.inspection import TimelineTurn
+from server.timeline import ToldTurn
+from server.turn import ModelResponseTurn, StopReason, TurnState, UserTaskTurn
+from server.usage import Usage
+from server.web.admin.pieces import Allowance
+from server.web.admin.shown_turns import BLOCKS_SHOWN, ShownTurn, content_of, show_turn
+from tests.builders import A_TIME, tool_call
+
+MARK = SignatureMark(length=3, fingerprint="00ff00ff00ff00ff")
+
+
+def shown(*blocks: Block, **changes: Any) -> ShownTurn:
+    values: dict[str, Any] = {
+        "state": TurnState.COMPLETE,
+        "stop_reason": StopReason.END_TURN,
+        "error_code": None,
+        "provider": "gemini",
+        "model": "gemini-3.1-pro-preview",
+    }
+    turn = ModelResponseTurn(
+        seq=2,
+        created_at=A_TIME,
+        blocks=blocks,
+        usage=Usage(),
+        cost_usd=None,
+        attempt=1,
+        revision=None,
+        **values | changes,
+    )
+    return show_turn(told(turn), Allowance())
+
+
+def told(turn: Any, **changes: Any) -> ToldTurn:
+    values: dict[str, Any] = {
+        "item": TimelineTurn(turn=turn),
+        "calls": (),
+        "cuts": (),
+        "context": None,
+        "is_context_new": False,
+        "called_tools": {},
+        "answered_ids": frozenset(),
+    }
+    return ToldTurn(**values | changes)
+
+
+def test_a_signature_is_missing_where_the_model_insists_on_one() -> None:
+    bare, second = (ToolCallBlock(id=call_id, name="find", arguments={}) for call_id in ("a", "b"))
+    assert [block.is_signature_missing for block in shown(bare, second).blocks] == [True, False]
+    assert not shown(tool_call("a")).blocks[0].is_signature_missing
+    # Nobody knows what another provider insists on.
+    assert not shown(bare, provider="elsewhere").blocks[0].is_signature_missing
+
+
+def test_blocks_keep_their_places_and_too_many_are_told() -> None:
+    turn = shown(TextBlock(text=""), TextBlock(text="", signature=MARK), *[TextBlock(text="x")] * 100)
+    assert [block.place for block in turn.blocks[:2]] == [1, 2]
+    assert turn.hidden_count == 102 - BLOCKS_SHOWN
+    assert len(turn.blocks) == BLOCKS_SHOWN - 1
+
+
+def test_only_images_that_are_taken_are_drawn() -> None:
+    kinds = ["image/png", "image/svg+xml"]
+    blocks = [ImageBlock(media_type=kind, sha256="00", size_bytes=1) for kind in kinds]
+    assert [block.is_drawable for block in shown(*blocks).blocks] == [True, False]
+
+
+def test_an_error_is_explained_where_this_release_knows_it() -> None:
+    known = shown(state=TurnState.FAILED, error_code="provider_cut").error
+    assert known is not None
+    assert known.message
+    assert shown(state=TurnState.FAILED, error_code="of_another_release").error is None
+
+
+def test_a_block_that_is_not_known_is_called_what_its_provider_calls_it() -> None:
+    blocks = [UnknownBlock(data={"type": "server_tool_use"}), UnknownBlock(data={"codeResult": 1, "type": 2})]
+    assert [block.name for block in shown(*blocks, UnknownBlock(data={})).blocks] == [
+        "server_tool_use",
+        "codeResult",
+        "nothing",
+    ]
+
+
+def test_args_and_a_new_context_stand_with_their_turn() -> None:
+    task = UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="Hi"),), args={"tone": "formal"})
+    turn = show_turn(told(task, context={"todos": ["pack"]}, is_context_new=True), Allowance())
+    assert turn.args is not None
+    assert turn.args.text == '{"tone": "formal"}'
+    assert turn.context is not None
+    assert turn.role == "user"
+    unchanged = show_turn(told(task, context={"todos": ["pack"]}), Allowance())
+    assert unchanged.context is None
+
+
+def test_the_content_of_a_block_is_what_can_be_had_whole() -> None:
+    assert content_of(ThinkingBlock(text="Hm.")) == "Hm."
+    assert content_of(tool_call("a")) == {"city": "Oslo", "days": 3, "scale": 1.5}
