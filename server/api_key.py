@@ -21,13 +21,16 @@ _SECRET_LETTERS: Final = 52
 
 
 class Scope(StrEnum):
-    """What a key opens. Neither scope contains the other."""
+    """What a key opens. `client` and `admin` contain nothing of each other; `superadmin` contains `admin`."""
 
     CLIENT = "client"
     """Assistants, conversations and turns under `/v1`."""
 
     ADMIN = "admin"
     """Inspection and keys under `/admin`."""
+
+    SUPERADMIN = "superadmin"
+    """The same, and the conversations of all tenants for reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,10 @@ class ApiKey:
     revoked_at: datetime | None
     last_used_at: datetime | None
     """Right to about a minute: it is not written on every request."""
+
+    def opens(self, scope: Scope) -> bool:
+        """Whether the key has the scope, or one that contains it."""
+        return scope in self.scopes or (scope is Scope.ADMIN and Scope.SUPERADMIN in self.scopes)
 
     def is_live(self, now: datetime) -> bool:
         """Whether the key still opens anything."""

@@ -77,17 +77,6 @@ def cost_of(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
     return None if cost is None else cost.total_usd
 
 
-def add_usages(usages: Sequence[Usage]) -> Usage:
-    """The sum, bucket by bucket."""
-    return Usage(
-        fresh_input_tokens=sum(usage.fresh_input_tokens for usage in usages),
-        cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
-        cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-    )
-
-
 def add_costs(costs: Sequence[Decimal | None]) -> Decimal | None:
     """The sum; None where any of them is not known."""
     known = [cost for cost in costs if cost is not None]

@@ -7,9 +7,10 @@ the turn or came with its answer. Queueing happens in a task of its own.
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from server.compaction import CompactionDecision, HoldReason
 from server.compaction_observer import CompactionObserver
@@ -17,6 +18,7 @@ from server.compaction_queue import CompactionQueue
 from server.compaction_source import count_request, decide_compaction, read_state
 from server.epoch import EpochReason
 from server.errors import StrataError
+from server.overview import CompactionAlarms
 from server.store import BufferedTurn, PayloadSource
 from server.token_estimate import TokenEstimate
 from server.turn import ModelResponseTurn, Native, TurnKind
@@ -39,15 +41,17 @@ class CompactionWatch:
         *,
         alarm_tokens: int = 200_000,
         lengths: TypicalLengths | None = None,
+        alarms: CompactionAlarms | None = None,
     ) -> None:
         """`alarm_tokens`: a request of this size that cannot be compacted is an alarm. `lengths`: None where nobody
-        knows how long conversations get.
+        knows how long conversations get. `alarms`: where operators look for them; None where nobody does.
         """
         self._queue = queue
         self._observer = observer
         self._estimate = estimate
         self._alarm_tokens = alarm_tokens
         self._lengths = lengths
+        self._alarms = alarms
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks: OrderedDict[str, datetime] = OrderedDict()
         """When somebody will look at a conversation anyway: a job that comes too early looks again by itself."""
@@ -68,7 +72,8 @@ class CompactionWatch:
             # Settings that cannot be read: the turn itself has told so.
             _log.warning("compaction.not_decided", extra={"conversation_id": conversation_id, "code": error.code})
             return
-        self._watch_obstacles(conversation_id, decision, count_request(state))
+        if self._watch_obstacles(conversation_id, decision, count_request(state)):
+            self._start(self._note_stuck(tenant_id, source, decision, count_request(state), turn.seq))
         undone = source.epoch is not None and source.epoch.reason is EpochReason.COMPACTION_UNDONE
         if undone and not decision.window_short:
             return
@@ -93,15 +98,35 @@ class CompactionWatch:
         self._looks[conversation_id] = look_at
         return True
 
-    def _watch_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> None:
+    def _watch_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> bool:
+        """Whether it has to be compacted and cannot be."""
         is_needed = decision.window_short or size >= self._alarm_tokens
         if decision.plan is None and decision.hold in _IN_THE_WAY and is_needed:
             self._observer.compaction_blocked(conversation_id, str(decision.hold), size)
-        elif decision.hold not in _IN_THE_WAY:
+            return True
+        if decision.hold not in _IN_THE_WAY:
             self._observer.compaction_unblocked(conversation_id)
+        return False
+
+    async def _note_stuck(
+        self, tenant_id: str, source: PayloadSource, decision: CompactionDecision, size: int, seq: int
+    ) -> None:
+        if self._alarms is None:
+            return
+        conversation_id, epoch = source.conversation.id, 0 if source.epoch is None else source.epoch.number
+        try:
+            await self._alarms.note_stuck(
+                tenant_id, conversation_id, reason=str(decision.hold), request_tokens=size, seq=seq, epoch=epoch
+            )
+        except StrataError as error:
+            # The next turn notes it again, and the observer has been told.
+            _log.warning("compaction.alarm_not_noted", extra={"conversation_id": conversation_id, "code": error.code})
 
     def _send(self, tenant_id: str, conversation_id: str, reason: str, at: datetime | None) -> None:
-        task = asyncio.create_task(self._enqueue(tenant_id, conversation_id, reason, at), name="queue compaction")
+        self._start(self._enqueue(tenant_id, conversation_id, reason, at))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="after a turn")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -9,11 +9,15 @@
     │   ├── MethodNotAllowed        the route exists, the method does not
     │   ├── CursorInvalid           a page cursor that this server did not make
     │   ├── HistoryRuleBroken       the turn would make a history that no provider accepts
-    │   └── TemplateInvalid         an instruction that does not parse, or that depends on the clock
+    │   ├── TemplateInvalid         an instruction that does not parse, or that depends on the clock
+    │   └── ArchiveInvalid          a file to import that is cut off, altered, or no archive
     ├── Refused                     who is asking
     │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
     │   ├── ScopeMissing            a good key without the scope for this route
-    │   └── RateLimited             a good key that asks too often
+    │   ├── RateLimited             a good key that asks too often
+    │   ├── SessionEnded            no session of an operator, or one that is over
+    │   ├── LoginLocked             too many failed logins with this key or from this address
+    │   └── RequestForged           a form that was not sent from a page of this session
     ├── NotFound                    it does not exist, or it belongs to another tenant
     │   ├── RouteNotFound
     │   ├── TenantNotFound
@@ -23,16 +27,23 @@
     │   ├── TurnNotFound
     │   ├── CallNotFound
     │   ├── ImageNotFound
-    │   └── CompactionNotFound      there is nothing to undo
+    │   ├── CompactionNotFound      there is nothing to undo
+    │   └── ViewNotFound
     ├── Conflict                    right in itself, wrong against the present state
     │   ├── ConversationBusy        another turn is running
     │   ├── QueueFull               too many turns wait for the conversation already
     │   ├── TurnNotRunning          there is nothing to cancel
     │   ├── RevisionMismatch        the client has not seen the newest revision
+    │   ├── AssistantRevised        somebody saved the assistant meanwhile
     │   ├── IdempotencyKeyReused    the same key came with another body
     │   ├── EpochMoved              the static layer changed meanwhile
     │   ├── LeaseLost               the writer no longer owns the conversation
-    │   └── TenantExists            a tenant of that name is there already
+    │   ├── TenantExists            a tenant of that name is there already
+    │   ├── TenantOccupied          a tenant that had to be empty has conversations
+    │   ├── ConversationExists      a conversation to import is there already
+    │   ├── AssistantExists         another assistant has the id and version of one to import
+    │   ├── ViewExists              a saved view of that name is there already
+    │   └── ViewLimitReached        a tenant keeps no more saved views
     ├── Unavailable                 true now, perhaps not in a moment
     │   ├── DatabaseUnavailable     Postgres does not answer
     │   ├── SchemaBehind            the database is older than this release
@@ -156,6 +167,13 @@ class TemplateInvalid(Invalid):
     hint = "See `template` and `line`; instructions may use assistant, conversation, session, args and variables."
 
 
+class ArchiveInvalid(Invalid):
+    """The file is no whole archive of conversations."""
+
+    code = "archive_invalid"
+    hint = "Export it again; a newer release may have made it. Nothing of it was imported."
+
+
 class Refused(StrataError):
     """The caller may not do this."""
 
@@ -179,6 +197,27 @@ class RateLimited(Refused):
 
     code = "rate_limited"
     hint = "Wait for as long as `Retry-After` says; operators can raise STRATA_RATE_LIMIT_PER_MINUTE."
+
+
+class SessionEnded(Refused):
+    """You are not logged in, or your session is over."""
+
+    code = "session_ended"
+    hint = "Log in at /admin/login with an admin key; programs use /admin/api with the key itself."
+
+
+class LoginLocked(Refused):
+    """Too many logins with this key or from this address have failed."""
+
+    code = "login_locked"
+    hint = "Wait for as long as `Retry-After` says and try again; whoever is logged in stays so."
+
+
+class RequestForged(Refused):
+    """The form was not sent from a page of this session."""
+
+    code = "request_forged"
+    hint = "Load the page again and repeat what you did there."
 
 
 class NotFound(StrataError):
@@ -248,6 +287,13 @@ class CompactionNotFound(NotFound):
     hint = "List the conversation's compactions to see what there is."
 
 
+class ViewNotFound(NotFound):
+    """There is no such saved view."""
+
+    code = "view_not_found"
+    hint = "It may have been deleted; look at the list of saved views."
+
+
 class Conflict(StrataError):
     """The request does not fit the present state."""
 
@@ -280,6 +326,13 @@ class RevisionMismatch(Conflict):
     hint = "GET the conversation, look at what is new, and send again with its revision."
 
 
+class AssistantRevised(Conflict):
+    """The assistant has a newer version than the one that was edited."""
+
+    code = "assistant_revised"
+    hint = "Look at what is new, and save again over the newest version."
+
+
 class IdempotencyKeyReused(Conflict):
     """This idempotency key was used before with another body."""
 
@@ -306,6 +359,41 @@ class TenantExists(Conflict):
 
     code = "tenant_exists"
     hint = "Choose another name, or use the tenant that is there."
+
+
+class TenantOccupied(Conflict):
+    """The tenant has conversations already."""
+
+    code = "tenant_occupied"
+    hint = "Choose another tenant, or say --force."
+
+
+class ConversationExists(Conflict):
+    """A conversation of this id is there already."""
+
+    code = "conversation_exists"
+    hint = "Erase it first, or import with --new-ids."
+
+
+class AssistantExists(Conflict):
+    """Another assistant has this id and version already."""
+
+    code = "assistant_exists"
+    hint = "It is another tenant's or was made elsewhere; import with --new-ids."
+
+
+class ViewExists(Conflict):
+    """A saved view of this name is there already."""
+
+    code = "view_exists"
+    hint = "Choose another name, or delete the view that is there."
+
+
+class ViewLimitReached(Conflict):
+    """There are as many saved views as a tenant may have."""
+
+    code = "view_limit_reached"
+    hint = "Delete one that nobody needs."
 
 
 class Unavailable(StrataError):

@@ -16,6 +16,9 @@ API_KEY: Final = "key"
 ASSISTANT: Final = "asst"
 CONVERSATION: Final = "conv"
 REPLAY: Final = "replay"
+ADMIN_SESSION: Final = "session"
+AUDIT: Final = "audit"
+SAVED_VIEW: Final = "view"
 
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}

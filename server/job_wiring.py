@@ -21,6 +21,7 @@ from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
 from server.jobs.compaction import SentCompactions, compaction_job
+from server.jobs.indexing import index_job, index_walk_job
 from server.jobs.job import Job
 from server.jobs.queue_log import queue_log_job
 from server.jobs.retention import retention_job
@@ -29,6 +30,8 @@ from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
 from server.postgres.connecting import connect, translate
 from server.postgres.conversation_lengths import PostgresConversationLengths
 from server.postgres.engine import Database
+from server.postgres.indexing import index_all, index_news
+from server.postgres.overviews import PostgresOverviews
 from server.postgres.queue_log import prune_queue_log
 from server.postgres.retention import sweep_raw_bytes
 from server.postgres.store import PostgresStore
@@ -79,7 +82,12 @@ def build_background(
         lengths=lengths,
         compactor=compactor,
         watch=CompactionWatch(
-            queue, observer, estimate, alarm_tokens=settings.compaction_alarm_tokens, lengths=lengths
+            queue,
+            observer,
+            estimate,
+            alarm_tokens=settings.compaction_alarm_tokens,
+            lengths=lengths,
+            alarms=PostgresOverviews(database),
         ),
         jobs=build_jobs(settings, database, compactor),
     )
@@ -185,8 +193,18 @@ def build_jobs(settings: Settings, database: Database, compactor: Compactor) -> 
     async def compact(tenant_id: str, conversation_id: str) -> datetime | None:
         return (await compactor.compact(tenant_id, conversation_id)).look_again_at
 
+    async def index() -> tuple[int, int]:
+        report = await index_news(database)
+        return report.conversation_count, report.turn_count
+
+    async def walk() -> tuple[int, int]:
+        report = await index_all(database)
+        return report.conversation_count, report.turn_count
+
     return (
         retention_job(settings.raw_retention_days, partial(sweep_raw_bytes, database)),
         compaction_job(compact, JobSender(database.connection)),
         queue_log_job(settings.queue_log_days, partial(prune_queue_log, database)),
+        index_job(index),
+        index_walk_job(walk),
     )

@@ -24,6 +24,16 @@ def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[Man
     return tuple(_entries(payload, marks_static=marks_static))
 
 
+def list_contents(payload: Payload) -> Mapping[str, bytes]:
+    """What the blocks of a payload say, by the hashes that its manifest has."""
+    contents = [encode_tools(payload.tools)] if payload.tools else []
+    contents += [piece.encode("utf-8", "surrogatepass") for piece in split_static(payload.static_text)]
+    for message in payload.messages:
+        contents += [] if message.dynamic is None else [message.dynamic.encode("utf-8", "surrogatepass")]
+        contents.append(message.data)
+    return {_hash(content): content for content in contents}
+
+
 def encode_tools(tools: Sequence[Tool]) -> bytes:
     """The tools as one text, their keys in the order in which they are sent."""
     listed = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
@@ -126,11 +136,15 @@ def _entry(
         layer=layer,
         kind=kind,
         role=role,
-        hash=hashlib.sha256(data).hexdigest()[:32],
+        hash=_hash(data),
         length=len(data),
         seq=seq,
         marked=marked,
     )
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _encode_entry(entry: ManifestEntry) -> dict[str, JsonValue]:

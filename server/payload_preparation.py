@@ -179,7 +179,12 @@ class PayloadPreparation:
             if not await self._still_opens(tenant_id, source, source.epoch, epoch):
                 epoch, static, segment = _set_down(epoch, static, assistant.definition.tools)
         await self._store.begin_epoch(
-            tenant_id, conversation.id, epoch, segment=segment, template_source=rendered.template_source
+            tenant_id,
+            conversation.id,
+            epoch,
+            segment=segment,
+            template_source=rendered.template_source,
+            args=conversation.args,
         )
         return epoch, static, rendered.failures
 

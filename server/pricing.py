@@ -61,6 +61,21 @@ class Cost:
         return None if None in buckets else sum((bucket for bucket in buckets if bucket is not None), Decimal(0))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLine:
+    """One line of a bill."""
+
+    name: str
+    token_count: int
+    usd_per_million: Decimal | None
+    """None where the price is not known."""
+
+    @property
+    def usd(self) -> Decimal | None:
+        """What it comes to. No tokens cost nothing, whatever the price."""
+        return _times(self.usd_per_million, self.token_count)
+
+
 def find_price(model: str, at: datetime, prompt_tokens: int) -> Price | None:
     """The price of a model at a moment for a prompt of this size."""
     day = at.astimezone(UTC).date()
@@ -89,6 +104,24 @@ def price_call(model: str, at: datetime, usage: Usage, *, long_write_tokens: int
         output_usd=price.output * usage.output_tokens / _MILLION,
         reasoning_usd=price.output * usage.reasoning_tokens / _MILLION,
     )
+
+
+def itemise_call(model: str, at: datetime, usage: Usage, *, long_write_tokens: int = 0) -> tuple[CostLine, ...]:
+    """The usage of one call as a bill that adds up to `price_call`; of a model without a price, its tokens alone."""
+    price = find_price(model, at, usage.input_tokens)
+    lines = (
+        ("fresh input", usage.fresh_input_tokens, None if price is None else price.fresh_input),
+        ("cache read", usage.cache_read_tokens, None if price is None else price.cache_read),
+        (
+            "cache write",
+            usage.cache_write_tokens - long_write_tokens,
+            None if price is None else price.cache_write,
+        ),
+        ("cache write, one hour", long_write_tokens, None if price is None else price.cache_write_long),
+        ("output", usage.output_tokens, None if price is None else price.output),
+        ("reasoning", usage.reasoning_tokens, None if price is None else price.output),
+    )
+    return tuple(CostLine(name=name, token_count=count, usd_per_million=usd) for name, count, usd in lines)
 
 
 def _times(price: Decimal | None, tokens: int) -> Decimal | None:

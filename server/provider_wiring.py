@@ -20,6 +20,7 @@ FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
     AnthropicProvider.name: AnthropicFold,
 }
 """Reading what a provider once said takes no key."""
+_NO_KEY: Final = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,17 @@ async def open_available_providers(settings: Settings, environment: Mapping[str,
                 opened[name] = _build(settings, name, key)
                 stack.push_async_callback(opened[name].close)
         yield Providers(by_name=opened)
+
+
+@asynccontextmanager
+async def open_scribes(settings: Settings) -> AsyncIterator[Mapping[str, Provider]]:
+    """All providers by name, for writing requests again and reading answers. They have no key: nobody can be asked."""
+    async with AsyncExitStack() as stack:
+        opened = {}
+        for name in KEY_VARIABLES:
+            opened[name] = _build(settings, name, _NO_KEY)
+            stack.push_async_callback(opened[name].close)
+        yield opened
 
 
 def _build(settings: Settings, name: str, key: str) -> Provider:

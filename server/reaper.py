@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from server.cache_expectation import CacheExpectation, explain_miss
 from server.call import Call, CallEnd
-from server.call_records import add_costs, add_usages, cost_of
+from server.call_records import add_costs, cost_of
 from server.conversation import Lease
 from server.errors import ConversationNotFound, DatabaseUnavailable, LeaseLost, ProviderFailed, TurnInterrupted
 from server.provider import ProviderAnswer
@@ -24,7 +24,7 @@ from server.store import NewAnswer
 from server.stored_turn import fold_events
 from server.turn import Native, StopReason, TurnState, open_call_ids
 from server.turn_tools import TurnTools
-from server.usage import Usage
+from server.usage import Usage, add_usages
 
 _OK: Final = 200
 _log = logging.getLogger("strata.turn")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.assistant import AssistantDefinition
+from server.assistant import AssistantDefinition, Instructions
 from server.block import JsonValue
 from server.transcript import TranscriptTurn
 
@@ -58,6 +58,28 @@ class RenderedQuestion:
     """SHA-256 of the source."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedName:
+    """A name in a template that stands for something outside it."""
+
+    template: str
+    path: str
+    """The name, or of a namespace its member too: `tone`, `assistant.name`, `args.city`."""
+    line: int
+    is_guarded: bool = False
+    """The template itself asks whether it is there, or says what to take instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedInstructions:
+    """What instructions tell without being rendered."""
+
+    failures: tuple[TemplateFailure, ...]
+    """All that keeps them from being saved, and not only the first."""
+    names: tuple[AskedName, ...]
+    """In the order of the text; none of a template that does not parse."""
+
+
 class Renderer(Protocol):
     """Renders the layers of a payload."""
 
@@ -92,6 +114,10 @@ class Renderer(Protocol):
 
     async def check_instructions(self, assistant: AssistantDefinition) -> None:
         """Raises `TemplateInvalid` for instructions that do not parse, or that depend on the clock or the message."""
+        ...
+
+    async def inspect_instructions(self, instructions: Instructions) -> InspectedInstructions:
+        """What is wrong with the texts, and what they ask for. Nothing is rendered, and nothing raised for a text."""
         ...
 
     async def close(self) -> None:

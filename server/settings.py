@@ -49,6 +49,25 @@ class Settings(BaseSettings):
         description="Origins that browsers may call from, such as `https://app.example`, with commas between.",
     )
 
+    behind_proxy: bool = Field(
+        default=False,
+        description="A proxy of yours stands before the server: its `X-Forwarded-Proto` and the last address of its "
+        "`X-Forwarded-For` are believed, for the cookies and the lock-out of operators.",
+    )
+    admin_idle_seconds: float = Field(
+        default=1800.0, ge=10, le=86_400, description="An operator's session is over after so long without a request."
+    )
+    admin_session_seconds: float = Field(
+        default=43_200.0, ge=60, le=2_592_000, description="And however busy it is, after so long."
+    )
+    admin_login_failures: int = Field(
+        default=5,
+        ge=1,
+        le=1000,
+        description="So many failed logins with one key, or four times as many from one address, lock it out.",
+    )
+    admin_lock_seconds: float = Field(default=900.0, ge=1, le=86_400, description="For so long.")
+
     rate_limit_per_minute: int = Field(
         default=0, ge=0, le=10_000_000, description="Requests per API key and minute, over all processes; 0: no limit."
     )

@@ -261,6 +261,8 @@ class ErasureReport:
     """What went, or would go: rows by table. Tables without any are left out."""
 
     rows: Mapping[str, int]
+    stored_bytes: int | None = None
+    """What these rows take in the database, compressed as they are there; only a dry run counts it."""
 
 
 AcceptOutcome: TypeAlias = Accepted | Duplicate
@@ -273,8 +275,19 @@ class Store(Protocol):
         """Version 1 of a new assistant."""
         ...
 
-    async def revise_assistant(self, tenant_id: str, assistant_id: str, definition: AssistantDefinition) -> Assistant:
-        """The next version. Conversations stay on theirs. Raises `AssistantNotFound`."""
+    async def revise_assistant(
+        self,
+        tenant_id: str,
+        assistant_id: str,
+        definition: AssistantDefinition,
+        *,
+        expected_version: int | None = None,
+    ) -> Assistant:
+        """The next version. Conversations stay on theirs.
+
+        Raises `AssistantNotFound`, and `AssistantRevised` where the newest version is not the expected one: of several
+        who expect the same, one succeeds.
+        """
         ...
 
     async def load_assistant(self, tenant_id: str, assistant_id: str, version: int | None = None) -> Assistant:
@@ -378,12 +391,14 @@ class Store(Protocol):
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
+        args: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
 
         `segment` is written with it, `copies` are brought along into the epoch's generation, and `template_source` is
-        archived under the epoch's `template_hash`. Raises `EpochMoved` where another epoch has begun,
-        `ConversationNotFound`.
+        archived under the epoch's `template_hash`. `args` are those that the base text was rendered with; without them
+        they are taken to be those of the epoch before, where the hash is the same. Raises `EpochMoved` where another
+        epoch has begun, `ConversationNotFound`.
         """
         ...
 

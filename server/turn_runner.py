@@ -13,7 +13,7 @@ from typing import Final
 
 from server.assistant import AssistantDefinition
 from server.cache_keeper import Asked
-from server.call_records import add_costs, add_usages, end_of, start_of
+from server.call_records import add_costs, end_of, start_of
 from server.conversation import Lease
 from server.errors import (
     CacheGone,
@@ -38,7 +38,7 @@ from server.turn_keeper import TurnKeeper
 from server.turn_observer import TurnTimes
 from server.turn_tools import TurnTools
 from server.undisturbed import undisturbed
-from server.usage import Usage
+from server.usage import Usage, add_usages
 
 _OK: Final = 200
 _FINISH_TRIES: Final = 60

@@ -12,6 +12,7 @@ without looking at the provider again.
 | reasoning_tokens     | thoughtsTokenCount                                  | thinking                      |
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -29,3 +30,14 @@ class Usage:
     def input_tokens(self) -> int:
         """The provider's total for the request."""
         return self.fresh_input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+
+def add_usages(usages: Sequence[Usage]) -> Usage:
+    """The sum, bucket by bucket."""
+    return Usage(
+        fresh_input_tokens=sum(usage.fresh_input_tokens for usage in usages),
+        cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
+        cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )

@@ -8,34 +8,48 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from server import __version__
+from server.admin_sessions import SessionLimits
+from server.assistant_editor import AssistantEditor, EditorTools
 from server.cache_keeper import CacheKeeper
+from server.call_inspection import CallInspector
 from server.database_wiring import open_database_options
 from server.errors import DatabaseUnavailable, StrataError
+from server.index_watch import IndexWatch
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
 from server.job_watch import JobWatch
 from server.job_wiring import Background, build_background, working_inside
 from server.payload_preparation import PayloadPreparation
+from server.postgres.admin_sessions import PostgresAdminSessions
 from server.postgres.announcements import PostgresAnnouncements
+from server.postgres.assistant_inspection import PostgresAssistantInspector
+from server.postgres.auditing import PostgresAuditLog
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.connecting import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
+from server.postgres.exporting import PostgresArchives
+from server.postgres.indexing import find_progress
+from server.postgres.inspection import PostgresInspector
 from server.postgres.job_reports import PostgresJobReports
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.overviews import PostgresOverviews
 from server.postgres.probe import DatabaseProbe
 from server.postgres.rate_limit import PostgresRateLimiter
 from server.postgres.remembered_keys import RememberedKeys
+from server.postgres.saved_views import PostgresSavedViews
 from server.postgres.store import PostgresStore
 from server.postgres.usage_reports import PostgresUsageReports
-from server.provider_wiring import FOLDS, Providers
+from server.provider import Provider
+from server.provider_wiring import FOLDS, Providers, open_scribes
 from server.reaper import Reaper
 from server.retry_policy import RetryPolicy
 from server.running_turns import RunningTurns
@@ -48,6 +62,7 @@ from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
 from server.web.app import WebParts, build_app
 from server.web.edge import Edge
+from server.wire.frames import read_frames
 
 _log = logging.getLogger("strata.program")
 
@@ -66,6 +81,7 @@ class Program:
     cache_keeper: CacheKeeper
     background: Background
     job_watch: JobWatch
+    index_watch: IndexWatch
     providers: Providers
     owner: str
     """What this process is called on the leases that it holds."""
@@ -109,12 +125,15 @@ async def open_program(
                 providers=providers or Providers(),
                 announcements=announcements,
                 renderer=renderer,
+                scribes=await stack.enter_async_context(open_scribes(settings)),
             )
         )
         watching = asyncio.create_task(reaper.watch(), name="reaper")
         stack.push_async_callback(_end, watching)
         counting = asyncio.create_task(program.job_watch.watch(), name="job watch")
         stack.push_async_callback(_end, counting)
+        lagging = asyncio.create_task(program.index_watch.watch(), name="index watch")
+        stack.push_async_callback(_end, lagging)
         keeping = asyncio.create_task(program.cache_keeper.watch(), name="cache keeper")
         stack.push_async_callback(_end, keeping)
         stack.push_async_callback(program.cache_keeper.close)
@@ -136,6 +155,7 @@ class _Parts:
     providers: Providers
     announcements: PostgresAnnouncements
     renderer: JinjaRenderer
+    scribes: Mapping[str, Provider]
 
 
 def _build_metrics(database: Database) -> Metrics:
@@ -172,6 +192,11 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
     job_reports = PostgresJobReports(database)
+    inspector = PostgresInspector(database)
+    index_watch = IndexWatch(partial(find_progress, database))
+    metrics.gauge_callback(
+        "strata_index_lag_seconds", "How far lists and searches are behind the turns.", lambda: index_watch.lag_seconds
+    )
     app = build_app(
         WebParts(
             key_ring=RememberedKeys(key_ring, parts.announcements),
@@ -181,7 +206,17 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
             renderer=parts.renderer,
             rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
             usage_reports=PostgresUsageReports(database),
+            inspector=inspector,
+            overviews=PostgresOverviews(database),
+            saved_views=PostgresSavedViews(database),
+            call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
             job_reports=job_reports,
+            archives=PostgresArchives(database),
+            assistant_inspector=PostgresAssistantInspector(database),
+            assistant_editor=_build_editor(parts, store, estimate),
+            admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
+            audit_log=PostgresAuditLog(database),
+            behind_proxy=settings.behind_proxy,
             default_provider=parts.providers.default,
             provider_names=tuple(parts.providers.by_name),
             image_limit_bytes=settings.image_limit_bytes,
@@ -206,11 +241,27 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         cache_keeper=cache_keeper,
         background=background,
         job_watch=JobWatch(job_reports, metrics.jobs, names=[job.name for job in background.jobs]),
+        index_watch=index_watch,
         providers=parts.providers,
         owner=tools.owner,
         app=app,
     )
     return program, Reaper(tools)
+
+
+def _build_editor(parts: _Parts, store: PostgresStore, estimate: TokenEstimate) -> AssistantEditor:
+    audit_log = PostgresAuditLog(parts.database)
+    return AssistantEditor(EditorTools(store=store, renderer=parts.renderer, estimate=estimate, audit_log=audit_log))
+
+
+def _session_limits(settings: Settings) -> SessionLimits:
+    return SessionLimits(
+        idle_seconds=settings.admin_idle_seconds,
+        age_seconds=settings.admin_session_seconds,
+        key_failures=settings.admin_login_failures,
+        address_failures=4 * settings.admin_login_failures,
+        lock_seconds=settings.admin_lock_seconds,
+    )
 
 
 def _build_tools(

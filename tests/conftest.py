@@ -24,8 +24,8 @@ from server.postgres.embedded import open_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
+from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
-from server.postgres.tables import metadata
 from server.settings import Settings
 from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database

@@ -8,9 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from click.testing import CliRunner, Result
+
+from server.cli import main
 from server.provider_choice import KEY_VARIABLES
 
 PROJECT = Path(__file__).parents[1]
@@ -28,6 +32,16 @@ def strata(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subproce
         timeout=120,
         check=False,
     )
+
+
+def strata_here(*arguments: str, env: Mapping[str, str]) -> Result:
+    """The same inside this process, for what needs no process of its own: importing a command takes seconds. It runs in
+    a thread, since it brings its own event loop.
+    """
+    wanted = environment(env)
+    changes: dict[str, str | None] = {name: None for name in os.environ if name not in wanted}
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(CliRunner().invoke, main, arguments, env=changes | dict(env)).result(120)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

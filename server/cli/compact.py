@@ -12,13 +12,15 @@ from typing import Any, Final
 import click
 from rich.table import Column, Table
 
+from server.admin_actions import AuditedCompactor, Operator
+from server.audit import OPERATOR
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Span
 from server.cli.terminal import open_bar, open_console
 from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import Compactor
 from server.errors import DatabaseUnavailable, StrataError
 from server.job_wiring import open_compactor
+from server.postgres.auditing import PostgresAuditLog
 from server.postgres.compacting import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
@@ -113,13 +115,14 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     failures: list[_Failure] = []
     async with open_compactor(settings, os.environ) as (database, compactor):
         wanted = await _read_filter(database, order)
+        audited = AuditedCompactor(compactor, PostgresAuditLog(database))
         total = len(order.conversation_ids) or await count_candidates(database, wanted)
         with open_bar() as progress:
             task = progress.add_task("compacting" if not order.undo else "undoing", total=total)
             async for tenant_id, conversation_id in _choose(database, order, wanted):
                 try:
                     owner = tenant_id or await find_owner(database, conversation_id)
-                    reports.append(await _do(compactor, order, owner, conversation_id))
+                    reports.append(await _do(audited, order, owner, conversation_id))
                 except StrataError as error:
                     # Of one conversation its error is the answer; among many it is no reason to leave the others.
                     if total == 1 or isinstance(error, DatabaseUnavailable):
@@ -129,10 +132,11 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     return reports, failures
 
 
-async def _do(compactor: Compactor, order: _Order, tenant_id: str, conversation_id: str) -> CompactionReport:
+async def _do(compactor: AuditedCompactor, order: _Order, tenant_id: str, conversation_id: str) -> CompactionReport:
+    operator = Operator(tenant_id=tenant_id, actor=OPERATOR)
     if order.undo:
-        return await compactor.undo(tenant_id, conversation_id)
-    return await compactor.compact(tenant_id, conversation_id, force=order.force, dry_run=order.dry_run)
+        return await compactor.undo(operator, conversation_id)
+    return await compactor.compact(operator, conversation_id, force=order.force, dry_run=order.dry_run)
 
 
 async def _read_filter(database: Database, order: _Order) -> CompactionFilter:

@@ -29,6 +29,8 @@ from server.wiring import Program, open_program
 _TENANT: Final = "demo"
 _KEY_FILE: Final = "demo-keys.json"
 _DEMO_KEY: Final = "demo"
+_SCOPES: Final = (Scope.CLIENT, Scope.ADMIN)
+"""A key of each. There is one tenant, so nobody needs to see all of them."""
 
 
 @click.command()
@@ -80,7 +82,7 @@ async def _find_or_make_keys(program: Program) -> dict[str, str]:
         if presented is None or await program.key_ring.find_live_key(presented) is None:
             kept = {}
             break
-    if kept.keys() != {scope.value for scope in Scope}:
+    if kept.keys() != {scope.value for scope in _SCOPES}:
         kept = await _make_keys(program.key_ring)
         _write(path, kept)
     return kept
@@ -92,7 +94,7 @@ async def _make_keys(ring: PostgresKeyRing) -> dict[str, str]:
     except TenantNotFound:
         tenant = await ring.create_tenant(_TENANT)
     made = {}
-    for scope in Scope:
+    for scope in _SCOPES:
         _, made[scope.value] = await ring.create_key(
             tenant_id=tenant.id, name=f"demo {scope}", scopes=frozenset({scope}), expires_at=None
         )
@@ -165,6 +167,7 @@ Strata is running.
 
   URL         {url}
   client key  {key}
+  admin pages {url}/admin
   admin key   {keys[Scope.ADMIN.value]}
   assistants  {assistants[GEMINI]}  Gemini
               {assistants[ANTHROPIC]}  Claude

@@ -1,6 +1,7 @@
 """The group of all commands: it loads a command when it is asked for, and ends it with a sentence when it fails."""
 
 import importlib
+import keyword
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,9 @@ class StrataGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  reason: click's signature
         if cmd_name not in self._summaries:
             return None
-        found: click.Command = getattr(importlib.import_module(f"server.cli.{cmd_name}"), cmd_name)
+        # `import` is a word of Python's: what it is called there has an underscore.
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        found: click.Command = getattr(importlib.import_module(f"server.cli.{name}"), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  reason: click's signature

@@ -25,8 +25,8 @@ def begin(**overrides: object) -> Settings:
     return settings
 
 
-def begin_quietly() -> Settings:
-    """The same for commands whose output is their answer: only warnings are logged."""
+def begin_quietly(level: str = "warning") -> Settings:
+    """The same for commands whose output is their answer: only what is as bad as `level` is logged."""
     settings = read_settings()
-    configure_logs("warning", settings.log_format)
+    configure_logs(level, settings.log_format)
     return settings

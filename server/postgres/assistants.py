@@ -7,7 +7,7 @@ from sqlalchemy import Integer, bindparam, func, select
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
 from server.assistant import Assistant, AssistantDefinition
-from server.errors import AssistantNotFound
+from server.errors import AssistantNotFound, AssistantRevised
 from server.identifiers import ASSISTANT, TENANT, decode_id, new_uuid
 from server.page import Page
 from server.postgres.codec import encode_json
@@ -61,7 +61,10 @@ _REVISE: Final = Statement(
     insert(assistants)
     .from_select(
         ["id", "tenant_id", "version", *_DEFINED],
-        select(_c.id, _c.tenant_id, func.max(_c.version) + 1, *_CONTENT).where(*_THIS).group_by(_c.id, _c.tenant_id),
+        select(_c.id, _c.tenant_id, func.max(_c.version) + 1, *_CONTENT)
+        .where(*_THIS)
+        .group_by(_c.id, _c.tenant_id)
+        .having(func.max(_c.version) == func.coalesce(bindparam("expected", type_=Integer), func.max(_c.version))),
     )
     .returning(*_COLUMNS)
 )
@@ -85,19 +88,20 @@ async def create_assistant(database: Database, tenant_id: str, definition: Assis
 
 
 async def revise_assistant(
-    database: Database, tenant_id: str, assistant_id: str, definition: AssistantDefinition
+    database: Database, tenant_id: str, assistant_id: str, definition: AssistantDefinition, expected_version: int | None
 ) -> Assistant:
     """See the port."""
-    values = _key(tenant_id, assistant_id) | _definition_values(definition)
+    values = _key(tenant_id, assistant_id) | _definition_values(definition) | {"expected": expected_version}
     while True:
         try:
             rows = await database.run(_REVISE, repeatable=False, **values)
         except pg.UniqueViolationError:
             # Another revision took the number; the next look sees it. Each round somebody wins, so this ends.
             continue
-        if not rows:
-            raise AssistantNotFound
-        return assistant_from(rows[0])
+        if rows:
+            return assistant_from(rows[0])
+        newest = await load_assistant(database, tenant_id, assistant_id, None)
+        raise AssistantRevised(expected_version=expected_version, version=newest.version)
 
 
 async def load_assistant(database: Database, tenant_id: str, assistant_id: str, version: int | None) -> Assistant:

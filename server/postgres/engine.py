@@ -72,6 +72,11 @@ class Statement:
             self._order = tuple(compiled.positiontup or ())
             self._constants = {name: value for name, value in compiled.params.items() if value is not None}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What has to be given."""
+        return self._order
+
     def arguments(self, values: dict[str, Any]) -> list[object]:
         """The values in the order of the placeholders, text made storable.
 

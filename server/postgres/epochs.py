@@ -1,13 +1,14 @@
 """Epochs and what their static texts are made of: segments and templates. Rows are added and never changed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from server.block import JsonValue
 from server.epoch import Epoch, EpochReason, Opening, Segment
 from server.errors import ConversationNotFound, EpochMoved
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.page import Page
-from server.postgres.codec import decode_cursor, decode_text
+from server.postgres.codec import decode_cursor, decode_text, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, in_range, page_of
 from server.postgres.rows import Row, epoch_from, segment_from
@@ -25,11 +26,16 @@ moved AS (
 begun AS (
     INSERT INTO epochs (conversation_id, number, reason, assistant_version, generation, segment_count, base_text,
         static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq,
-        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash)
+        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, args)
     SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
         :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
         :opening::bytea, :opening_start_seq::bigint, :opening_text::text, :opening_tokens::int,
-        :opening_kept_hash::bytea
+        :opening_kept_hash::bytea,
+        -- A compaction renders nothing: what it keeps was rendered with the args of the epoch before.
+        coalesce(:args::json, (
+            SELECT e.args FROM epochs e
+            WHERE e.conversation_id = :conversation AND e.number = :number - 1 AND e.arguments_hash = :arguments_hash
+        ))
     FROM moved
 ),
 archived AS (
@@ -118,6 +124,7 @@ async def begin_epoch(
     segment: Segment | None,
     copies: CopiedSegments | None,
     template_source: str | None,
+    args: Mapping[str, JsonValue] | None,
 ) -> None:
     """See the port."""
     rows = await database.run(
@@ -135,6 +142,7 @@ async def begin_epoch(
         arguments_hash=epoch.arguments_hash,
         template_hash=epoch.template_hash,
         template_source=template_source,
+        args=None if args is None else encode_json(args),
         buffer_start_seq=epoch.buffer_start_seq,
         **_opening_values(epoch.opening),
         **_segment_values(segment),

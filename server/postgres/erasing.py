@@ -5,22 +5,18 @@ the moment it exists. Blobs and provider caches are shared; they go with their l
 too: its row stays, marked, until it is removed there, and holds nothing of what was said.
 """
 
+from functools import reduce
+from operator import add
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, delete, func, not_, select, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, func, not_, select, update
 
 from server.errors import ConversationBusy, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
-from server.postgres.tables import (
-    blob_references,
-    blobs,
-    conversations,
-    metadata,
-    provider_cache_uses,
-    provider_caches,
-)
+from server.postgres.schema import metadata
+from server.postgres.tables import blob_references, blobs, conversations, provider_cache_uses, provider_caches
 from server.store import ErasureReport
 
 _CONVERSATION: Final = bindparam("conversation", type_=conversations.c.id.type)
@@ -58,6 +54,13 @@ _UNSHARED_CACHES: Final = and_(
     ),
 )
 
+
+def _stored_bytes(table: Table) -> ColumnElement[int]:
+    """Column by column: of a value that is stored out of line that reads its size, and not the value."""
+    sizes = [func.coalesce(func.pg_column_size(column), 0) for column in table.c]
+    return func.coalesce(func.sum(reduce(add, sizes)), 0)
+
+
 # The shared ones first: what they were shared with is found through the conversation's own rows.
 _DOOMED: Final = [
     (blobs, _UNSHARED_BLOBS),
@@ -77,7 +80,8 @@ _LOCK_SHARED: Final = [
     Statement(select(provider_caches.c.id).where(_USED_CACHES).order_by(provider_caches.c.id).with_for_update()),
 ]
 _COUNT: Final = [
-    (table.name, Statement(select(func.count()).select_from(table).where(which))) for table, which in _DOOMED
+    (table.name, Statement(select(func.count(), _stored_bytes(table)).select_from(table).where(which)))
+    for table, which in _DOOMED
 ]
 _DELETE: Final = [
     (
@@ -102,14 +106,20 @@ async def erase_conversation(
         if locked is None:
             raise ConversationNotFound
         if dry_run:
-            counts = [(name, await connection.fetchval(s.sql, *s.arguments(key))) for name, s in _COUNT]
-        elif locked["lease_turn_seq"] is not None:
+            return await _foresee(connection, key)
+        if locked["lease_turn_seq"] is not None:
             raise ConversationBusy(running_seq=locked["lease_turn_seq"])
-        else:
-            for statement in _LOCK_SHARED:
-                await connection.execute(statement.sql, *statement.arguments(key))
-            counts = [(name, await _delete(connection, statement, key)) for name, statement in _DELETE]
+        for statement in _LOCK_SHARED:
+            await connection.execute(statement.sql, *statement.arguments(key))
+        counts = [(name, await _delete(connection, statement, key)) for name, statement in _DELETE]
     return ErasureReport(rows={name: count for name, count in counts if count})
+
+
+async def _foresee(connection: Connection, key: dict[str, Any]) -> ErasureReport:
+    found = [(name, (await connection.fetch(s.sql, *s.arguments(key)))[0]) for name, s in _COUNT]
+    return ErasureReport(
+        rows={name: row[0] for name, row in found if row[0]}, stored_bytes=sum(int(row[1]) for _, row in found)
+    )
 
 
 async def _delete(connection: Connection, statement: Statement, key: dict[str, Any]) -> int:

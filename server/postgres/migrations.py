@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool
 
 from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
-from server.postgres.tables import metadata
+from server.postgres.schema import metadata
 
 Result = TypeVar("Result")
 

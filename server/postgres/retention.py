@@ -13,7 +13,8 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from server.postgres.engine import Database, Statement
-from server.postgres.tables import calls, replay_items
+from server.postgres.replay_tables import replay_items
+from server.postgres.tables import calls
 
 PAGE_ROWS: Final = 500
 _BEFORE_ALL: Final[Mapping[type[object], Any]] = {UUID: UUID(int=0), int: -1}

@@ -15,11 +15,11 @@ How the promises of the port are kept:
 Each method's statement and its reasons live in the module that it is delegated to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from server.assistant import Assistant, AssistantDefinition
-from server.block import Blob
+from server.block import Blob, JsonValue
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
@@ -70,8 +70,15 @@ class PostgresStore:
     async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
         return await assistants.create_assistant(self._database, tenant_id, definition)
 
-    async def revise_assistant(self, tenant_id: str, assistant_id: str, definition: AssistantDefinition) -> Assistant:
-        return await assistants.revise_assistant(self._database, tenant_id, assistant_id, definition)
+    async def revise_assistant(
+        self,
+        tenant_id: str,
+        assistant_id: str,
+        definition: AssistantDefinition,
+        *,
+        expected_version: int | None = None,
+    ) -> Assistant:
+        return await assistants.revise_assistant(self._database, tenant_id, assistant_id, definition, expected_version)
 
     async def load_assistant(self, tenant_id: str, assistant_id: str, version: int | None = None) -> Assistant:
         return await assistants.load_assistant(self._database, tenant_id, assistant_id, version)
@@ -159,6 +166,7 @@ class PostgresStore:
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
+        args: Mapping[str, JsonValue] | None = None,
     ) -> None:
         await epochs.begin_epoch(
             self._database,
@@ -168,6 +176,7 @@ class PostgresStore:
             segment=segment,
             copies=copies,
             template_source=template_source,
+            args=args,
         )
 
     async def load_history(

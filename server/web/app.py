@@ -1,37 +1,65 @@
 """The application: the routes, the edge around them, and what they are given."""
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from litestar import Litestar
 from litestar.config.cors import CORSConfig
-from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.plugins.pydantic import PydanticPlugin
-from litestar.types import ControllerRouterHandler
+from litestar.types import ControllerRouterHandler, Scope
 
+from server.admin_actions import ActionTools, AdminActions
+from server.admin_sessions import AdminSessions
+from server.archive import Archives
+from server.assistant_editor import AssistantEditor
+from server.assistant_inspection import AssistantInspector
+from server.audit import AuditLog
+from server.call_inspection import CallInspector
 from server.compactor import Compactor
+from server.inspection import Inspector
 from server.job_report import JobReports
 from server.key_ring import KeyRing
+from server.overview import Overviews
 from server.rate_limit import RateLimiter
 from server.readiness import Probe
 from server.renderer import Renderer
 from server.running_turns import RunningTurns
+from server.saved_views import SavedViews
 from server.store import Store
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.turn_service import TurnService
 from server.usage_report import UsageReports
-from server.web import assistants, compactions, conversations, images, jobs, keys, operations, turns, usage
+from server.web import (
+    assistant_inspection,
+    assistants,
+    audit,
+    compactions,
+    conversations,
+    exports,
+    images,
+    inspection,
+    jobs,
+    keys,
+    operations,
+    operator_actions,
+    overview,
+    saved_views,
+    turns,
+    usage,
+)
+from server.web.admin.entry import Entry
+from server.web.admin.page_errors import answer_any_exception
+from server.web.admin.site import build_pages
 from server.web.assistants import ProviderNames
-from server.web.auth import KEY_RING, RATE_LIMITER, provide_caller
+from server.web.auth import provide_caller
 from server.web.edge import Edge
-from server.web.errors import answer_exception
 from server.web.headers import provide_turn_headers
 from server.web.readiness import Readiness
-from server.web.request import StrataRequest
+from server.web.request import StrataRequest, part_of
 from server.web.schema import build_openapi, note_security
 from server.web.turns import TurnOptions
 
@@ -53,6 +81,12 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     compactions.compact_conversation,
     compactions.list_compactions,
     compactions.undo_compaction,
+    exports.export_conversation,
+    operator_actions.fork_as_operator,
+    operator_actions.cancel_as_operator,
+    operator_actions.compact_as_operator,
+    operator_actions.undo_compaction_as_operator,
+    operator_actions.erase_as_operator,
     images.show_image,
     turns.take_turn,
     turns.list_turns,
@@ -64,8 +98,27 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     keys.show_key,
     keys.revoke_key,
     usage.report_usage,
+    inspection.inspect_conversations,
+    inspection.inspect_conversation,
+    inspection.inspect_call,
+    inspection.show_response,
+    inspection.show_request,
+    overview.show_overview,
+    saved_views.list_views,
+    saved_views.save_view,
+    saved_views.delete_view,
+    audit.list_audit_entries,
+    assistant_inspection.inspect_assistants,
+    assistant_inspection.inspect_assistant,
+    assistant_inspection.list_versions,
+    assistant_inspection.inspect_version,
+    assistant_inspection.render_prompt,
+    assistant_inspection.check_instructions,
     jobs.report_jobs,
 )
+
+_FRAMES: Final = 4
+"""A server has one, a test of the edge some more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +133,15 @@ class WebParts:
     rate_limiter: RateLimiter
     usage_reports: UsageReports
     job_reports: JobReports
+    inspector: Inspector
+    call_inspector: CallInspector
+    overviews: Overviews
+    saved_views: SavedViews
+    archives: Archives
+    assistant_inspector: AssistantInspector
+    assistant_editor: AssistantEditor
+    admin_sessions: AdminSessions
+    audit_log: AuditLog
     default_provider: str | None
     provider_names: Collection[str]
     probes: Sequence[Probe]
@@ -90,7 +152,7 @@ class WebParts:
     image_limit_bytes: int
     keep_alive_seconds: float
     cors_origins: Sequence[str]
-    lifespan: Sequence[Callable[[Litestar], AbstractAsyncContextManager[None]]] = ()
+    behind_proxy: bool = False
     version: str
 
 
@@ -101,38 +163,53 @@ def build_app(parts: WebParts) -> Edge:
 
 def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> Edge:
     """The application with these routes."""
-    readiness = Readiness(parts.probes, parts.running_turns)
     parts.metrics.gauge_callback("strata_turns_running", "Turns running now.", lambda: parts.running_turns.count)
+    values = _values(parts)
+    litestar = _build_frame(
+        tuple(routes), frozenset(values), parts.body_limit_bytes, tuple(parts.cors_origins), parts.version
+    )
+    return Edge(litestar, values, metrics=parts.metrics, tracing=parts.tracing)
+
+
+@lru_cache(maxsize=_FRAMES)
+def _build_frame(
+    routes: tuple[ControllerRouterHandler, ...],
+    part_names: frozenset[str],
+    body_limit_bytes: int,
+    cors_origins: tuple[str, ...],
+    version: str,
+) -> Litestar:
+    """The framework's part. It takes longer to make than all the rest of a program, and is the same for many."""
     litestar = Litestar(
-        route_handlers=list(routes),
+        route_handlers=[*routes, build_pages()],
         request_class=StrataRequest,
         dependencies={
             "caller": Provide(provide_caller),
             "turn_headers": Provide(provide_turn_headers),
-            **{name: _provide(value) for name, value in _values(parts).items()},
-            "readiness": _provide(readiness),
+            **{name: _provide(name) for name in part_names},
         },
         # Litestar's own would be lenient, whatever a model says: "3" would be a number.
         plugins=[PydanticPlugin(validate_strict=True)],
-        exception_handlers={Exception: answer_exception},
-        request_max_body_size=parts.body_limit_bytes,
-        cors_config=_build_cors(parts.cors_origins),
-        openapi_config=build_openapi(parts.version),
-        lifespan=list(parts.lifespan),
-        state=State({KEY_RING: parts.key_ring, RATE_LIMITER: parts.rate_limiter}),
+        exception_handlers={Exception: answer_any_exception},
+        request_max_body_size=body_limit_bytes,
+        cors_config=_build_cors(cors_origins),
+        openapi_config=build_openapi(version),
         # Off, also where an environment variable of Litestar's asks for it: both answer with the server's insides.
         debug=False,
         pdb_on_exception=False,
         logging_config=None,
     )
     note_security(litestar)
-    return Edge(litestar, metrics=parts.metrics, tracing=parts.tracing)
+    return litestar
 
 
 def _values(parts: WebParts) -> dict[str, object]:
-    """What handlers are given, by the names of their parameters."""
+    """What handlers and guards are given, by the names of their parameters."""
     return {
         "key_ring": parts.key_ring,
+        "rate_limiter": parts.rate_limiter,
+        "readiness": Readiness(parts.probes, parts.running_turns),
+        "entry": Entry(sessions=parts.admin_sessions, behind_proxy=parts.behind_proxy),
         "metrics": parts.metrics,
         "store": parts.store,
         "turn_service": parts.turn_service,
@@ -140,6 +217,14 @@ def _values(parts: WebParts) -> dict[str, object]:
         "renderer": parts.renderer,
         "usage_reports": parts.usage_reports,
         "job_reports": parts.job_reports,
+        "inspector": parts.inspector,
+        "call_inspector": parts.call_inspector,
+        "overviews": parts.overviews,
+        "saved_views": parts.saved_views,
+        "assistant_inspector": parts.assistant_inspector,
+        "assistant_editor": parts.assistant_editor,
+        "actions": _build_actions(parts),
+        "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(
             image_limit_bytes=parts.image_limit_bytes, keep_alive_seconds=parts.keep_alive_seconds
@@ -147,8 +232,23 @@ def _values(parts: WebParts) -> dict[str, object]:
     }
 
 
-def _provide(value: object) -> Provide:
-    return Provide(lambda: value, sync_to_thread=False)
+def _build_actions(parts: WebParts) -> AdminActions:
+    return AdminActions(
+        ActionTools(
+            store=parts.store,
+            turn_service=parts.turn_service,
+            compactor=parts.compactor,
+            archives=parts.archives,
+            audit_log=parts.audit_log,
+        )
+    )
+
+
+def _provide(name: str) -> Provide:
+    def find(scope: Scope) -> object:
+        return part_of(scope, name)
+
+    return Provide(find, sync_to_thread=False)
 
 
 def _build_cors(origins: Sequence[str]) -> CORSConfig | None:

@@ -139,7 +139,7 @@ class AssistantView(View):
             id=assistant.id,
             version=assistant.version,
             created_at=assistant.created_at,
-            **_members(assistant.definition),
+            **definition_members(assistant.definition),
         )
 
 
@@ -167,7 +167,7 @@ async def create_assistant(
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[AssistantView]:
     """The assistant as it was saved."""
-    definition = await _check_definition(data, provider_names, renderer)
+    definition = await check_definition(data, provider_names, renderer)
     assistant = await store.create_assistant(caller.tenant_id, definition)
     return answer_json(AssistantView.of(assistant), 201, {"location": f"/v1/assistants/{assistant.id}"})
 
@@ -233,14 +233,14 @@ async def revise_assistant(
 ) -> Response[AssistantView]:
     """The version that holds now."""
     newest = await store.load_assistant(caller.tenant_id, assistant_id)
-    definition = await _check_definition(data, provider_names, renderer)
+    definition = await check_definition(data, provider_names, renderer)
     # As text: the order of keys is part of a definition, since models read it and caches compare it.
-    if json.dumps(_members(definition)) != json.dumps(_members(newest.definition)):
+    if json.dumps(definition_members(definition)) != json.dumps(definition_members(newest.definition)):
         newest = await store.revise_assistant(caller.tenant_id, assistant_id, definition)
     return answer_json(AssistantView.of(newest))
 
 
-async def _check_definition(body: AssistantBody, providers: ProviderNames, renderer: Renderer) -> AssistantDefinition:
+async def check_definition(body: AssistantBody, providers: ProviderNames, renderer: Renderer) -> AssistantDefinition:
     """What the body defines. Raises `ValidationFailed` and `TemplateInvalid`."""
     provider = body.provider or providers.default
     if provider is None or provider not in providers.known:
@@ -264,7 +264,8 @@ async def _check_definition(body: AssistantBody, providers: ProviderNames, rende
     return definition
 
 
-def _members(definition: AssistantDefinition) -> Mapping[str, Any]:
+def definition_members(definition: AssistantDefinition) -> Mapping[str, Any]:
+    """A definition as it is written in a body."""
     instructions = definition.instructions
     return {
         "name": definition.name,

@@ -11,14 +11,10 @@ from server.errors import KeyRejected, RateLimited, ScopeMissing
 from server.key_ring import KeyRing
 from server.rate_limit import RateLimiter
 from server.telemetry.logs import extend_log_context
-from server.web.request import StrataRequest
+from server.web.request import StrataRequest, part_of
 
 BEARER: Final = "bearer"
 """The name of the security scheme in the OpenAPI document."""
-
-KEY_RING: Final = "key_ring"
-RATE_LIMITER: Final = "rate_limiter"
-"""Where the application's state holds these two; guards have no other way to them."""
 
 REFUSAL: Final = "refusal"
 """Where the scope's state holds a `RateLimited` that a handler has to raise, unless the request is a duplicate."""
@@ -44,20 +40,20 @@ class KeyGuard:
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         """Raises `KeyRejected`, `ScopeMissing` and `RateLimited`."""
-        key_ring: KeyRing = connection.app.state[KEY_RING]
+        key_ring: KeyRing = part_of(connection.scope, "key_ring")
         presented = parse_key_text(_bearer_token(connection))
         key = await key_ring.find_live_key(presented) if presented else None
         if key is None:
             raise KeyRejected
         connection.scope["user"] = key
         extend_log_context(tenant_id=key.tenant_id, api_key_id=key.id)
-        if self.scope is not None and self.scope not in key.scopes:
+        if self.scope is not None and not key.opens(self.scope):
             raise ScopeMissing(scope=self.scope.value)
         if self.limited:
             await self._admit(connection, key)
 
     async def _admit(self, connection: ASGIConnection[Any, Any, Any, Any], key: ApiKey) -> None:
-        rate_limiter: RateLimiter = connection.app.state[RATE_LIMITER]
+        rate_limiter: RateLimiter = part_of(connection.scope, "rate_limiter")
         try:
             await rate_limiter.admit(key.id)
         except RateLimited as refusal:

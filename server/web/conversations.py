@@ -3,7 +3,7 @@ over what it has not.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from litestar import Response, delete, get, patch, post, put
 from litestar.datastructures import ResponseHeader
@@ -23,7 +23,7 @@ from server.errors import (
     TurnNotFound,
 )
 from server.page import PAGE_LIMIT
-from server.store import ConversationChange, ConversationFilter, Store
+from server.store import ConversationChange, ConversationFilter, ErasureReport, Store
 from server.web.auth import client_only
 from server.web.block_views import View
 from server.web.body import CONTEXT_LIMIT
@@ -49,6 +49,14 @@ class ErasureView(View):
 
     dry_run: bool = Field(examples=[True])
     rows: dict[str, int] = Field(description="Rows by table.", examples=[{"conversations": 1, "turns": 2}])
+    stored_bytes: int | None = Field(
+        description="What these rows take in the database. Null but for a dry run.", examples=[48200]
+    )
+
+    @classmethod
+    def of(cls, report: ErasureReport, *, dry_run: bool) -> Self:
+        """The view of a report."""
+        return cls(dry_run=dry_run, rows=dict(report.rows), stored_bytes=report.stored_bytes)
 
 
 _NOT_MODIFIED: Final = ResponseSpec(
@@ -211,7 +219,7 @@ async def erase_conversation(
 ) -> Response[ErasureView]:
     """The rows by table."""
     report = await store.erase_conversation(caller.tenant_id, conversation_id, dry_run=dry_run)
-    return answer_json(ErasureView(dry_run=dry_run, rows=dict(report.rows)))
+    return answer_json(ErasureView.of(report, dry_run=dry_run))
 
 
 @post(

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from litestar import Litestar
@@ -22,7 +23,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.spans import RequestSpan, Tracing
 from server.web.errors import encode_problem
 from server.web.problem import PROBLEM_MEDIA_TYPE
-from server.web.request import FAILURE, PROBLEM_CODE, REQUEST_ID
+from server.web.request import FAILURE, PARTS, PROBLEM_CODE, REQUEST_ID
 
 _log = logging.getLogger("strata.web")
 
@@ -103,8 +104,10 @@ class _Exchange:
 class Edge:
     """The application as the HTTP server sees it."""
 
-    def __init__(self, litestar: Litestar, *, metrics: Metrics, tracing: Tracing) -> None:
+    def __init__(self, litestar: Litestar, parts: Mapping[str, object], *, metrics: Metrics, tracing: Tracing) -> None:
+        """`parts` travel with every request, see `server.web.request`."""
         self.litestar = litestar
+        self._parts = parts
         self._metrics = metrics
         self._tracing = tracing
 
@@ -123,6 +126,7 @@ class Edge:
         begin_log_context(request_id=request_id, **({"trace_id": span.trace_id} if span else {}))
         state: dict[str, Any] = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id
+        state[PARTS] = self._parts
         exchange = _Exchange(receive, send, method=method, request_id=request_id, span=span)
         failure: Exception | None = None
         try:

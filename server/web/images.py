@@ -1,6 +1,7 @@
 """The bytes of images that clients sent."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from litestar import MediaType, Response, get
@@ -8,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
 from server.api_key import ApiKey
+from server.block import Blob
 from server.errors import ConversationNotFound, ImageNotFound
 from server.store import Store
 from server.web.auth import client_only
@@ -34,12 +36,24 @@ async def show_image(
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[bytes]:
     """The bytes. The edge adds what keeps a browser from taking them for a page."""
-    await store.load_conversation(caller.tenant_id, conversation_id)
+    return answer_image(await load_image(store, caller.tenant_id, conversation_id, sha256))
+
+
+async def load_image(store: Store, tenant_id: str, conversation_id: str, sha256: str) -> Blob:
+    """An image that a turn of the conversation shows. Raises `ConversationNotFound`, `ImageNotFound`."""
+    await store.load_conversation(tenant_id, conversation_id)
     if _SHA256.fullmatch(sha256) is None:
         raise ImageNotFound
-    blob = await store.load_blob(caller.tenant_id, bytes.fromhex(sha256), conversation_id=conversation_id)
+    blob = await store.load_blob(tenant_id, bytes.fromhex(sha256), conversation_id=conversation_id)
     if blob is None:
         raise ImageNotFound
-    headers = {"cache-control": _IMMUTABLE, "etag": f'"{sha256}"', "content-disposition": "inline"}
-    answer: Response[Any] = Response(content=blob.data, media_type=blob.media_type, headers=headers)
+    return blob
+
+
+def answer_image(blob: Blob, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+    """The bytes under the type that they really are, to be kept by the browser that asked and by nobody else."""
+    shared = {"cache-control": _IMMUTABLE, "etag": f'"{blob.sha256.hex()}"', "content-disposition": "inline"}
+    answer: Response[Any] = Response(
+        content=blob.data, media_type=blob.media_type, headers={**shared, **(headers or {})}
+    )
     return answer

@@ -17,12 +17,20 @@ PROBLEM_CODE: Final = "problem_code"
 FAILURE: Final = "failure"
 """Keys of the scope's state: the request's id, set by the edge; the code of the problem that was answered and the
 unknown exception behind it, set by `errors` and read by the edge, which alone writes to the log."""
+PARTS: Final = "parts"
+"""Another: what this program is made of, by the names of parameters, set by the edge. The framework's part of an
+application knows of no program, so all programs of a process share it."""
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
     """The id that the edge gave to this request."""
     request_id: str = scope["state"][REQUEST_ID]
     return request_id
+
+
+def part_of(scope: Mapping[str, Any], name: str) -> Any:
+    """A part of the program that serves this request."""
+    return scope["state"][PARTS][name]
 
 
 class StrataRequest(Request[ApiKey | None, Any, State]):

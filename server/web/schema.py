@@ -61,6 +61,8 @@ def build_openapi(version: str) -> OpenAPIConfig:
             Tag(name="turns", description=f"Input and answers. {_describe_events()}"),
             Tag(name="keys", description="API keys: who may come in."),
             Tag(name="usage", description="What calls took and cost."),
+            Tag(name="inspection", description="What operators look at."),
+            Tag(name="actions", description="What operators do to conversations; the audit log tells of it."),
             Tag(name="operations", description="For orchestrators and dashboards; no key needed."),
         ],
         components=Components(

@@ -94,7 +94,7 @@ class TurnPage(View):
     next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
 
 
-_ACCEPTED: Final = ResponseSpec(
+ACCEPTED: Final = ResponseSpec(
     data_container=RunningAnswer, generate_examples=False, description="The input is durable, the turn runs."
 )
 
@@ -116,7 +116,7 @@ _NOTHING_LEFT: Final = ResponseSpec(
     "answers 202 at once. A turn that fails is answered with the problem of its error, which has the turn in `turn`.",
     tags=["turns"],
     responses={
-        202: _ACCEPTED,
+        202: ACCEPTED,
         **document_client_errors(
             ConversationNotFound,
             HistoryRuleBroken,
@@ -243,7 +243,7 @@ async def follow_turn(
     description="What had arrived is kept. Waits for the turn to end, 10 seconds at most; 202 where it has not.",
     tags=["turns"],
     responses={
-        202: _ACCEPTED,
+        202: ACCEPTED,
         **document_client_errors(ConversationNotFound, TurnNotRunning, body=True),
     },
 )
@@ -256,13 +256,26 @@ async def cancel_turn(
 ) -> Response[TurnAnswer]:
     """The end of the turn, or the promise of it."""
     handle = await turn_service.cancel_turn(caller.tenant_id, conversation_id, None if data is None else data.turn_seq)
+    return await answer_cancelled(handle, store, caller.tenant_id, {})
+
+
+async def answer_cancelled(
+    handle: TurnHandle, store: Store, tenant_id: str, headers: Mapping[str, str]
+) -> Response[Any]:
+    """The turn as it ended; where it takes its time, that it runs, with the headers."""
+    ended = await wait_for_cancelled(handle)
+    if ended is not None:
+        return answer_json(_view_end(ended))
+    return _answer_running(handle.seq, await store.load_conversation(tenant_id, handle.conversation_id), headers)
+
+
+async def wait_for_cancelled(handle: TurnHandle) -> TurnEnded | None:
+    """How a turn ended that was asked to stop; None where it takes its time."""
     try:
         async with asyncio.timeout(_CANCEL_SECONDS):
-            ended = await handle.wait()
+            return await handle.wait()
     except TimeoutError:
-        conversation = await store.load_conversation(caller.tenant_id, conversation_id)
-        return _answer_running(handle.seq, conversation, {})
-    return answer_json(_view_end(ended))
+        return None
 
 
 async def _keep_to_the_rate(request: StrataRequest, store: Store, tenant_id: str, asked: TurnRequest) -> None:
@@ -302,7 +315,7 @@ def _answer_running(seq: int, conversation: Conversation, headers: Mapping[str, 
         pending_calls=conversation.pending_calls,
     )
     answer = RunningAnswer(turn=RunningTurnView(seq=seq), conversation=StatusView.of(status))
-    return answer_json(answer, 202, {**headers, "location": f"/v1/conversations/{conversation.id}/turns/{seq}"})
+    return answer_json(answer, 202, {"location": f"/v1/conversations/{conversation.id}/turns/{seq}", **headers})
 
 
 def _view_end(ended: TurnEnded) -> TurnAnswer:

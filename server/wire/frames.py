@@ -63,3 +63,8 @@ class FrameReader:
         event, data, seen = self._event, self._data, self._seen
         self._event, self._data, self._seen = "", [], False
         return Frame(event=event, data=b"\n".join(data)) if seen and data else None
+
+
+def read_frames(body: bytes) -> list[tuple[str, bytes]]:
+    """The whole frames of a body, each as its event's name and its data."""
+    return [(frame.event, frame.data) for frame in FrameReader().feed(body)]

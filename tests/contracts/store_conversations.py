@@ -11,6 +11,7 @@ from server.assistant import Instructions
 from server.conversation import ConversationDraft, ConversationState
 from server.errors import (
     AssistantNotFound,
+    AssistantRevised,
     ConversationNotFound,
     CursorInvalid,
     RevisionMismatch,
@@ -78,6 +79,25 @@ class AssistantContract:
             *(store.revise_assistant(tenant.id, first.id, definition(name=str(n))) for n in range(8))
         )
         assert sorted(assistant.version for assistant in revised) == list(range(2, 10))
+
+    async def test_of_those_who_expect_the_same_version_one_succeeds(self, store: Store, tenant: Tenant) -> None:
+        first = await create_assistant(store, tenant.id)
+        tried = await asyncio.gather(
+            *(
+                store.revise_assistant(tenant.id, first.id, definition(name=str(n)), expected_version=1)
+                for n in range(8)
+            ),
+            return_exceptions=True,
+        )
+        refused = [error for error in tried if isinstance(error, AssistantRevised)]
+        assert len(refused) == 7
+        assert refused[0].details == {"expected_version": 1, "version": 2}
+        newest = await store.load_assistant(tenant.id, first.id)
+        assert newest in tried
+        saved = await store.revise_assistant(tenant.id, first.id, definition(name="third"), expected_version=2)
+        assert saved.version == 3
+        with pytest.raises(AssistantNotFound):
+            await store.revise_assistant(tenant.id, new_id(ASSISTANT), definition(), expected_version=1)
 
     async def test_unknown_and_foreign_assistants_are_not_found(
         self, store: Store, tenant: Tenant, other_tenant: Tenant

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.audit import OPERATOR, Actor
 from server.errors import ApiKeyNotFound, DatabaseUnavailable, TenantExists, TenantNotFound
 from server.identifiers import API_KEY, TENANT, new_id
 
@@ -39,7 +40,13 @@ class InMemoryKeyRing:
         return sorted(self._tenants.values(), key=lambda tenant: tenant.name)
 
     async def create_key(
-        self, *, tenant_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+        self,
+        *,
+        tenant_id: str,
+        name: str,
+        scopes: frozenset[Scope],
+        expires_at: datetime | None,
+        by: Actor = OPERATOR,
     ) -> tuple[ApiKey, str]:
         self._reach()
         tenant = self._tenants.get(tenant_id)
@@ -84,7 +91,7 @@ class InMemoryKeyRing:
         self._reach()
         return [key for key, _ in self._keys.values() if tenant_id in {None, key.tenant_id}]
 
-    async def revoke_key(self, key_id: str) -> ApiKey:
+    async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
         self._reach()
         if key_id not in self._keys:
             raise ApiKeyNotFound

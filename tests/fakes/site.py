@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
 import httpx2
 import uvicorn
-from litestar import Litestar
 from litestar.types import ControllerRouterHandler
 
 from server.api_key import Scope, Tenant
@@ -27,8 +26,6 @@ from tests.fakes.untouched import untouched
 BODY_LIMIT = 4096
 IMAGE_LIMIT = 1024
 VERSION = "9.8.7"
-
-Lifespan = Callable[[Litestar], AbstractAsyncContextManager[None]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +84,6 @@ async def open_site(
     more_routes: Sequence[ControllerRouterHandler] = (),
     cors_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
-    lifespan: Sequence[Lifespan] = (),
 ) -> AsyncIterator[Site]:
     """A running site with one tenant and a key of each scope."""
     key_ring, probe, running_turns, rate_limiter = InMemoryKeyRing(), SwitchableProbe(), RunningTurns(), CountedRate()
@@ -107,7 +103,16 @@ async def open_site(
         renderer=untouched("the renderer"),
         rate_limiter=rate_limiter,
         usage_reports=untouched("the usage reports"),
+        inspector=untouched("the inspector"),
+        call_inspector=untouched("the call inspector"),
+        overviews=untouched("the overviews"),
+        saved_views=untouched("the saved views"),
         job_reports=untouched("the job reports"),
+        archives=untouched("the archives"),
+        assistant_inspector=untouched("the inspector of assistants"),
+        assistant_editor=untouched("the editor of assistants"),
+        admin_sessions=untouched("the sessions of operators"),
+        audit_log=untouched("the audit log"),
         default_provider="gemini",
         provider_names=("gemini",),
         image_limit_bytes=IMAGE_LIMIT,
@@ -118,7 +123,6 @@ async def open_site(
         tracing=tracing or open_tracing(None, None, "strata", VERSION),
         body_limit_bytes=BODY_LIMIT,
         cors_origins=cors_origins,
-        lifespan=lifespan,
         version=VERSION,
     )
     app = assemble(parts, [*ROUTES, *more_routes])

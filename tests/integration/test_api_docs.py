@@ -23,6 +23,7 @@ EXPORTED = {
     "ASSISTANT": r'"id":"(asst_\w+)"',
     "CONVERSATION": r'"id":"(conv_\w+)"',
     "CALL": r'"pending_tool_calls":\[{"id":"([^"]+)"',
+    "VIEW": r'"id":"(view_\w+)"',
     "KEY": r'"id":"(key_\w+)"',
 }
 """What the page tells its reader to export, and where it is found."""
@@ -60,7 +61,7 @@ async def test_the_examples_work_in_their_order(
     }
     emulated.gemini.says(ASKS)
     examples = re.findall(r"```sh\n(curl.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 26
+    assert len(examples) == 46
     for example in examples:
         if "respond-async" in example:
             emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from server.api_key import parse_key_text
+from server.audit import OPERATOR, AuditFilter
+from server.postgres.auditing import PostgresAuditLog
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from tests.strata_process import strata
+from tests.strata_process import strata, strata_here
 
 
 @pytest.fixture
@@ -19,7 +21,9 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
     return {"STRATA_DATABASE_URL": database_options.url, "STRATA_DATA_DIR": str(tmp_path)}
 
 
-async def test_a_created_key_opens_the_door_until_it_is_revoked(env: dict[str, str], key_ring: PostgresKeyRing) -> None:
+async def test_a_created_key_opens_the_door_until_it_is_revoked(
+    env: dict[str, str], key_ring: PostgresKeyRing, database: Database
+) -> None:
     created = strata("keys", "create", "--tenant", "acme", "--name", "ci", "--scope", "admin", env=env)
     assert created.returncode == 0, created.stderr
     presented = parse_key_text(created.stdout.strip())
@@ -36,6 +40,10 @@ async def test_a_created_key_opens_the_door_until_it_is_revoked(env: dict[str, s
     assert revoked.returncode == 0
     assert await key_ring.find_live_key(presented) is None
     assert "revoked" in strata("keys", "list", env=env).stdout
+    tenant = await key_ring.load_tenant("acme")
+    entries = (await PostgresAuditLog(database).list_entries(tenant.id, AuditFilter(object_id=presented.id))).items
+    assert [(entry.action, entry.actor) for entry in entries] == [("key.revoke", OPERATOR), ("key.create", OPERATOR)]
+    assert entries[1].details == {"scopes": ["admin"], "expires_at": None}
 
 
 async def test_a_key_can_expire_and_be_read_by_programs(env: dict[str, str]) -> None:
@@ -64,8 +72,8 @@ async def test_a_key_can_expire_and_be_read_by_programs(env: dict[str, str]) -> 
 def test_a_wrong_command_is_refused_with_a_sentence(
     env: dict[str, str], arguments: list[str], code: int, sentence: str
 ) -> None:
-    result = strata(*arguments, env=env)
-    assert result.returncode == code
+    result = strata_here(*arguments, env=env)
+    assert result.exit_code == code
     assert sentence in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
 
@@ -133,8 +141,11 @@ async def test_doctor_finds_an_old_schema(env: dict[str, str], database: Databas
 
 
 def test_every_command_explains_itself(env: dict[str, str]) -> None:
-    for name in ("serve", "demo", "chat", "worker", "migrate", "keys", "doctor", "emulate"):
-        result = strata(name, "--help", env=env)
-        assert result.returncode == 0
+    _, _, listed = strata_here("--help", env=env).stdout.partition("Commands:")
+    names = re.findall(r"^  (\w+) ", listed, re.MULTILINE)
+    assert {"serve", "demo", "chat", "worker", "inspect", "export", "import", "seed"} < set(names)
+    for name in names:
+        result = strata_here(name, "--help", env=env)
+        assert result.exit_code == 0
         assert len(result.stdout.splitlines()) > 4
     assert re.fullmatch(r"strata, version \d+\.\d+\.\d+\n", strata("--version", env=env).stdout)

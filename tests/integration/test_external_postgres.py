@@ -15,8 +15,8 @@ from server.postgres.connecting import OLDEST_VERSION, DatabaseOptions, connect
 from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, read_schema_state
+from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
-from server.postgres.tables import metadata
 from tests.contracts.store_contract import StoreContract, other_tenant
 from tests.external_postgres import PASSWORD, VERSIONS, Cluster, Site, come_true, open_site
 

@@ -10,8 +10,10 @@ from click.testing import CliRunner, Result
 from server.cli import main
 from server.client import AssistantDraft, StrataClient, StrataProblem
 from server.epoch import EpochReason
+from server.postgres.engine import Database
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
+from tests.page_talk import audited
 from tests.turn_walk import Walk, begin_walk, tells
 
 KEEPING = {"compaction": {"policy": "off", "keep_exchanges": 1}}
@@ -99,7 +101,7 @@ async def command(server: StrataServer, *arguments: str) -> Result:
 
 
 async def test_the_command_tells_what_it_would_save_and_does_it(
-    strata_server: StrataServer, emulated: EmulatedProviders
+    strata_server: StrataServer, emulated: EmulatedProviders, database: Database
 ) -> None:
     walks = [await talk(strata_server, emulated, EAGER) for _ in range(2)]
     dry = await command(strata_server, "--all", "--dry-run")
@@ -117,6 +119,13 @@ async def test_the_command_tells_what_it_would_save_and_does_it(
     assert [await buffer_start(walk) for walk in walks] == [1, 5]
     idle = await command(strata_server, "--all", "--older-than", "1d")
     assert "0 of 0 conversations changed" in idle.output
+    # The dry run, and a compaction that finds nothing to do, are no news.
+    assert "0 of 1 conversations changed" in (await command(strata_server, walks[1].conversation_id)).output
+    assert await audited(database) == [
+        ("conversation.compact", "done", walks[0].conversation_id),
+        ("conversation.compact", "done", walks[1].conversation_id),
+        ("conversation.undo_compaction", "done", walks[0].conversation_id),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ async def test_erasing_says_what_goes_and_can_only_look(talk: Talk) -> None:
     assert planned["dry_run"] is True
     assert planned["rows"]["turns"] == 2
     done = await talk.expect(200, "DELETE", path)
-    assert done == {"dry_run": False, "rows": planned["rows"]}
+    assert planned["stored_bytes"] > 0
+    assert done == {"dry_run": False, "rows": planned["rows"], "stored_bytes": None}
     assert (await talk.expect(404, "GET", path))["code"] == "conversation_not_found"
     assert (await talk.expect(404, "DELETE", path))["code"] == "conversation_not_found"
 

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from server.api_key import Scope
-from server.identifiers import ASSISTANT, CONVERSATION, new_id
-from server.postgres.tables import metadata
+from server.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
+from server.postgres.schema import metadata
 from tests.conftest import StrataServer
 from tests.http_talk import Talk, open_talk, turns
 from tests.integration.test_http_conversations import picture_of
@@ -34,6 +34,27 @@ FOREIGN_ROUTES: list[tuple[str, str, Any]] = [
     ("DELETE", f"{_CONVERSATION}/compactions/latest", None),
 ]
 """Routes that name an object of a tenant's, with a body that its owner could send."""
+_INSPECTED = "/admin/api/conversations/{conversation_id}"
+_INSPECTED_ASSISTANT = "/admin/api/assistants/{assistant_id}"
+ADMIN_ROUTES: list[tuple[str, str, Any]] = [
+    ("GET", _INSPECTED, None),
+    ("GET", f"{_INSPECTED}/calls/{{turn_seq}}/{{attempt}}", None),
+    ("GET", f"{_INSPECTED}/calls/{{turn_seq}}/{{attempt}}/request", None),
+    ("GET", f"{_INSPECTED}/calls/{{turn_seq}}/{{attempt}}/response", None),
+    ("GET", f"{_INSPECTED}/export", None),
+    ("POST", f"{_INSPECTED}/fork", {"at_seq": 2}),
+    ("POST", f"{_INSPECTED}/cancel", {}),
+    ("POST", f"{_INSPECTED}/compactions", {"force": True}),
+    ("DELETE", f"{_INSPECTED}/compactions/latest", None),
+    ("GET", _INSPECTED_ASSISTANT, None),
+    ("GET", f"{_INSPECTED_ASSISTANT}/versions", None),
+    ("GET", f"{_INSPECTED_ASSISTANT}/versions/{{version}}", None),
+    ("POST", f"{_INSPECTED_ASSISTANT}/render", {}),
+    ("POST", f"{_INSPECTED_ASSISTANT}/check", {}),
+    ("DELETE", "/admin/api/views/{view_id}", None),
+    ("DELETE", _INSPECTED, None),
+]
+"""The same for operators. What a superadmin may do with all tenants' is in the order in which it can be done."""
 
 
 @pytest.fixture
@@ -102,6 +123,81 @@ async def test_the_owner_can_do_all_of_it(owner: Talk) -> None:
         nothing_there = {"/cancel": {409}, "/latest": {404}}
         expected = nothing_there.get(path[path.rindex("/") :], {200, 201})
         assert answer.status_code in expected, (method, path, answer.text)
+
+
+async def test_another_tenants_ids_are_not_found_by_its_operators_either(
+    strata_server: StrataServer, owner: Talk
+) -> None:
+    ids = await inspected(strata_server, owner)
+    missing = {
+        **ids,
+        "conversation_id": new_id(CONVERSATION),
+        "assistant_id": new_id(ASSISTANT),
+        "view_id": new_id(SAVED_VIEW),
+    }
+    stranger = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.ADMIN))
+    before = await everything(strata_server)
+    for method, path, body in ADMIN_ROUTES:
+        told = []
+        for named in (ids, missing):
+            answer = await stranger.ask(method, path.format(**named), body)
+            told.append(re.sub("req_[0-9a-f]+", "", answer.text))
+            assert answer.status_code == 404, (method, path, answer.text)
+        assert told[0] == told[1], "an answer tells that the object exists"
+        for key in ("none", owner.key):
+            answer = await Talk(client=owner.client, key=key).ask(method, path.format(**ids), body)
+            assert answer.status_code == (401 if key == "none" else 403)
+    after = await everything(strata_server)
+    # That they have tried to export, fork, cancel, compact, undo and erase is told to their own tenant.
+    tried = set(after.pop("audit_log")) - set(before.pop("audit_log"))
+    assert len(tried) == 2 * 6
+    assert not [row for row in tried if repr(decode_id(TENANT, strata_server.tenant.id)) in row]
+    assert after == before
+
+
+async def test_a_superadmin_can_do_all_of_it_to_all_tenants(strata_server: StrataServer, owner: Talk) -> None:
+    ids = await inspected(strata_server, owner)
+    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    nothing_there = {"/cancel": {409}, "/latest": {404}}
+    for method, path, body in ADMIN_ROUTES:
+        # A view belongs to the people of its tenant alone.
+        expected = {404} if "view_id" in path else nothing_there.get(path[path.rindex("/") :], {200, 201})
+        answer = await superadmin.ask(method, path.format(**ids), body)
+        assert answer.status_code in expected, (method, path, answer.text)
+    database = await asyncpg.connect(strata_server.program.options.url)
+    try:
+        rows = await database.fetch("SELECT tenant_id FROM audit_log WHERE object = $1", ids["conversation_id"])
+    finally:
+        await database.close()
+    assert {encode_id(TENANT, row["tenant_id"]) for row in rows} == {strata_server.tenant.id}
+    # Export, fork, cancel in vain, undo in vain, erase; forced compaction moves nothing of one exchange.
+    assert len(rows) == 5
+
+
+async def inspected(server: StrataServer, owner: Talk) -> dict[str, str]:
+    """The ids of what the owner's tenant has."""
+    conversation, sha256 = await picture_of(owner)
+    shown = await owner.expect(200, "GET", f"/v1/conversations/{conversation}")
+    admin = Talk(client=owner.client, key=server.admin_key)
+    view = await admin.expect(201, "POST", "/admin/api/views", {"name": "mine", "filters": {"state": "failed"}})
+    return {
+        "conversation_id": conversation,
+        "assistant_id": shown["assistant_id"],
+        "view_id": view["id"],
+        "version": "1",
+        "turn_seq": "2",
+        "attempt": "1",
+        "seq": "2",
+        "sha256": sha256,
+    }
+
+
+async def make_key(server: StrataServer, tenant_name: str, scope: Scope) -> str:
+    tenant = await server.key_ring.create_tenant(tenant_name)
+    _, key = await server.key_ring.create_key(
+        tenant_id=tenant.id, name="other", scopes=frozenset({scope}), expires_at=None
+    )
+    return key
 
 
 async def test_an_image_of_another_conversation_of_the_tenant_is_not_the_strangers(owner: Talk, stranger: Talk) -> None:

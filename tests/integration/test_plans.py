@@ -14,10 +14,14 @@ import pytest
 
 from server.postgres import (
     accepting,
+    assistant_inspection,
     conversation_lengths,
     conversations,
     epochs,
     finishing,
+    indexing,
+    inspection,
+    inspection_list,
     key_ring,
     leases,
     loading,
@@ -53,7 +57,7 @@ BY_KEY = {
     "list turns": reading._OLDEST_TURNS,
     "list newest turns": reading._NEWEST_TURNS,
     "list chunks": reading._CHUNKS,
-    "find key": key_ring._FIND_LIVE_KEY,
+    "find key": key_ring.FIND_LIVE_KEY,
     "reserve requests": rate_limit._RESERVE,
 }
 OWN_KEYS = re.compile(r"pk_\w+|ix_turns_conversation_id_idempotency_key|ix_conversations_running")
@@ -98,6 +102,59 @@ async def test_the_length_of_conversations_is_read_from_the_newest_by_index(new_
     # In the order of the index, so that the limit ends the reading.
     assert "Sort" not in plan
     assert "Limit" in plan
+
+
+INSPECTED = {
+    "timeline head": inspection._HEAD,
+    "timeline turns": inspection._TURNS,
+    "timeline sizes": inspection._SIZES,
+    "timeline epochs": inspection._MARKS,
+    "the call before a part": inspection._EARLIER,
+    "timeline calls": inspection._OUTLINES,
+    "background calls": inspection._BACKGROUND,
+    "one call": inspection._CALL,
+    "the call before": inspection._PREVIOUS,
+    "the call after": inspection._NEXT,
+    "assistants": assistant_inspection._LIST_ONE,
+    "assistants of all": assistant_inspection._LIST_ALL,
+    "one assistant": assistant_inspection._LOAD,
+    "versions of an assistant": assistant_inspection._VERSIONS,
+    "conversations by version": assistant_inspection._COUNT_BY_VERSION,
+    "turns to count": indexing._TURNS,
+    "calls to count": indexing._CALLS,
+    "hold": indexing._HOLD,
+    "lock": indexing._LOCK,
+    "walk": indexing._WALK,
+}
+
+
+@pytest.mark.parametrize("name", INSPECTED)
+async def test_a_view_of_operators_finds_its_rows_by_key(new_database: Database, name: str) -> None:
+    plan = await explain(new_database, INSPECTED[name])
+    # Of tenants and assistants there are few, and a plan for an empty table may read it whole.
+    assert set(re.findall(r"Seq Scan on (\w+)", plan)) <= {"tenants"}, plan
+
+
+@pytest.mark.parametrize("statement", [inspection_list._WALK_ONE, inspection_list._WALK_ALL], ids=["one", "all"])
+async def test_a_list_walks_from_the_newest_and_its_window_ends_the_reading(
+    new_database: Database, statement: Statement
+) -> None:
+    plan = await explain(new_database, statement)
+    assert re.search(r"Limit.*\n\s+->  Index Scan using ix_conversation_facts_(tenant_)?activity", plan), plan
+    assert "Index Cond" in plan
+    assert not set(re.findall(r"Seq Scan on (\w+)", plan)) & {"conversation_facts", "turn_texts", "turns"}, plan
+    # Texts are looked into one conversation at a time.
+    assert "pk_turn_texts" in plan
+
+
+async def test_words_and_labels_are_found_by_index_up_to_a_cap(new_database: Database) -> None:
+    words = await explain(new_database, inspection_list._WITH_WORDS)
+    assert "Bitmap Index Scan on ix_turn_texts_tsv" in words, words
+    labels = await explain(new_database, inspection_list._WITH_LABELS)
+    assert "Bitmap Index Scan on ix_conversation_facts_labels" in labels, labels
+    assert labels.startswith("Limit")
+    among = await explain(new_database, inspection_list._AMONG)
+    assert not set(re.findall(r"Seq Scan on (\w+)", among)) & {"conversation_facts", "turn_texts", "turns"}, among
 
 
 async def explain(database: Database, statement: Statement) -> str:

@@ -136,6 +136,7 @@ def _try_demo(env: dict[str, str]) -> str:
         url = demo.find(r"URL +(http://127\.0\.0\.1:\d+)")
         client_key = demo.find(r"client key +(strata_\S+)")
         admin_key = demo.find(r"admin key +(strata_\S+)")
+        assert httpx2.get(demo.find(r"admin pages +(http://\S+/admin)\n"), follow_redirects=True).status_code == 401
         script = demo.find(r"(?s)(  KEY=.*Oslo\?\"\}')")
         assistants = {name: demo.find(rf"(asst_\S+)  {name}") for name in ("Gemini", "Claude")}
         assert env["STRATA_DATA_DIR"] in demo.output

@@ -188,6 +188,38 @@ async def test_a_call_that_stays_open_in_a_large_request_raises_an_alarm() -> No
     assert observer.blocked == set()
 
 
+@dataclass(slots=True)
+class Alarms:
+    """Remembers what was noted."""
+
+    broken: bool = False
+    noted: list[dict[str, Any]] = field(default_factory=list)
+
+    async def note_stuck(self, tenant_id: str, conversation_id: str, **details: Any) -> None:
+        if self.broken:
+            raise DatabaseUnavailable
+        self.noted.append({"tenant_id": tenant_id, "conversation_id": conversation_id, **details})
+
+
+async def test_an_alarm_is_noted_for_operators(caplog: pytest.LogCaptureFixture) -> None:
+    large = source(*(turn(seq, "word " * 400) for seq in range(1, 6)), settings=EAGER)
+    alarms = Alarms()
+    await follow(large, tool_call("open"), alarm_tokens=1000, alarms=alarms)
+    [noted] = alarms.noted
+    assert noted.pop("request_tokens") > 1000
+    assert noted == {
+        "tenant_id": "tenant_x",
+        "conversation_id": "conv_x",
+        "reason": "blocked_by_open_call",
+        "seq": 6,
+        "epoch": 1,
+    }
+    await follow(large, alarm_tokens=1000, alarms=alarms)
+    assert len(alarms.noted) == 1
+    await follow(large, tool_call("open"), alarm_tokens=1000, alarms=Alarms(broken=True))
+    assert [record.message for record in caplog.records] == ["compaction.alarm_not_noted"]
+
+
 async def test_a_call_that_stays_open_in_a_small_request_does_not() -> None:
     small = source(*(turn(seq) for seq in range(1, 6)), settings=EAGER)
     _, observer = await follow(small, tool_call("open"), alarm_tokens=1000)

@@ -15,6 +15,7 @@ from server.manifest import (
     encode_manifest,
     encode_tools,
     find_prefix_break,
+    list_contents,
     share_opening,
 )
 from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
@@ -44,6 +45,16 @@ def test_the_blocks_stand_as_the_provider_reads_them() -> None:
     ]
     assert [entry.hash for entry in manifest[1:4]] == [hash_of(b"You help."), hash_of(b'{"todos":[]}'), hash_of(b"one")]
     assert [entry.length for entry in manifest[1:4]] == [9, 12, 3]
+
+
+@pytest.mark.parametrize("static_text", ["You help.", "", f"{'x' * 17_000}\nAnd more."])
+def test_what_every_block_says_is_found_by_its_hash(static_text: str) -> None:
+    own = PayloadMessage(layer=Layer.DYNAMIC, data=b"now", role="user")
+    payload = replace(PAYLOAD, static_text=static_text, messages=(own, *MESSAGES))
+    contents = list_contents(payload)
+    assert [len(contents[entry.hash]) for entry in build_manifest(payload)] == [
+        entry.length for entry in build_manifest(payload)
+    ]
 
 
 def test_a_dynamic_message_of_its_own_is_one_block() -> None:

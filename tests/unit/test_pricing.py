@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pricing import PRICES, find_price, price_call
+from server.pricing import PRICES, find_price, itemise_call, price_call
 from server.usage import Usage
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -75,3 +75,28 @@ def test_reading_from_the_cache_is_never_dearer_than_reading_anew(model: str, to
     assert fresh.total_usd is not None
     assert read.total_usd is not None
     assert 0 <= read.total_usd <= fresh.total_usd
+
+
+@given(
+    st.sampled_from([*(price.model for price in PRICES), "unheard-of"]),
+    st.tuples(*[st.integers(0, 300_000)] * 5),
+    st.integers(0, 300_000),
+)
+def test_a_bill_adds_up_to_what_the_call_cost(model: str, counts: tuple[int, ...], long_writes: int) -> None:
+    fresh, read, write, output, reasoning = counts
+    usage = Usage(
+        fresh_input_tokens=fresh,
+        cache_read_tokens=read,
+        cache_write_tokens=write + long_writes,
+        output_tokens=output,
+        reasoning_tokens=reasoning,
+    )
+    bill = itemise_call(model, NOW, usage, long_write_tokens=long_writes)
+    cost = price_call(model, NOW, usage, long_write_tokens=long_writes)
+
+    assert sum(line.token_count for line in bill) == sum(counts) + long_writes
+    if cost is None:
+        assert all(line.usd_per_million is None for line in bill)
+        return
+    lines = [line.usd for line in bill]
+    assert cost.total_usd == (None if None in lines else sum(usd for usd in lines if usd is not None))

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 from tests.unit.house.repository import ROOT
 
 
-def test_the_wheel_carries_migrations_templates_and_the_configuration_of_alembic(tmp_path: Path) -> None:
+def test_the_wheel_carries_migrations_templates_pages_and_the_configuration_of_alembic(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
         cwd=ROOT,
@@ -27,4 +27,11 @@ def test_the_wheel_carries_migrations_templates_and_the_configuration_of_alembic
     ]
     assert "server/_bundled/alembic.ini" in names
     assert {f"server/_bundled/{path.as_posix()}" for path in here} <= names
+    pages = [
+        path.relative_to(ROOT)
+        for folder in ("templates", "static")
+        for path in (ROOT / "server" / "web" / "admin" / folder).iterdir()
+    ]
+    assert {path.suffix for path in pages} >= {".html", ".css", ".js", ".svg", ".md", ".txt"}
+    assert {path.as_posix() for path in pages} <= names
     assert not {name for name in names if name.startswith("tests/")}
