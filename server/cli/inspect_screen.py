@@ -3,6 +3,7 @@ reaches the terminal.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -20,6 +21,9 @@ from server.cli.inspect_text import (
 from server.inspection import InspectedConversation, InspectionPage, Timeline, TimelineTurn
 from server.turn import ModelResponseTurn, UserTaskTurn
 
+_BEGINS_WIDTH: Final = 40
+"""What stands last must not take the room of the numbers."""
+
 
 def show_list(console: Console, page: InspectionPage) -> None:
     """A page of conversations."""
@@ -29,12 +33,12 @@ def show_list(console: Console, page: InspectionPage) -> None:
         "tenant",
         "assistant",
         "state",
-        Column("turns", justify="right"),
-        Column("tokens", justify="right"),
-        Column("USD", justify="right"),
-        "last activity",
+        Column("turns", justify="right", no_wrap=True),
+        Column("tokens", justify="right", no_wrap=True),
+        Column("USD", justify="right", no_wrap=True),
+        Column("last activity", no_wrap=True),
         "trouble",
-        Column("begins", overflow="ellipsis", no_wrap=True),
+        Column("begins", overflow="ellipsis", no_wrap=True, max_width=_BEGINS_WIDTH),
     )
     for found in page.items:
         facts = found.facts

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,18 @@ async def test_conversations_are_listed_with_filters_and_nothing_that_a_terminal
     env: dict[str, str], database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
-    await take_exchange(store, tenant.id, conversation.id, f"[red]{NASTY}")
+    await take_exchange(
+        store,
+        tenant.id,
+        conversation.id,
+        f"[red]{NASTY} and what follows goes on for longer than a column is wide, and on, and on",
+    )
     await index_news(database)
 
     listed = strata("inspect", "list", "--provider", "gemini", "--tenant", "acme", env=env).stdout
     assert conversation.id in listed
+    # However long the text is, no number is cut for it.
+    assert re.search(r"│ +2 │ +\d[\d,]* │ +[\d.]+ │ \d{4}-\d\d-\d\d", listed)
     assert "\x1b" not in listed
     assert "\u202e" not in listed
     assert "[red]NUL" in listed
