@@ -46,6 +46,11 @@ settings.load_profile("strata")
 _EMPTY_ALL = "; ".join(str(table.delete()) for table in reversed(metadata.sorted_tables))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each core: most of their time tests wait, for processes that start and end, for pauses and browsers."""
+    return 2 * (os.cpu_count() or 1)
+
+
 def pytest_configure() -> None:
     """STRATA_ variables of whoever runs the tests must not reach the code under test."""
     for name in [name for name in os.environ if name.startswith("STRATA_") and name != "STRATA_TEST_DATABASE_URL"]:
