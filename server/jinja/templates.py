@@ -18,6 +18,7 @@ from typing import Final
 
 from jinja2 import Template, nodes
 
+from server.bundled import find_bundled
 from server.errors import SettingsInvalid
 from server.jinja.environment import RENDER_ERRORS, Sandbox, describe, line_of
 from server.jinja.frozen import Fault, find_fault, find_loading
@@ -100,9 +101,7 @@ def _require_known_names(directory: Path) -> None:
 def _find(directory: Path | None, name: str) -> Path:
     if directory is not None and (directory / name).exists():
         return directory / name
-    package = Path(__file__).resolve().parents[1]
-    bundled = package / "_bundled" / "templates"
-    return (bundled if bundled.is_dir() else package.parent / "templates") / name
+    return find_bundled("templates") / name
 
 
 def _load_static(sandbox: Sandbox, path: Path) -> LayerTemplate:

@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from server.bundled import find_bundled
 from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
 from server.postgres.schema import metadata
@@ -193,7 +194,7 @@ async def _sync_connection(
 
 def _config() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(_location()).replace("%", "%%"))
+    config.set_main_option("script_location", str(find_bundled("migrations")).replace("%", "%%"))
     config.set_main_option("file_template", "%%(year)d-%%(month).2d-%%(day).2d_%%(slug)s")
     config.set_main_option("timezone", "UTC")
     return config
@@ -201,9 +202,3 @@ def _config() -> Config:
 
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
-
-
-def _location() -> Path:
-    package = Path(__file__).resolve().parents[1]
-    bundled = package / "_bundled" / "migrations"
-    return bundled if bundled.is_dir() else package.parent / "migrations"

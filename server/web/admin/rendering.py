@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -12,6 +11,7 @@ from litestar import Request, Response
 from litestar.datastructures import Cookie
 
 from server.admin_sessions import AdminSession
+from server.bundled import find_bundled
 from server.web.admin.assets import ASSETS
 from server.web.admin.notices import find_notice
 from server.web.request import request_id_of
@@ -19,7 +19,6 @@ from server.web.request import request_id_of
 SESSION: Final = "admin_session"
 """Where the scope's state holds the session that the guard let in."""
 
-_TEMPLATES: Final = Path(__file__).parent / "templates"
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _CONTROL_PICTURES: Final = 0x2400
 _DELETE: Final = 0x7F
@@ -90,7 +89,7 @@ def _asset_url(name: str) -> str:
 
 def _build_environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(find_bundled("templates") / "admin"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,

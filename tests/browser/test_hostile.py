@@ -9,9 +9,9 @@ from server.postgres.indexing import index_all
 from server.provider_choice import GEMINI
 from server.turn import TurnKind, TurnState
 from server.wiring import Program
+from tests.browser.conftest import DESK, Visit
 from tests.builders import accept, answer, call_end, call_start, user_input
 from tests.emulated import MODELS, EmulatedProviders
-from tests.pages.conftest import DESK, Visit
 from tests.turn_talk import WEATHER
 from tests.turn_walk import begin_walk
 

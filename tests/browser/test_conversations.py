@@ -9,8 +9,8 @@ from server.block import TextBlock
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.turn import TurnState
+from tests.browser.conftest import Visit
 from tests.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
-from tests.pages.conftest import Visit
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow \u05e9\u05dc\u05d5\u05dd \x1b[31m" + "x" * 5000
 

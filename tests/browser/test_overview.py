@@ -12,8 +12,8 @@ from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.postgres.overviews import PostgresOverviews
 from server.usage import Usage
+from tests.browser.conftest import Visit
 from tests.builders import call_end, call_start, create_assistant, take_exchange
-from tests.pages.conftest import Visit
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"' \u202edlrow {{ 7*7 }}"
 GAP = "\u2013"

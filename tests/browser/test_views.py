@@ -5,9 +5,9 @@ from playwright.async_api import expect
 from server.audit import OPERATOR
 from server.postgres.engine import Database
 from server.postgres.saved_views import PostgresSavedViews
+from tests.browser.conftest import Visit
+from tests.browser.test_conversations import fill
 from tests.page_talk import audited
-from tests.pages.conftest import Visit
-from tests.pages.test_conversations import fill
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow"
 

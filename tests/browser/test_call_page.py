@@ -8,8 +8,8 @@ from playwright.async_api import expect
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from server.provider_choice import ANTHROPIC, GEMINI
+from tests.browser.conftest import Visit
 from tests.emulated import BOTH, EmulatedProviders
-from tests.pages.conftest import Visit
 from tests.turn_walk import Walk, asks, begin_walk, tells
 
 LONG = "The harbour opens at six and closes at nine. " * 900

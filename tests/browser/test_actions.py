@@ -10,8 +10,8 @@ from playwright.async_api import expect
 from server.emulator.reply import FaultKind
 from server.errors import ConversationNotFound
 from server.provider_choice import GEMINI
+from tests.browser.conftest import Visit
 from tests.emulated import BOTH, EmulatedProviders
-from tests.pages.conftest import Visit
 from tests.turn_talk import user_task
 from tests.turn_walk import Walk, asks, begin_walk, tells, until_asked
 

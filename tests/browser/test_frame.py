@@ -7,7 +7,7 @@ from playwright.async_api import expect
 
 from server.api_key import Scope, issue_key_text
 from server.identifiers import API_KEY, new_id
-from tests.pages.conftest import Visit
+from tests.browser.conftest import Visit
 
 
 async def test_logging_in_opens_the_page_that_was_asked_for_and_logging_out_closes_it(visit: Visit) -> None:

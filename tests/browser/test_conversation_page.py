@@ -12,11 +12,11 @@ from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.provider_choice import GEMINI
+from tests.browser.conftest import Visit
 from tests.builders import create_conversation, take_exchange
 from tests.compaction_walk import NARROW, build_compactor
 from tests.emulated import BOTH, EmulatedProviders, Stages
 from tests.fakes.compaction_observer import Observed
-from tests.pages.conftest import Visit
 from tests.turn_talk import user_task
 from tests.turn_walk import Walk, asks, begin_walk, tells
 

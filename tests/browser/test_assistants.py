@@ -9,11 +9,11 @@ from server.assistant import AssistantDefinition, Instructions, Tool
 from server.emulator.reply import Reply
 from server.postgres.engine import Database
 from server.store import Store
+from tests.browser.conftest import Visit
 from tests.builders import definition
 from tests.emulated import EmulatedProviders
 from tests.http_talk import open_talk
 from tests.page_talk import audited
-from tests.pages.conftest import Visit
 
 ROLES = "You are {{ assistant.name }}, the concierge of {{ hotel }}.\nYou speak with guests.\nYou know the town."
 PROCEDURE = "Ask for the room number first.\n{% if vip %}Offer an upgrade.{% endif %}\nThen look it up."
