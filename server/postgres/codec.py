@@ -5,7 +5,8 @@ stream half of a surrogate pair, tools return binary rubbish. Such a character i
 is no character of any language, followed by its four hex digits; U+10FFFF itself becomes an escape too. The mapping is
 reversible, text without these characters is stored as it is, and the check costs one scan.
 
-Raw provider bytes are compressed with zstd: event streams repeat themselves and shrink to a fraction.
+Raw provider bytes are compressed with zstd: event streams repeat themselves and shrink to a fraction. They have a
+checksum, so that bytes which a disk or a backup has changed are not taken for what the provider said.
 """
 
 import base64
@@ -67,12 +68,12 @@ def decode_json(text: str) -> Any:
 
 def encode_raw(data: bytes) -> bytes:
     """Raw provider bytes, compressed."""
-    return zstandard.ZstdCompressor(level=3).compress(data)
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data)
 
 
 def decode_raw(data: bytes) -> bytes:
-    """The inverse of `encode_raw`."""
-    return zstandard.ZstdDecompressor().decompress(data)
+    """The inverse of `encode_raw`. Raises `zstandard.ZstdError` for what is damaged."""
+    return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
 
 
 def encode_cursor(place: str | int) -> str:

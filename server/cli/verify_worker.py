@@ -1,0 +1,74 @@
+"""A worker process of `strata replay verify`: it has a loop, a connection and scribes of its own.
+
+It ends with the command, however that ends: a pipe that only the command holds the other end of tells it.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database
+from server.postgres.walking import PostgresCallWalk
+from server.settings import Settings
+from server.telemetry.logs import configure_logs
+from server.verification import Verified
+from server.verifier import Verifier, VerifyOrder
+
+
+class _Worker:
+    """What a process keeps between its batches."""
+
+    def __init__(self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None) -> None:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stack = AsyncExitStack()
+        self._verifier = self._runner.run(self._open(settings, options, order, tenant_id))
+
+    def verify(self, conversation_ids: Sequence[str]) -> Verified:
+        return self._runner.run(self._verifier.verify(conversation_ids))
+
+    async def _open(
+        self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
+    ) -> Verifier:
+        # The SDKs take seconds to load, and the command itself, which imports this module, needs none of them.
+        from server.provider_wiring import open_scribes  # noqa: PLC0415  reason: see above
+
+        database = Database(replace(options, pool_size=1))
+        self._stack.push_async_callback(database.close)
+        scribes = await self._stack.enter_async_context(open_scribes(settings))
+        return Verifier(PostgresCallWalk(database, tenant_id=tenant_id), scribes, order)
+
+
+_worker: _Worker | None = None
+
+
+def begin_worker(
+    told: Connection, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
+) -> None:
+    """Once for each process, before its first batch."""
+    global _worker  # noqa: PLW0603  reason: what an initializer makes can be kept nowhere else
+    # Whoever presses Ctrl-C means the command, which tells the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(told,), daemon=True).start()
+    configure_logs("warning", settings.log_format)
+    _worker = _Worker(settings, options, order, tenant_id)
+
+
+def verify_batch(conversation_ids: Sequence[str]) -> Verified:
+    """What came of these conversations."""
+    if _worker is None:
+        raise RuntimeError
+    return _worker.verify(conversation_ids)
+
+
+def _leave_with(told: Connection) -> None:
+    """Nothing is ever said: the pipe's end is the command's."""
+    told.poll(None)
+    os._exit(0)

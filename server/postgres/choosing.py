@@ -1,0 +1,138 @@
+"""Which conversations a replay goes through: by tenant, assistant, and what their calls were. For operators.
+
+The conversations are walked in the order of their ids, a window per statement: each statement is short, however few
+conversations fit, and a place in the order is enough to go on from.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from server.call_walk import CallFilter
+from server.errors import AssistantNotFound, ConversationNotFound
+from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.postgres.engine import Database, Statement
+
+_WINDOW_ROWS: Final = 1_000
+_BEFORE_ALL: Final = UUID(int=0)
+_OWN_SQL: Final = """
+    (:tenant::uuid IS NULL OR tenant_id = :tenant) AND (:assistant::uuid IS NULL OR assistant_id = :assistant)
+"""
+_LAST: Final = Statement("SELECT id FROM conversations ORDER BY id DESC LIMIT 1")
+_MEASURE: Final = Statement(f"""
+SELECT count(*) AS conversation_count, coalesce(sum(next_seq - 1), 0)::bigint AS turn_count
+FROM conversations WHERE id <= :last AND {_OWN_SQL}
+""")  # noqa: S608  reason: constants of this module only
+_WINDOW: Final = Statement(f"""
+SELECT c.id, c.next_seq - 1 AS turn_count,
+    :is_open::bool OR EXISTS (
+        SELECT FROM calls
+        WHERE conversation_id = c.id
+            AND (:provider::text IS NULL OR provider = :provider)
+            AND (:model::text IS NULL OR model = :model)
+            AND (:started_after::timestamptz IS NULL OR started_at >= :started_after)
+            AND (:started_before::timestamptz IS NULL OR started_at < :started_before)
+    ) AS is_chosen
+FROM (
+    SELECT id, next_seq FROM conversations
+    WHERE id > :place AND id <= :last AND {_OWN_SQL}
+    ORDER BY id LIMIT :page_rows
+) AS c
+ORDER BY c.id
+""")  # noqa: S608  reason: constants of this module only
+_NAMED: Final = Statement("""
+SELECT id, next_seq - 1 AS turn_count FROM conversations
+WHERE id = ANY(:conversations::uuid[]) AND (:tenant::uuid IS NULL OR tenant_id = :tenant)
+ORDER BY id
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationChoice:
+    """Which conversations. What is None does not matter."""
+
+    tenant_id: str | None = None
+    assistant_id: str | None = None
+    calls: CallFilter = field(default_factory=CallFilter)
+    """They have at least one such call."""
+    last_id: str | None = None
+    """The last one in the order of ids. What comes behind it came later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenConversation:
+    """One of them, and how much there is of it."""
+
+    id: str
+    turn_count: int
+    is_chosen: bool = True
+    """False for one that was looked at and has no such call: whoever counts what is behind him counts it too."""
+
+
+async def find_last_id(database: Database) -> str | None:
+    """The last id there is; None where there is no conversation."""
+    rows = await database.run(_LAST)
+    return encode_id(CONVERSATION, rows[0]["id"]) if rows else None
+
+
+async def measure_choice(database: Database, choice: ConversationChoice) -> int:
+    """How many turns will be walked past, whatever their calls were. Raises `AssistantNotFound`."""
+    rows = await database.run(_MEASURE, **_values(choice))
+    count: int = rows[0]["turn_count"]
+    return count
+
+
+async def list_choice(
+    database: Database, choice: ConversationChoice, *, after_id: str | None = None
+) -> AsyncIterator[ChosenConversation]:
+    """The conversations behind a place, in the order of their ids. Raises `AssistantNotFound`."""
+    values = _values(choice)
+    place = _BEFORE_ALL if after_id is None else _known(after_id)
+    calls = choice.calls
+    while rows := await database.run(
+        _WINDOW,
+        **values,
+        place=place,
+        page_rows=_WINDOW_ROWS,
+        is_open=calls.is_open,
+        provider=calls.provider,
+        model=calls.model,
+        started_after=calls.started_after,
+        started_before=calls.started_before,
+    ):
+        for row in rows:
+            yield ChosenConversation(
+                id=encode_id(CONVERSATION, row["id"]), turn_count=row["turn_count"], is_chosen=row["is_chosen"]
+            )
+        place = rows[-1]["id"]
+
+
+async def find_named(
+    database: Database, conversation_ids: Sequence[str], *, tenant_id: str | None
+) -> list[ChosenConversation]:
+    """Those of them that are there, in the order of their ids. Raises `ConversationNotFound` for what is no id."""
+    ids = [_known(each) for each in conversation_ids]
+    tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
+    return [
+        ChosenConversation(id=encode_id(CONVERSATION, row["id"]), turn_count=row["turn_count"])
+        for row in await database.run(_NAMED, conversations=ids, tenant=tenant)
+    ]
+
+
+def _values(choice: ConversationChoice) -> dict[str, Any]:
+    assistant = None if choice.assistant_id is None else decode_id(ASSISTANT, choice.assistant_id)
+    if choice.assistant_id is not None and assistant is None:
+        raise AssistantNotFound
+    return {
+        "tenant": None if choice.tenant_id is None else decode_id(TENANT, choice.tenant_id),
+        "assistant": assistant,
+        "last": _BEFORE_ALL if choice.last_id is None else _known(choice.last_id),
+    }
+
+
+def _known(conversation_id: str) -> UUID:
+    found = decode_id(CONVERSATION, conversation_id)
+    if found is None:
+        raise ConversationNotFound(f"There is no conversation {conversation_id}.")
+    return found

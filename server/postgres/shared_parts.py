@@ -1,0 +1,83 @@
+"""What many requests of a conversation have in common: the static texts of its epochs, and images.
+
+Read when it is first needed, proven by its hash when it is read, and held no longer than requests go on needing it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from server.block import Blob
+from server.call_walk import Flaw
+from server.epoch import Epoch
+from server.postgres import walk_rows
+from server.postgres.codec import decode_text
+from server.postgres.engine import Database
+from server.postgres.rows import Row
+
+
+class SharedParts:
+    """Those of one conversation."""
+
+    def __init__(self, database: Database, row: Row) -> None:
+        """`row`: the conversation's."""
+        self._database = database
+        self._row = row
+        self._static: tuple[int, str] = (-1, "")
+        """The epoch whose text was made last, and its text."""
+        self._segments: tuple[int, list[str]] = (-1, [])
+        """A generation, and its texts."""
+        self._proven: set[int] = set()
+        self._blobs: dict[str, Blob] = {}
+        self._flaws: list[Flaw] = []
+
+    def take_flaws(self) -> list[Flaw]:
+        """What was found to be wrong since this was asked last."""
+        flaws, self._flaws = self._flaws, []
+        return flaws
+
+    async def check_static(self, epoch: Epoch) -> None:
+        """Whether the text is what its hash says, where that is not known yet."""
+        if epoch.number not in self._proven:
+            await self.static_text(epoch)
+
+    async def static_text(self, epoch: Epoch) -> str:
+        """Base and segments, also where they are not what their hash says."""
+        if self._static[0] != epoch.number:
+            texts = await self._load_segments(epoch) if epoch.segment_count else []
+            self._static = (epoch.number, epoch.base_text + "".join(texts))
+        text = self._static[1]
+        if epoch.number not in self._proven:
+            self._proven.add(epoch.number)
+            found = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            if found != epoch.static_hash.hex():
+                note = "The static text, base and segments, is not what its hash says."
+                stored = epoch.static_hash.hex()
+                self._flaws.append(Flaw(place=f"epoch {epoch.number}", note=note, stored=stored, found=found))
+        return text
+
+    async def hold_blobs(self, images: Sequence[str]) -> Mapping[str, Blob]:
+        """These images, as far as they are there, and no others from now on."""
+        held = {image: self._blobs[image] for image in images if image in self._blobs}
+        missing = [bytes.fromhex(image) for image in images if image not in held]
+        if missing:
+            rows = await self._database.run(walk_rows.BLOBS, tenant=self._row["tenant_id"], hashes=missing)
+            for row in rows:
+                blob = Blob(sha256=row["sha256"], media_type=decode_text(row["media_type"]), data=row["data"])
+                stored, found = blob.sha256.hex(), hashlib.sha256(blob.data).hexdigest()
+                held[stored] = blob
+                if found != stored:
+                    note = "The image is not what its hash says."
+                    self._flaws.append(Flaw(place="image", note=note, stored=stored, found=found))
+        self._blobs = held
+        return held
+
+    async def _load_segments(self, epoch: Epoch) -> list[str]:
+        """Those of a generation are read at once; a compaction meanwhile may have added one."""
+        generation, texts = self._segments
+        if generation != epoch.generation or len(texts) < epoch.segment_count:
+            rows = await self._database.run(
+                walk_rows.SEGMENTS, conversation=self._row["id"], generation=epoch.generation
+            )
+            texts = [decode_text(row["text"]) for row in rows]
+            self._segments = (epoch.generation, texts)
+        return texts[: epoch.segment_count]
