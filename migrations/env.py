@@ -14,6 +14,7 @@ context.configure(
     connection=connection,
     target_metadata=metadata,
     include_name=is_described,
+    include_schemas=True,
     compare_type=True,
     compare_server_default=True,
     # One revision fails or lands by itself, and its locks are held no longer than it runs.

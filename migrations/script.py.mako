@@ -4,6 +4,11 @@ Rules: this runs while the previous release serves, so it must be usable by that
 lock and works at most 60 s in one statement; what needs longer is split, or raises the limit below with the reason.
 NOT NULL comes in three steps: nullable, fill, set. Once landed, this file is never edited.
 
+Tables that conversations own are there twice, and both are changed alike:
+
+    for schema in (None, "replay"):
+        op.add_column("turns", sa.Column("seen_at", sa.DateTime(timezone=True)), schema=schema)
+
 An index on a large table is made beside its writers, in a revision of its own. One that was broken off leaves an index
 that is not valid and goes first. It waits for every transaction that is older, so it has no limit of time:
 

@@ -50,6 +50,7 @@ NOT_ARCHIVED: Final[Mapping[str, str]] = {
     "waiting_turns": "of who waits now",
     "provider_cache_uses": "of caches at a provider, which are an account's and expire",
     "replay_items": "of batch runs, which are no part of the conversation",
+    "replay_results": "of batch runs too",
     "compaction_alarms": "of what operators were warned of here",
     "conversation_facts": "counted again from the turns",
     "turn_texts": "read again from the turns",

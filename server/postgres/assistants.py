@@ -11,6 +11,7 @@ from server.errors import AssistantNotFound, AssistantRevised
 from server.identifiers import ASSISTANT, TENANT, decode_id, new_uuid
 from server.page import Page
 from server.postgres.codec import encode_json
+from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import before_id, bounded, page_of
 from server.postgres.rows import assistant_from
@@ -81,9 +82,12 @@ _LIST: Final = Statement(
 
 async def create_assistant(database: Database, tenant_id: str, definition: AssistantDefinition) -> Assistant:
     """See the port."""
-    rows = await database.run(
-        _CREATE, assistant=new_uuid(), tenant=decode_id(TENANT, tenant_id), **_definition_values(definition)
-    )
+    return assistant_from((await database.run(_CREATE, **_creation_values(tenant_id, definition)))[0])
+
+
+async def create_assistant_on(connection: Connection, tenant_id: str, definition: AssistantDefinition) -> Assistant:
+    """The same within a transaction."""
+    rows = await connection.fetch(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, definition)))
     return assistant_from(rows[0])
 
 
@@ -129,6 +133,10 @@ async def list_assistants(database: Database, tenant_id: str, cursor: str | None
 
 def _key(tenant_id: str, assistant_id: str) -> dict[str, Any]:
     return {"assistant": decode_id(ASSISTANT, assistant_id), "tenant": decode_id(TENANT, tenant_id)}
+
+
+def _creation_values(tenant_id: str, definition: AssistantDefinition) -> dict[str, Any]:
+    return {"assistant": new_uuid(), "tenant": decode_id(TENANT, tenant_id)} | _definition_values(definition)
 
 
 def _definition_values(definition: AssistantDefinition) -> dict[str, Any]:

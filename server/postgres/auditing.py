@@ -6,6 +6,7 @@ from server.audit import Actor, AuditDraft, AuditEntry, AuditFilter, Outcome
 from server.identifiers import ADMIN_SESSION, API_KEY, AUDIT, TENANT, decode_id, encode_id, new_uuid
 from server.page import Page
 from server.postgres.codec import decode_json, decode_text, encode_json
+from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import before_id, bounded, ids_within, page_of
 from server.postgres.rows import Row
@@ -50,6 +51,11 @@ def audit_values(draft: AuditDraft) -> dict[str, Any]:
         "audit_details": encode_json(dict(draft.details)),
         "audit_outcome": str(draft.outcome),
     }
+
+
+async def append_on(connection: Connection, draft: AuditDraft) -> None:
+    """A row in the transaction of what it tells."""
+    await connection.execute(APPEND.sql, *APPEND.arguments(audit_values(draft)))
 
 
 class PostgresAuditLog:

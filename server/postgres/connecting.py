@@ -43,6 +43,8 @@ class DatabaseOptions:
     connect_seconds: float = 5.0
     statement_seconds: float = 30.0
     application_name: str = "strata"
+    search_path: str | None = None
+    """Which schemas names are looked up in; None: those that the database's account has."""
 
 
 async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
@@ -58,7 +60,8 @@ async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Recor
 
 
 def _server_settings(options: DatabaseOptions) -> dict[str, str]:
-    return {
+    path = {} if options.search_path is None else {"search_path": options.search_path}
+    return path | {
         "application_name": options.application_name,
         "statement_timeout": str(round(options.statement_seconds * 1000)),
         "timezone": "UTC",

@@ -101,23 +101,18 @@ _LISTS: Final[dict[tuple[str, ...], Statement]] = {
 
 async def create_conversation(database: Database, tenant_id: str, draft: ConversationDraft) -> Conversation:
     """See the port."""
-    rows = await database.run(
-        _CREATE,
-        conversation=new_uuid(),
-        tenant=decode_id(TENANT, tenant_id),
-        assistant=decode_id(ASSISTANT, draft.assistant_id),
-        version=draft.assistant_version,
-        identifier=draft.identifier,
-        source=draft.source,
-        direction=draft.direction,
-        mode=draft.mode,
-        args=encode_json(draft.args),
-        context=encode_json(draft.context),
-        metadata=encode_json(draft.metadata),
-    )
+    rows = await database.run(_CREATE, **_creation_values(tenant_id, draft))
     if not rows:
         raise AssistantNotFound
     return conversation_from(rows[0])
+
+
+async def create_conversation_on(connection: Connection, tenant_id: str, draft: ConversationDraft) -> Conversation:
+    """The same within a transaction."""
+    row = await connection.fetchrow(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, draft)))
+    if row is None:
+        raise AssistantNotFound
+    return conversation_from(row)
 
 
 async def load_conversation(database: Database, tenant_id: str, conversation_id: str) -> Conversation:
@@ -183,6 +178,22 @@ async def change_conversation(
     if not row["version_exists"]:
         raise AssistantNotFound(f"The assistant has no version {change.assistant_version}.")
     raise RevisionMismatch(expected_revision=expected_revision, revision=row["seen_revision"])
+
+
+def _creation_values(tenant_id: str, draft: ConversationDraft) -> dict[str, Any]:
+    return {
+        "conversation": new_uuid(),
+        "tenant": decode_id(TENANT, tenant_id),
+        "assistant": decode_id(ASSISTANT, draft.assistant_id),
+        "version": draft.assistant_version,
+        "identifier": draft.identifier,
+        "source": draft.source,
+        "direction": draft.direction,
+        "mode": draft.mode,
+        "args": encode_json(draft.args),
+        "context": encode_json(draft.context),
+        "metadata": encode_json(draft.metadata),
+    }
 
 
 def _key(tenant_id: str, conversation_id: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from server.bundled import find_bundled
 from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
 from server.postgres.schema import metadata
+from server.postgres.shadow_tables import SHADOW_SCHEMA
 
 Result = TypeVar("Result")
 
@@ -104,7 +105,12 @@ async def find_drift(options: DatabaseOptions) -> list[str]:
     """How the database differs from the tables that the code describes, in words; empty when it does not."""
 
     def compare(connection: SyncConnection) -> list[str]:
-        opts = {"compare_type": True, "compare_server_default": True, "include_name": is_described}
+        opts = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": is_described,
+            "include_schemas": True,
+        }
         context = MigrationContext.configure(connection, opts=opts)
         return [repr(difference) for difference in compare_metadata(context, metadata)]
 
@@ -115,6 +121,8 @@ async def find_drift(options: DatabaseOptions) -> list[str]:
 
 def is_described(name: str | None, kind: str, _parents: object) -> bool:
     """Whether our metadata speaks for it. The job queue's tables are pgqueuer's; a test of their own compares them."""
+    if kind == "schema":
+        return name in {None, SHADOW_SCHEMA}
     return kind != "table" or name is None or not name.startswith("pgqueuer")
 
 

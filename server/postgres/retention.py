@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from server.postgres.engine import Database, Statement
-from server.postgres.replay_tables import replay_items
+from server.postgres.shadow_tables import SHADOWS
 from server.postgres.tables import calls
 
 PAGE_ROWS: Final = 500
@@ -21,36 +21,36 @@ _BEFORE_ALL: Final[Mapping[type[object], Any]] = {UUID: UUID(int=0), int: -1}
 
 
 class _Walk:
-    """How one table is walked. `ended_at` is its column for the end of the call; one that never ended is not due."""
+    """How one table of calls is walked. A call that never ended is not due."""
 
     __slots__ = ("start", "statement", "table_name")
 
-    def __init__(self, table: Table, ended_at: str) -> None:
+    def __init__(self, table: Table) -> None:
         keys = list(table.primary_key)
         names = ", ".join(key.name for key in keys)
         places = ", ".join(f":{key.name}::{key.type.compile()}" for key in keys)
-        self.table_name = table.name
+        self.table_name = table.fullname.replace(".", "_")
         self.start = {key.name: _BEFORE_ALL[key.type.python_type] for key in keys}
         self.statement = Statement(f"""
 WITH page AS (
-    SELECT {names} FROM {table.name} WHERE ({names}) > ({places}) ORDER BY {names} LIMIT :page_rows
+    SELECT {names} FROM {table.fullname} WHERE ({names}) > ({places}) ORDER BY {names} LIMIT :page_rows
 ),
 due AS (
-    SELECT {names} FROM {table.name}
+    SELECT {names} FROM {table.fullname}
     WHERE ({names}) IN (SELECT {names} FROM page)
         AND raw_response IS NOT NULL
-        AND {ended_at} < now() - make_interval(days => :days)
+        AND ended_at < now() - make_interval(days => :days)
     FOR UPDATE SKIP LOCKED
 ),
 swept AS (
-    UPDATE {table.name} SET raw_response = NULL WHERE ({names}) IN (SELECT {names} FROM due) RETURNING 1
+    UPDATE {table.fullname} SET raw_response = NULL WHERE ({names}) IN (SELECT {names} FROM due) RETURNING 1
 )
 SELECT {names}, (SELECT count(*) FROM swept) AS swept_count
 FROM page ORDER BY ({names}) DESC LIMIT 1
 """)  # noqa: S608  reason: names from our own tables only
 
 
-_WALKS: Final = (_Walk(calls, "ended_at"), _Walk(replay_items, "finished_at"))
+_WALKS: Final = (_Walk(calls), _Walk(SHADOWS["calls"]))
 
 
 async def sweep_raw_bytes(database: Database, days: int, *, page_rows: int = PAGE_ROWS) -> dict[str, int]:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Integer,
     LargeBinary,
     Numeric,
@@ -33,15 +34,18 @@ from server.postgres.store import PostgresStore
 from tests.builders import accept, answer, create_assistant, epoch, user_input
 
 MARKER = "erase-me-completely"
-OWNED = [table for table in metadata.sorted_tables if "conversation_id" in table.c]
+OWNED = [table for table in metadata.sorted_tables if "conversation_id" in table.c and table.schema is None]
 FOREIGN = ("alembic_version", "pgqueuer")
 """Tables that are not Strata's own: the migrations' and the job queue's."""
 
 
 async def catalogue(database: Database) -> list[str]:
     async with database.connection() as connection:
-        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
-    return [row["tablename"] for row in rows]
+        rows = await connection.fetch("""
+            SELECT CASE schemaname WHEN 'public' THEN tablename ELSE schemaname || '.' || tablename END AS name
+            FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1
+        """)
+    return [row["name"] for row in rows]
 
 
 async def rows_that_mention(database: Database, *needles: str) -> dict[str, int]:
@@ -51,7 +55,7 @@ async def rows_that_mention(database: Database, *needles: str) -> dict[str, int]
         for name in await catalogue(database):
             patterns = [f"%{form}%" for needle in needles for form in (needle, needle.encode().hex())]
             count = await connection.fetchval(
-                f'SELECT count(*) FROM "{name}" AS row WHERE row::text LIKE ANY($1::text[])',  # noqa: S608
+                f"SELECT count(*) FROM {name} AS row WHERE row::text LIKE ANY($1::text[])",  # noqa: S608
                 patterns,
             )
             if count:
@@ -68,6 +72,7 @@ _SAMPLES: list[tuple[type[Any] | tuple[type[Any], ...], Any]] = [
     ((BigInteger, Integer, SmallInteger), 7),
     (Numeric, decimal.Decimal(1)),
     (Boolean, True),
+    (Double, 0.5),
     (DateTime, datetime(2026, 1, 1, tzinfo=UTC)),
 ]
 
@@ -102,7 +107,7 @@ async def insert_sample(database: Database, table: Table, conversation_id: uuid.
 
 
 async def test_every_table_in_the_database_is_known_to_the_code(database: Database) -> None:
-    known = {table.name for table in metadata.sorted_tables}
+    known = {table.fullname for table in metadata.sorted_tables}
     unknown = [name for name in await catalogue(database) if name not in known and not name.startswith(FOREIGN)]
     assert unknown == []
 

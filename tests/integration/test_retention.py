@@ -5,13 +5,11 @@ import logging
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from server.api_key import Tenant
 from server.errors import DatabaseUnavailable
-from server.identifiers import CONVERSATION, TENANT, decode_id
 from server.jobs.retention import retention_job
 from server.postgres.engine import Database, Statement
 from server.postgres.retention import sweep_raw_bytes
@@ -58,7 +56,7 @@ async def test_a_swept_call_has_lost_its_raw_bytes_and_nothing_else(
     rows = await rows_without_raw_bytes(database)
     turns = await store.list_turns(tenant.id, conversation)
 
-    assert await sweep_raw_bytes(database, DAYS) == {"calls": 1, "replay_items": 0}
+    assert await sweep_raw_bytes(database, DAYS) == {"calls": 1, "replay_calls": 0}
 
     (after,) = await store.list_calls(tenant.id, conversation, 2)
     assert before.end is not None
@@ -196,34 +194,16 @@ async def test_two_sweeps_at_once_share_the_rows(database: Database, store: Post
     assert await count_kept(database) == 0
 
 
-async def test_answers_of_replays_are_swept_too(database: Database, store: PostgresStore, tenant: Tenant) -> None:
-    conversation = decode_id(CONVERSATION, (await create_conversation(store, tenant.id)).id)
-    replay = uuid4()
-    async with database.connection() as connection:
-        await connection.execute(
-            """
-            INSERT INTO replays (id, tenant_id, name, state, plan, totals)
-            VALUES ($1, $2, 'nightly', 'running', '{}', '{}')
-            """,
-            replay,
-            decode_id(TENANT, tenant.id),
-        )
-        await connection.executemany(
-            """
-            INSERT INTO replay_items
-                (conversation_id, replay_id, turn_seq, repetition, state, raw_response, finished_at)
-            VALUES ($1, $2, 2, $3, 'done', 'bytes', $4)
-            """,
-            [
-                (conversation, replay, repetition, finished_at)
-                for repetition, finished_at in enumerate([days_ago(DAYS + 1), days_ago(DAYS - 1), None])
-            ],
-        )
+async def test_answers_of_replays_are_swept_too(
+    database: Database, shadows: Database, store: PostgresStore, tenant: Tenant
+) -> None:
+    await ended_calls(store, tenant, 1)
+    await ended_calls(PostgresStore(shadows), tenant, 2)
+    await ended_calls(PostgresStore(shadows), tenant, 1, days=DAYS - 1)
 
-    assert await sweep_raw_bytes(database, DAYS, page_rows=2) == {"calls": 0, "replay_items": 1}
+    assert await sweep_raw_bytes(database, DAYS, page_rows=2) == {"calls": 1, "replay_calls": 2}
 
-    async with database.connection() as connection:
-        assert await connection.fetchval("SELECT count(raw_response) FROM replay_items") == 2
+    assert (await count_kept(database), await count_kept(shadows)) == (0, 1)
 
 
 async def test_the_job_says_what_it_did_without_any_content(
@@ -240,7 +220,7 @@ async def test_the_job_says_what_it_did_without_any_content(
     (record,) = [record for record in caplog.records if record.name == "strata.jobs"]
     facts = vars(record)
     assert record.getMessage() == "retention.swept"
-    assert (facts["days"], facts["calls_count"], facts["replay_items_count"]) == (DAYS, 2, 0)
+    assert (facts["days"], facts["calls_count"], facts["replay_calls_count"]) == (DAYS, 2, 0)
     assert facts["seconds"] >= 0
     assert conversation not in str(facts)
     assert "secret" not in str(facts)
