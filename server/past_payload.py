@@ -9,6 +9,7 @@ from server.block import JsonValue
 from server.cache_policy import apply_caching
 from server.compaction_payload import SIGNED_COMPACTION, build_compaction_payload
 from server.errors import Internal
+from server.judge_payload import JUDGE, build_judge_payload
 from server.payload import Payload
 from server.payload_builder import rebuild_payload
 from server.provider import Provider
@@ -25,6 +26,11 @@ def rebuild_call(rebuild: RebuildSource, *, provider: Provider) -> Payload:
         return _rebuild_summary(rebuild, provider, notes[SUMMARY])
     if SIGNED_COMPACTION in notes:
         return _rebuild_compaction(rebuild, provider)
+    if JUDGE in notes:
+        note = notes[JUDGE]
+        return build_judge_payload(
+            provider, rebuild.call.start.model, note["prompt"], note["settings"], note["question"]
+        )
     raise Internal("A call of no turn does not say what it was for.")
 
 

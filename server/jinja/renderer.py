@@ -9,7 +9,7 @@ from server.block import JsonValue
 from server.errors import TemplateInvalid
 from server.jinja.environment import RENDER_ERRORS, TextTooLong, describe, line_of, render_within, to_json
 from server.jinja.limits import RenderLimits
-from server.jinja.templates import LayerTemplate, TemplateSet
+from server.jinja.templates import LayerTemplate, TemplateSet, override_templates
 from server.jinja.worker_process import WorkerProcess
 from server.prompt_arguments import clone
 from server.renderer import (
@@ -30,10 +30,20 @@ _LISTS: Final = ("file_references", "artifacts", "todos")
 class JinjaRenderer:
     """Layers in this process, instructions in another one. `close` ends that one."""
 
-    def __init__(self, templates: TemplateSet, limits: RenderLimits) -> None:
+    def __init__(self, templates: TemplateSet, limits: RenderLimits, *, worker: WorkerProcess | None = None) -> None:
+        """`worker`: another renderer's, which closes it."""
         self._templates = templates
         self._limits = limits
-        self._worker = WorkerProcess(limits)
+        self._worker = worker or WorkerProcess(limits)
+
+    def with_templates(self, sources: Mapping[str, str]) -> "JinjaRenderer":
+        """One with other layers' templates, by the names of their files. It need not be closed, and ends with this one.
+
+        Raises `ValidationFailed`.
+        """
+        if not sources:
+            return self
+        return JinjaRenderer(override_templates(self._templates, sources), self._limits, worker=self._worker)
 
     @property
     def worker_pid(self) -> int | None:

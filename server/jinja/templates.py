@@ -11,7 +11,7 @@ history, and nothing before it may depend on it.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from typing import Final
 from jinja2 import Template, nodes
 
 from server.bundled import find_bundled
-from server.errors import SettingsInvalid
+from server.errors import SettingsInvalid, ValidationFailed
 from server.jinja.environment import RENDER_ERRORS, Sandbox, describe, line_of
 from server.jinja.frozen import Fault, find_fault, find_loading
 from server.provider_choice import ANTHROPIC, GEMINI
@@ -30,6 +30,7 @@ _STATIC_NAMES: Final = {provider: f"{provider}_static_prompt.j2" for provider in
 _DYNAMIC_NAMES: Final = {provider: f"{provider}_dynamic_prompt.j2" for provider in (GEMINI, ANTHROPIC)}
 _SEGMENT_NAME: Final = "history_segment.j2"
 _SUMMARY_NAME: Final = "history_summary.j2"
+_KNOWN_NAMES: Final = frozenset({*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values(), _SEGMENT_NAME, _SUMMARY_NAME})
 _HINT: Final = "docs/templates.md says what a template may do."
 
 
@@ -70,6 +71,32 @@ def load_templates(directory: Path | None) -> TemplateSet:
     return _load(directory)
 
 
+def override_templates(templates: TemplateSet, sources: Mapping[str, str]) -> TemplateSet:
+    """The set with other sources for some files, by their names. Raises `ValidationFailed`."""
+    for name, source in sources.items():
+        try:
+            templates = _override(templates, name, source)
+        except SettingsInvalid as error:
+            told = [{"path": f"candidate.templates.{name}", "source": "body", "message": error.message}]
+            raise ValidationFailed(f"candidate.templates: {error.message}", hint=_HINT, errors=told) from error
+    return templates
+
+
+def _override(templates: TemplateSet, name: str, source: str) -> TemplateSet:
+    path = Path(name)
+    if name == _SEGMENT_NAME:
+        return replace(templates, segment=_read_dynamic(_telling_sandbox(), path, source))
+    if name == _SUMMARY_NAME:
+        return replace(templates, summary=_read_dynamic(Sandbox(), path, source))
+    for provider, known in _STATIC_NAMES.items():
+        if name == known:
+            return replace(templates, static={**templates.static, provider: _read_static(Sandbox(), path, source)})
+    for provider, known in _DYNAMIC_NAMES.items():
+        if name == known:
+            return replace(templates, dynamic={**templates.dynamic, provider: _read_dynamic(Sandbox(), path, source)})
+    raise SettingsInvalid(f"{name} is never read; those read are {', '.join(sorted(_KNOWN_NAMES))}.")
+
+
 @cache
 def _load_built_in() -> TemplateSet:
     return _load(None)
@@ -77,24 +104,27 @@ def _load_built_in() -> TemplateSet:
 
 def _load(directory: Path | None) -> TemplateSet:
     sandbox = Sandbox()
-    telling = Sandbox()
-    telling.filters["quoted"] = quote
     return TemplateSet(
         static={name: _load_static(sandbox, _find(directory, file)) for name, file in _STATIC_NAMES.items()},
         dynamic={name: _load_dynamic(sandbox, _find(directory, file)) for name, file in _DYNAMIC_NAMES.items()},
-        segment=_load_dynamic(telling, _find(directory, _SEGMENT_NAME)),
+        segment=_load_dynamic(_telling_sandbox(), _find(directory, _SEGMENT_NAME)),
         summary=_load_dynamic(sandbox, _find(directory, _SUMMARY_NAME)),
     )
+
+
+def _telling_sandbox() -> Sandbox:
+    sandbox = Sandbox()
+    sandbox.filters["quoted"] = quote
+    return sandbox
 
 
 def _require_known_names(directory: Path) -> None:
     if not directory.is_dir():
         raise SettingsInvalid(f"STRATA_TEMPLATES_DIR: {directory} is no directory.", hint=_HINT)
-    known = {*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values(), _SEGMENT_NAME, _SUMMARY_NAME}
     found = [*directory.glob("*_prompt.j2"), *directory.glob("history_*.j2")]
-    strange = sorted(path.name for path in found if path.name not in known)
+    strange = sorted(path.name for path in found if path.name not in _KNOWN_NAMES)
     if strange:
-        names = ", ".join(sorted(known))
+        names = ", ".join(sorted(_KNOWN_NAMES))
         raise SettingsInvalid(f"{directory / strange[0]} has a name that is never read; those read are {names}.")
 
 
@@ -105,7 +135,10 @@ def _find(directory: Path | None, name: str) -> Path:
 
 
 def _load_static(sandbox: Sandbox, path: Path) -> LayerTemplate:
-    source = _read(path)
+    return _read_static(sandbox, path, _read(path))
+
+
+def _read_static(sandbox: Sandbox, path: Path, source: str) -> LayerTemplate:
     tree = _parse(sandbox, path, source)
     _refuse(path, find_fault(tree))
     ends_in_history = _cut_history(tree)
@@ -116,7 +149,10 @@ def _load_static(sandbox: Sandbox, path: Path) -> LayerTemplate:
 
 
 def _load_dynamic(sandbox: Sandbox, path: Path) -> LayerTemplate:
-    source = _read(path)
+    return _read_dynamic(sandbox, path, _read(path))
+
+
+def _read_dynamic(sandbox: Sandbox, path: Path, source: str) -> LayerTemplate:
     tree = _parse(sandbox, path, source)
     _refuse(path, find_loading(tree))
     return LayerTemplate(name=path.name, source=source, compiled=sandbox.from_string(tree))

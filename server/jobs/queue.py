@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from server.errors import StrataError, Unavailable
 from server.jobs.job import Job
+from server.stop_sign import StopSign
 
 TENANT: Final = "tenant_id"
 """The header that says whose a job is. The reports of `server.postgres` look for it."""
@@ -72,7 +73,9 @@ def build_queries(driver: Driver) -> pgqueuer.Queries:
 class JobQueue:
     """The queue on one connection, as long as that lasts."""
 
-    def __init__(self, driver: Driver, jobs: Iterable[Job]) -> None:
+    def __init__(self, driver: Driver, jobs: Iterable[Job], stop_sign: StopSign | None = None) -> None:
+        """`stop_sign` is up whenever no job is begun any more."""
+        self._stop_sign = stop_sign or StopSign()
         self._queries = build_queries(driver)
         self._queue = pgqueuer.PgQueuer(driver, channel=QueueNames().channel, queries=self._queries)
         self._running: set[asyncio.Task[Any]] = set()
@@ -90,6 +93,7 @@ class JobQueue:
 
         Raises what the driver raises.
         """
+        self._stop_sign.raised.clear()
         # pgqueuer itself would wait for the first time that the expression names.
         await self._queries.insert_schedule(dict.fromkeys(self._queue.sm.registry, timedelta(0)))
         takeover = timedelta(seconds=takeover_seconds)
@@ -101,7 +105,8 @@ class JobQueue:
         )
 
     def stop(self) -> None:
-        """No job is begun any more."""
+        """No job is begun any more, and those that take long are asked to come to an end."""
+        self._stop_sign.raised.set()
         self._queue.shutdown.set()
 
     def interrupt(self) -> None:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
@@ -20,6 +20,7 @@ from pgqueuer.ports.driver import Driver
 from server.errors import DatabaseUnavailable, StrataError
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, quiet_pgqueuer
+from server.stop_sign import StopSign
 
 _GRACE_SECONDS: Final = 5.0
 """How long cancelled jobs have to be put back into the queue."""
@@ -49,6 +50,8 @@ class WorkerParts:
     """Raises `SchemaBehind`, `SchemaAhead` or `DatabaseUnavailable`."""
     translate: Callable[[BaseException], StrataError | None]
     """Tells an outage from a bug: `DatabaseUnavailable` for an error that the database's absence explains."""
+    stop_sign: StopSign = field(default_factory=StopSign)
+    """The one that its long jobs look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ class Worker:
     async def _work(self, connection: QueueConnection, stop: StopRequest) -> None:
         """Until the worker is to stop. Raises `DatabaseUnavailable` when the connection is lost."""
         driver = AsyncpgDriver(cast("Any", connection))
-        queue = JobQueue(driver, self._parts.jobs)
+        queue = JobQueue(driver, self._parts.jobs, self._parts.stop_sign)
         running = asyncio.create_task(
             queue.run(takeover_seconds=self._options.takeover_seconds, parallel_jobs=self._options.parallel_jobs)
         )

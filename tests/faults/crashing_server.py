@@ -22,11 +22,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
+from uuid import UUID
 
 import uvloop
 
-from server import job_wiring, wiring, worker_wiring
+from server import job_wiring, replay_wiring, wiring, worker_wiring
 from server.asgi import serve
+from server.block import Block
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Lease
 from server.event import ProviderEvent
@@ -37,10 +39,13 @@ from server.jobs.job import Job
 from server.jobs.sending import JobSender
 from server.jobs.worker import WorkerOptions, run_worker
 from server.payload import Payload
+from server.postgres.replays import PostgresReplays
 from server.postgres.store import PostgresStore
 from server.provider import Provider, ProviderStream
 from server.provider_choice import GEMINI, KEY_VARIABLES, ProviderChoice
 from server.provider_wiring import Providers, open_providers
+from server.replay import CallPermission, CallSpending, ClaimedItem, ItemLease
+from server.replay_result import TurnResult
 from server.settings import Settings
 from server.store import AcceptOutcome, Finished, History, NewAnswer, NewInput, PayloadSource
 from server.telemetry.logs import configure_logs
@@ -66,7 +71,8 @@ STORE_POINTS = (
 )
 PROVIDER_POINTS = ("before_call", "after_first_event", "after_last_byte", "after_last_byte_flushed")
 JOB_POINTS = ("before_job", "after_job", "after_rendering")
-POINTS = (*STORE_POINTS, *PROVIDER_POINTS, *JOB_POINTS)
+REPLAY_POINTS = ("after_claim", "after_reserve", "after_settle", "after_result")
+POINTS = (*STORE_POINTS, *PROVIDER_POINTS, *JOB_POINTS, *REPLAY_POINTS)
 _LOOK_SECONDS = 0.05
 
 
@@ -159,6 +165,31 @@ class CrashingStore(PostgresStore):
         return recorded
 
 
+class CrashingReplays(PostgresReplays):
+    """The replays, with a point behind what is written while an item runs."""
+
+    fate: Fate
+
+    async def claim_item(self, replay_id: str, **options: Any) -> ClaimedItem | None:
+        claimed = await super().claim_item(replay_id, **options)
+        if claimed is not None:
+            self.fate.reach("after_claim")
+        return claimed
+
+    async def reserve_call(self, lease: ItemLease, reservation: UUID, **options: Any) -> CallPermission:
+        permission = await super().reserve_call(lease, reservation, **options)
+        self.fate.reach("after_reserve")
+        return permission
+
+    async def settle_call(self, lease: ItemLease, reservation: UUID, spending: CallSpending) -> None:
+        await super().settle_call(lease, reservation, spending)
+        self.fate.reach("after_settle")
+
+    async def record_result(self, lease: ItemLease, result: TurnResult, blocks: Sequence[Block]) -> None:
+        await super().record_result(lease, result, blocks)
+        self.fate.reach("after_result")
+
+
 class CrashingRenderer(JinjaRenderer):
     """The renderer, with a point behind each segment."""
 
@@ -234,8 +265,9 @@ def crashing_compaction_job(compact: Compact, sender: JobSender) -> Job:
 def set_fate(order: dict[str, Any]) -> Fate:
     """Puts the crashing parts in the place of the real ones, in this process."""
     fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
-    CrashingStore.fate = CrashingRenderer.fate = fate
-    for module in (wiring, worker_wiring):
+    CrashingStore.fate = CrashingRenderer.fate = CrashingReplays.fate = fate
+    replay_wiring.PostgresReplays = CrashingReplays  # type: ignore[attr-defined]  # reason: the seam
+    for module in (wiring, worker_wiring, replay_wiring):
         module.PostgresStore = CrashingStore  # type: ignore[attr-defined]  # reason: the seam
         module.JinjaRenderer = CrashingRenderer  # type: ignore[attr-defined]  # reason: as above
     job_wiring.compaction_job = crashing_compaction_job  # type: ignore[attr-defined]  # reason: as above

@@ -163,6 +163,9 @@ class Fleet:
             await connection.execute(
                 "UPDATE conversations SET lease_expires_at = now() - interval '1 second' WHERE lease_token IS NOT NULL"
             )
+            await connection.execute(
+                "UPDATE replay_items SET lease_expires_at = now() - interval '1 second' WHERE state = 'running'"
+            )
             await connection.execute("UPDATE waiting_turns SET expires_at = now() - interval '1 second'")
             await connection.execute("UPDATE calls SET started_at = started_at - interval '1 hour' WHERE turn_seq < 0")
             await connection.execute(

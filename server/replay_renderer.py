@@ -1,0 +1,103 @@
+"""Layers as they were recorded, where the candidate does not change them; rendered anew where it does.
+
+What is rendered anew speaks of the recorded conversation, its name, its age and its time, and not of the shadow.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
+
+from server.assistant import Assistant, AssistantDefinition, Instructions
+from server.block import JsonValue
+from server.conversation import Conversation
+from server.prompt_arguments import build_arguments, build_static_arguments
+from server.renderer import InspectedInstructions, RenderedDynamic, RenderedQuestion, RenderedStatic, Renderer
+from server.replay import Candidate
+from server.replay_candidate import keeps_dynamic, keeps_static
+from server.replay_source import Moment
+from server.transcript import TranscriptTurn
+
+RendererOf: TypeAlias = Callable[[Mapping[str, str]], Renderer]
+"""A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed`."""
+
+ARGUMENTS_MARK: Final = "strata_replay_arguments"
+"""An arg of shadows that no template sees. It begins an epoch where the recorded conversation's args had changed."""
+
+
+class ReplayRenderer:
+    """Implements `server.renderer.Renderer` for one shadow, moment by moment."""
+
+    def __init__(self, renderer: Renderer, candidate: Candidate, conversation: Conversation) -> None:
+        """`renderer` has the candidate's templates. `conversation`: the recorded one."""
+        self._renderer = renderer
+        self._candidate = candidate
+        self._conversation = conversation
+        self._definition: AssistantDefinition | None = None
+        self._static: RenderedStatic | None = None
+        self._dynamic: str | None = None
+        self._now = datetime.now(UTC)
+
+    def stand_at(self, moment: Moment, definition: AssistantDefinition, *, is_task: bool) -> None:
+        """From now on it is this moment. `definition`: of the candidate that is asked in it."""
+        self._definition = definition
+        call = moment.call
+        self._now = datetime.now(UTC) if call is None else call.start.started_at
+        self._static = moment.static if keeps_static(self._candidate, moment.definition.provider) else None
+        if call is None or not keeps_dynamic(self._candidate, definition.provider):
+            self._dynamic = None
+            return
+        sent = call.start.dynamic.decode("utf-8", "surrogatepass")
+        # Within an exchange the append-only order sends it again only where it has changed.
+        self._dynamic = sent if is_task or sent or self._dynamic is None else self._dynamic
+
+    async def render_static(
+        self,
+        provider: str,
+        assistant: AssistantDefinition,
+        arguments: Mapping[str, JsonValue],  # noqa: ARG002  reason: the port's; those of the shadow
+    ) -> RenderedStatic:
+        if self._static is not None:
+            return self._static
+        own = build_static_arguments(assistant=self._assistant(assistant), conversation=self._conversation)
+        return await self._renderer.render_static(provider, assistant, own)
+
+    def render_dynamic(
+        self, provider: str, context: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+    ) -> RenderedDynamic:
+        if self._dynamic is not None:
+            return RenderedDynamic(text=self._dynamic, failures=())
+        if self._definition is None:
+            return self._renderer.render_dynamic(provider, context, arguments)
+        own = build_arguments(
+            assistant=self._assistant(self._definition),
+            conversation=self._conversation,
+            now=self._now,
+            message_text=arguments["message"]["text"],
+            message_language=arguments["message"]["language"],
+            turn_args={name: value for name, value in arguments["args"].items() if name != ARGUMENTS_MARK},
+        )
+        return self._renderer.render_dynamic(provider, context, own)
+
+    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
+        return self._renderer.render_segment(turns)
+
+    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> RenderedQuestion:
+        return self._renderer.render_summary_request(first_seq, last_seq, limit_words)
+
+    async def check_instructions(self, assistant: AssistantDefinition) -> None:
+        await self._renderer.check_instructions(assistant)
+
+    async def inspect_instructions(self, instructions: Instructions) -> InspectedInstructions:
+        return await self._renderer.inspect_instructions(instructions)
+
+    async def close(self) -> None:
+        """Nothing was opened here."""
+
+    def _assistant(self, definition: AssistantDefinition) -> Assistant:
+        recorded = self._conversation
+        return Assistant(
+            id=recorded.assistant_id,
+            version=recorded.assistant_version,
+            created_at=recorded.created_at,
+            definition=definition,
+        )

@@ -1,0 +1,110 @@
+"""Replays as people ask for them: checked before anything is written, made, and handed to whoever runs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from server.audit import Actor
+from server.call_settings import check_settings
+from server.errors import TemplateInvalid, ValidationFailed
+from server.provider_choice import KEY_VARIABLES
+from server.renderer import Renderer
+from server.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
+from server.replay_assertions import read_assertions
+from server.replay_candidate import build_definition
+from server.replay_checks import check_draft, check_size
+from server.replay_queue import ReplayQueue
+from server.replay_renderer import RendererOf
+from server.replays import Replays
+from server.store import Store
+
+_LOOKED_AT: Final = 50
+"""Conversations whose assistants the candidate is laid over beforehand. What others have is found when they are run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay would do."""
+
+    conversation_ids: Sequence[str]
+    estimate: ReplayEstimate
+
+
+class ReplayService:
+    """Makes replays."""
+
+    def __init__(self, replays: Replays, store: Store, queue: ReplayQueue, renderer_of: RendererOf) -> None:
+        self._replays = replays
+        self._store = store
+        self._queue = queue
+        self._renderer_of = renderer_of
+
+    async def plan(self, tenant_id: str, draft: ReplayDraft) -> ReplayPlan:
+        """The dry run: nothing is written, nobody is asked.
+
+        Raises `ValidationFailed` with the field for a draft that cannot be run, `ConversationNotFound`,
+        `AssistantNotFound`.
+        """
+        check_draft(draft)
+        read_assertions(draft.assertions)
+        _check_judge(draft.judge)
+        renderer = self._renderer_of(draft.candidate.templates)
+        ids = await self._replays.select_conversations(tenant_id, draft.selection)
+        check_size(len(ids), draft.limits)
+        await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
+        return ReplayPlan(conversation_ids=ids, estimate=await self._replays.estimate(tenant_id, draft, ids))
+
+    async def create(self, tenant_id: str, draft: ReplayDraft, *, actor: Actor) -> Replay:
+        """A replay that runs from now on. Raises what `plan` raises."""
+        plan = await self.plan(tenant_id, draft)
+        replay = await self._replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
+        await self._queue.queue_replay(tenant_id, replay.id, slot_count=_slots_of(replay))
+        return replay
+
+    async def continue_(
+        self, tenant_id: str | None, replay_id: str, *, actor: Actor, limits: ReplayLimits | None = None
+    ) -> Replay:
+        """Goes on after a pause, or with a larger budget. Raises what `Replays.continue_replay` raises."""
+        replay = await self._replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
+        await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
+        return replay
+
+    async def _check_candidate(
+        self, tenant_id: str, candidate: Candidate, conversation_ids: Sequence[str], renderer: Renderer
+    ) -> None:
+        """Laid over each assistant that it meets: what one of them takes, another one's model may not."""
+        seen: set[tuple[str, int | None]] = set()
+        for conversation_id in conversation_ids:
+            conversation = await self._store.load_conversation(tenant_id, conversation_id)
+            assistant_id, version = candidate.assistant_id, candidate.assistant_version
+            if assistant_id is None:
+                assistant_id, version = conversation.assistant_id, version or conversation.assistant_version
+            if (assistant_id, version) in seen:
+                continue
+            seen.add((assistant_id, version))
+            assistant = await self._store.load_assistant(tenant_id, assistant_id, version)
+            definition = build_definition(assistant.definition, candidate)
+            if candidate.instructions is not None and len(seen) == 1:
+                try:
+                    await renderer.check_instructions(definition)
+                except TemplateInvalid as error:
+                    _refuse("candidate.instructions", error.message)
+
+
+def _check_judge(judge: Judge | None) -> None:
+    if judge is None:
+        return
+    if judge.provider not in KEY_VARIABLES:
+        _refuse("judge.provider", f"There is no provider called {judge.provider}.")
+    try:
+        check_settings(judge.provider, judge.model, judge.settings)
+    except ValidationFailed as error:
+        _refuse("judge.settings", error.message)
+
+
+def _refuse(path: str, message: str) -> None:
+    raise ValidationFailed(f"{path}: {message}", errors=[{"path": path, "source": "body", "message": message}])
+
+
+def _slots_of(replay: Replay) -> int:
+    return min(replay.draft.limits.parallelism, replay.item_count)

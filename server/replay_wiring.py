@@ -1,0 +1,137 @@
+"""Replays as values: where they are kept, who runs them, and the jobs that do it."""
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from server.compaction_observer import CompactionObserver
+from server.compactor import Compactor
+from server.database_wiring import open_database
+from server.errors import ReplayNotFound
+from server.held_texts import HeldTexts
+from server.jinja.limits import RenderLimits
+from server.jinja.renderer import JinjaRenderer
+from server.jinja.templates import load_templates
+from server.job_wiring import build_compactor
+from server.jobs.job import Job
+from server.jobs.replay import SentReplays, replay_job, replay_tick_job
+from server.jobs.sending import JobSender
+from server.postgres.engine import Database
+from server.postgres.replay_reports import PostgresReplayReports
+from server.postgres.replays import PostgresReplays
+from server.postgres.shadows import make_shadow_database
+from server.postgres.store import PostgresStore
+from server.provider_wiring import Providers, open_available_providers
+from server.renderer import Renderer
+from server.replay_items import ReplayItems
+from server.replay_reading import ReplayDesk, ReplayReader
+from server.replay_service import ReplayService
+from server.replay_tools import ReplayTools
+from server.retry_policy import RetryPolicy
+from server.settings import Settings
+from server.stop_sign import StopSign
+from server.token_estimate import TokenEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayParts:
+    """What a process has for replays."""
+
+    database: Database
+    replays: PostgresReplays
+    shadows: PostgresStore
+    """The conversations that replays write."""
+    service: ReplayService
+    desk: ReplayDesk
+    """For operators."""
+    items: ReplayItems
+    jobs: tuple[Job, ...]
+    stop_sign: StopSign
+    """For the worker that does the jobs."""
+
+
+@asynccontextmanager
+async def open_replays(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[ReplayParts]:
+    """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(settings))
+        shadows = make_shadow_database(database)
+        stack.push_async_callback(shadows.close)
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        stack.push_async_callback(renderer.close)
+        providers = await stack.enter_async_context(open_available_providers(settings, environment))
+        yield build_replays(settings, database, shadows, renderer, providers)
+
+
+def build_replays(
+    settings: Settings, database: Database, shadows: Database, renderer: JinjaRenderer, providers: Providers
+) -> ReplayParts:
+    """The parts. `shadows`: the database as `make_shadow_database` gives it; who opened it closes it."""
+    replays, stop_sign = PostgresReplays(database, shadows), StopSign()
+    store = PostgresStore(shadows)
+    tools = _build_tools(settings, database, store, replays, renderer, providers, stop_sign)
+    items = ReplayItems(tools)
+    sender = JobSender(database.connection)
+
+    async def find_work() -> Sequence[tuple[str, str, int]]:
+        await replays.end_abandoned_items()
+        found: list[tuple[str, str, int]] = []
+        for work in await replays.list_open_work():
+            # One that was erased meanwhile has no work.
+            with suppress(ReplayNotFound):
+                replay = await replays.load_replay(None, work.replay_id)
+                found.append((replay.tenant_id, replay.id, work.slot_count))
+        return found
+
+    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of)
+    return ReplayParts(
+        database=database,
+        replays=replays,
+        shadows=store,
+        service=service,
+        desk=ReplayDesk(
+            replays=replays,
+            service=service,
+            reports=PostgresReplayReports(database),
+            reader=ReplayReader(replays, tools.store),
+        ),
+        items=items,
+        jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
+        stop_sign=stop_sign,
+    )
+
+
+def _build_tools(
+    settings: Settings,
+    database: Database,
+    shadows: PostgresStore,
+    replays: PostgresReplays,
+    renderer: JinjaRenderer,
+    providers: Providers,
+    stop_sign: StopSign,
+) -> ReplayTools:
+    texts, estimate = HeldTexts(), TokenEstimate()
+
+    def compactor_of(own_renderer: Renderer, observer: CompactionObserver) -> Compactor:
+        # Nobody knows how long the conversations of a candidate get.
+        return build_compactor(
+            settings, shadows, own_renderer, providers, observer, lengths=None, texts=texts, estimate=estimate
+        )
+
+    return ReplayTools(
+        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+        replays=replays,
+        store=PostgresStore(database),
+        shadows=shadows,
+        renderer_of=renderer.with_templates,
+        compactor_of=compactor_of,
+        providers=providers.by_name,
+        texts=texts,
+        estimate=estimate,
+        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+        stop_sign=stop_sign,
+        lease_seconds=settings.lease_seconds,
+    )

@@ -1,0 +1,171 @@
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from server.block import TextBlock, ToolCallBlock
+from server.errors import ValidationFailed
+from server.replay import Assertion
+from server.replay_assertions import NAMES, Subject, check_assertions, read_assertions
+from server.replay_comparison import Said
+from server.replay_expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
+from server.replay_result import AnswerFacts
+from server.replay_schema import check_value, find_schema_fault
+from server.turn import StopReason
+from server.usage import Usage
+
+SUBJECT = Subject(
+    candidate=Said(
+        blocks=(TextBlock(text='{"city": "Oslo"}'), ToolCallBlock(id="1", name="look", arguments={"city": "Rome"})),
+        stop_reason=StopReason.TOOL_USE,
+    ),
+    recorded=Said(blocks=(TextBlock(text="Hi"),), stop_reason=StopReason.END_TURN),
+    similarity=0.5,
+    facts=AnswerFacts(usage=Usage(fresh_input_tokens=10, output_tokens=3), cost_usd=Decimal("0.01"), latency_ms=7),
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "bb"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=6,
+)
+types = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+schemas = st.recursive(
+    st.booleans()
+    | st.fixed_dictionaries({}, optional={"type": types, "enum": st.lists(values, min_size=1, max_size=2)})
+    | st.fixed_dictionaries(
+        {}, optional={"minimum": st.integers(-2, 2), "maxLength": st.integers(0, 2), "minItems": st.integers(0, 2)}
+    )
+    | st.fixed_dictionaries({"const": values}),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+            "required": st.lists(st.sampled_from("ab"), max_size=1),
+            "additionalProperties": inner,
+            "items": inner,
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "oneOf": st.lists(inner, min_size=1, max_size=2),
+            "not": inner,
+        },
+    ),
+    max_leaves=6,
+)
+
+
+class TestExpressions:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "'Oslo' in text and stop_reason == 'tool_use'",
+            "tool_calls[0]['arguments']['city'].lower() == 'rome'",
+            "any(call['name'] == 'look' for call in tool_calls)",
+            "len([word for word in text.split() if word]) <= 2 < input_tokens",
+            "similarity >= 0.5 and cost_usd < 0.02 and latency_ms / 1000 < 1",
+            "recorded_text[:1] == 'H' if recorded_tool_calls == [] else False",
+            "not (max(1, 2) - 2) and sum([1, 2]) == 3",
+        ],
+    )
+    def test_what_people_ask_for_can_be_asked(self, source: str) -> None:
+        assert [result.passed for result in check_assertions([Assertion(name="a", expression=source)], SUBJECT)] == [
+            True
+        ]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "__import__('os')",
+            "text.__class__",
+            "text.format(1)",
+            "(lambda: 1)()",
+            "open('x')",
+            "[x := 1]",
+            "f'{text}'",
+            "text if",
+            "len(text, key=1)",
+            "a" * 3000,
+        ],
+    )
+    def test_what_reaches_out_is_refused_when_it_is_read(self, source: str) -> None:
+        with pytest.raises(ExpressionRefused):
+            read_expression(source, NAMES)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "'a' * 1000000000",
+            "[0 for a in text for b in text for c in text for d in text for e in text]",
+            "text + 1",
+            "tool_calls[9]",
+            "1 / 0",
+            "'%1000000000d' % 1",
+            "text('x')",
+            "latency_ms.lower()",
+            "[1, 2] < 3",
+        ],
+    )
+    def test_what_goes_wrong_says_so_and_takes_no_time(self, source: str) -> None:
+        subject = {"text": "x" * 100, "tool_calls": [], "latency_ms": 1}
+        with pytest.raises(ExpressionFailed):
+            evaluate(read_expression(source, NAMES), subject)
+
+    @given(source=st.text(st.sampled_from("tex()[]{}.,:'\"_ =<>+*%0123 forinlambda"), max_size=30))
+    def test_anything_else_is_refused_or_fails_or_comes_to_something(self, source: str) -> None:
+        with suppress(ExpressionRefused, ExpressionFailed):
+            evaluate(read_expression(source, NAMES), {"text": "abc"} | dict.fromkeys(NAMES - {"text"}))
+
+
+class TestSchemas:
+    @given(schema=schemas, value=values)
+    def test_they_mean_what_the_specification_says(self, schema: Any, value: Any) -> None:
+        assert find_schema_fault(schema) is None
+        assert (check_value(schema, value) is None) is Draft202012Validator(schema).is_valid(value)
+
+    @pytest.mark.parametrize(
+        "schema", [{"pattern": "(a+)+$"}, {"$ref": "#"}, {"type": "text"}, {"properties": {"a": 1}}, {"enum": 1}, []]
+    )
+    def test_what_cannot_be_checked_is_refused(self, schema: Any) -> None:
+        assert find_schema_fault(schema) is not None
+
+    def test_the_text_is_read_as_json_and_arguments_by_tool(self) -> None:
+        city = {"type": "object", "properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
+        checked = check_assertions(
+            [
+                Assertion(name="text", schema=city),
+                Assertion(name="tool", schema=city, tool_name="look"),
+                Assertion(name="other tool", schema={"not": {}}, tool_name="sing"),
+            ],
+            SUBJECT,
+        )
+        assert [result.passed for result in checked] == [True, False, True]
+        assert checked[1].message == "look.city is not the value that it has to be."
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        "assertion",
+        [
+            Assertion(name="none"),
+            Assertion(name="both", expression="True", schema={}),
+            Assertion(name="tool", expression="True", tool_name="look"),
+            Assertion(name="bad", expression="import os"),
+            Assertion(name="bad", schema={"format": "email"}),
+        ],
+    )
+    def test_what_cannot_be_checked_is_refused_with_its_field(self, assertion: Assertion) -> None:
+        good = Assertion(name="good", expression="True")
+        with pytest.raises(ValidationFailed, match=r"^assertions\.1: "):
+            read_assertions([good, assertion])
+
+    def test_nothing_holds_for_an_answer_that_did_not_come(self) -> None:
+        subject = Subject(
+            candidate=Said(blocks=(), stop_reason=None),
+            recorded=None,
+            similarity=None,
+            facts=AnswerFacts(error_code="provider_cut"),
+        )
+        assert not check_assertions([Assertion(name="a", expression="True")], subject)[0].passed
