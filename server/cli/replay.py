@@ -1,0 +1,161 @@
+"""`strata replay`: stored sessions again."""
+
+import os
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from server.call_walk import CallFilter
+from server.cli.replay_run import run_replay
+from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
+from server.cli.run import begin_quietly, run
+from server.cli.spans import Moment
+from server.cli.terminal import open_bar
+from server.cli.verify_report import show_report, write_report
+from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
+from server.cli.verify_state import VerifyState, load_state
+from server.database_wiring import open_database
+from server.errors import ConversationNotFound
+from server.postgres.choosing import ConversationChoice, find_last_id, find_named
+from server.postgres.engine import Database
+from server.postgres.key_ring import PostgresKeyRing
+from server.settings import Settings
+
+_STATE_NAME: Final = "replay-verify.json"
+_INTERRUPTED: Final = 130
+_KEPT_OPTIONS: Final = frozenset({"workers", "limit_mismatches", "json_file", "resume", "state_file"})
+"""Those that may go with --resume; the others were said when the run began."""
+
+
+@click.group()
+def replay() -> None:
+    """Go through stored sessions again, before something is shipped.
+
+    `verify` proves a release on your own traffic; `run` shows what another model or prompt would have said. Both work
+    on the database of the settings, beside running servers.
+    """
+
+
+replay.add_command(run_replay)
+for _command in (list_replays, show, report, pause, continue_, cancel, delete):
+    replay.add_command(_command)
+
+
+@replay.command()
+@click.option("--conversation", "conversations", multiple=True, metavar="CONVERSATION", help="This one; repeatable.")
+@click.option("--tenant", help="Only this tenant's.  [all]")
+@click.option("--assistant", help="Only this assistant's (asst_...).")
+@click.option("--provider", help="Only calls to gemini or anthropic.")
+@click.option("--model", help="Only calls to this model.")
+@click.option("--from", "started_after", type=Moment(), help="Only calls since: 2026-11-01, or 7d ago.")
+@click.option("--to", "started_before", type=Moment(), help="Only calls before.")
+@click.option("--sample", type=click.IntRange(1), help="So many conversations of these, drawn at random.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same one draws the same sample.")
+@click.option("--no-requests", is_flag=True, help="Do not make requests again.")
+@click.option("--no-answers", is_flag=True, help="Do not read raw bytes again.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes.  [one for each core]")
+@click.option(
+    "--limit-mismatches", type=click.IntRange(0), default=100, show_default=True, help="So many are told; all count."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here too.")
+@click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@click.option(
+    "--state", "state_file", type=click.Path(path_type=Path, dir_okay=False), help="Where a run notes how far it is."
+)
+@click.pass_context
+def verify(ctx: click.Context, /, **options: Any) -> None:
+    """Prove what is stored: read every answer again from its raw bytes, make every request again, compare.
+
+    Nothing is sent to a provider, and nothing is written into the database: a standby or a restored backup will do. The
+    exit code is 1 where something does not match; each mismatch is told with its first difference.
+
+    A run that was stopped, by Ctrl-C or otherwise, goes on with --resume, and its counts cover the whole. It covers the
+    conversations that were there when it began.
+
+    \b
+    Examples:
+      strata replay verify
+      strata replay verify --tenant acme --from 7d --json report.json
+      strata replay verify --sample 500 --seed 7
+      strata replay verify --resume
+    """  # noqa: D301  reason: click's mark for lines that stay as they are
+    if options["resume"]:
+        said = [name for name in options if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        if not _KEPT_OPTIONS.issuperset(said):
+            raise click.UsageError("--resume goes on with what the run began with: say no other choice.")
+    if options["conversations"] and options["sample"]:
+        raise click.UsageError("--conversation or --sample, not both.")
+    if options["no_requests"] and options["no_answers"]:
+        raise click.UsageError("--no-requests and --no-answers leave nothing to compare.")
+    settings = begin_quietly()
+    file: Path = options["state_file"] or settings.data_dir / _STATE_NAME
+    try:
+        state = run(_verify(settings, file, options))
+    except KeyboardInterrupt:
+        click.secho(f"Stopped. --resume goes on; how far it is stands in {file}.", fg="yellow", err=True)
+        sys.exit(_INTERRUPTED)
+    if options["json_file"] is not None:
+        write_report(options["json_file"], state)
+    show_report(state)
+    file.unlink(missing_ok=True)
+    sys.exit(1 if state.verified.counts.mismatch_count else 0)
+
+
+async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> VerifyState:
+    async with open_database(settings) as database:
+        state = load_state(file) if options["resume"] else await _begin(database, options)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
+        with open_bar() as progress:
+            task = progress.add_task(
+                "verifying", total=await measure_run(database, state), completed=state.turns_passed
+            )
+            run_options = RunOptions(
+                workers=options["workers"] or _count_cores(),
+                mismatch_limit=options["limit_mismatches"],
+                file=file,
+                on_turns=lambda count: progress.advance(task, count),
+            )
+            return await run_verification(database, settings, state, run_options)
+
+
+async def _begin(database: Database, options: dict[str, Any]) -> VerifyState:
+    """A run that has not passed anything."""
+    tenant = options["tenant"]
+    after: datetime | None = options["started_after"]
+    before: datetime | None = options["started_before"]
+    choice = ConversationChoice(
+        tenant_id=None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id,
+        assistant_id=options["assistant"],
+        calls=CallFilter(
+            provider=options["provider"], model=options["model"], started_after=after, started_before=before
+        ),
+        last_id=await find_last_id(database),
+    )
+    state = VerifyState(choice=choice, requests=not options["no_requests"], answers=not options["no_answers"])
+    if options["conversations"]:
+        return replace(state, named=await _name(database, choice, options["conversations"]))
+    if options["sample"]:
+        return replace(state, named=await draw_sample(database, state, options["sample"], options["seed"]))
+    return state
+
+
+async def _name(database: Database, choice: ConversationChoice, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Each of those that were named is wanted."""
+    found = [chosen.id for chosen in await find_named(database, named, tenant_id=choice.tenant_id)]
+    missing = sorted(set(named) - set(found))
+    if missing:
+        raise ConversationNotFound(f"There is no conversation {missing[0]}.")
+    return tuple(found)
+
+
+def _count_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,111 @@
+"""The options of `strata replay run`, as the body that the HTTP API takes."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from pydantic import ValidationError
+
+from server.web.replay_bodies import ReplayBody
+
+_FILTERS: Final = {
+    "assistant": "assistant_id",
+    "recorded_provider": "provider",
+    "recorded_model": "model",
+    "error_code": "error_code",
+    "tool": "tool_name",
+    "text": "text",
+    "active_after": "active_after",
+    "active_before": "active_before",
+}
+_CANDIDATE: Final = {
+    "provider": "provider",
+    "model": "model",
+    "candidate_assistant": "assistant_id",
+    "assistant_version": "assistant_version",
+    "layer_order": "layer_order",
+}
+_LIMITS: Final = ("repetitions", "parallelism", "calls_per_minute", "budget_usd", "budget_tokens")
+
+
+def read_body(options: dict[str, Any]) -> ReplayBody:
+    """The draft's file, and over it what the options say. Raises `click.UsageError`."""
+    said = _read_json(options["draft_file"]) if options["draft_file"] else {}
+    if not isinstance(said, dict):
+        raise click.UsageError(f"{options['draft_file']} does not hold a JSON object.")
+    body: dict[str, Any] = {"name": "From the command line", **said}
+    _lay(body, options, {"name": "name", "mode": "mode", "on_missing": "on_missing_result"})
+    _choose(_part(body, "selection"), options)
+    candidate = _part(body, "candidate")
+    _lay(candidate, options, _CANDIDATE)
+    _change(candidate, options)
+    _lay(_part(body, "limits"), options, {name: name for name in _LIMITS})
+    body["assertions"] = [*body.get("assertions", ()), *_read_assertions(options)]
+    try:
+        return ReplayBody.model_validate(body)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(step) for step in fault["loc"])
+        raise click.UsageError(f"{where}: {fault['msg']}") from error
+
+
+def _choose(selection: dict[str, Any], options: dict[str, Any]) -> None:
+    if options["conversations"]:
+        selection["conversation_ids"] = list(options["conversations"])
+    _lay(selection, options, {"sample": "sample_count", "seed": "sample_seed"})
+    _lay(_part(selection, "filters"), options, _FILTERS)
+
+
+def _change(candidate: dict[str, Any], options: dict[str, Any]) -> None:
+    for pair in options["settings"]:
+        name, sign, text = pair.partition("=")
+        if not sign or not name:
+            raise click.UsageError(f"--setting takes NAME=VALUE, such as thinking=low, not {pair!r}.")
+        _part(candidate, "settings")[name] = _read_value(text)
+    for file in options["templates"]:
+        _part(candidate, "templates")[file.name] = _read_text(file)
+
+
+def _read_assertions(options: dict[str, Any]) -> list[dict[str, Any]]:
+    expressions = [{"name": text[:200], "expression": text} for text in options["assertions"]]
+    schemas = [{"name": file.name, "schema": _read_json(file)} for file in options["assertion_schemas"]]
+    return expressions + schemas
+
+
+def _lay(target: dict[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:
+    for option, member in names.items():
+        value = options[option]
+        if value is not None:
+            target[member] = value.isoformat() if isinstance(value, datetime) else value
+
+
+def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+    part = body.get(name) or {}
+    body[name] = part
+    if not isinstance(part, dict):
+        raise click.UsageError(f"{name} has to be a JSON object.")
+    return part
+
+
+def _read_value(text: str) -> Any:
+    """JSON where it is JSON, else the text itself: `low` need not be quoted."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file} cannot be read.") from error
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(_read_text(file))
+    except ValueError as error:
+        raise click.UsageError(f"{file} is not JSON: {error}") from error

@@ -1,0 +1,158 @@
+"""`strata replay list`, `show`, `report`, `pause`, `continue`, `cancel`, `delete`."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import click
+
+from server.audit import OPERATOR
+from server.cli.replay_run import list_worst
+from server.cli.replay_screen import failed, show_replays, show_report, show_state
+from server.cli.run import begin_quietly, run
+from server.page import Page
+from server.postgres.key_ring import PostgresKeyRing
+from server.replay import Replay
+from server.replay_export import ExportFormat
+from server.replay_wiring import ReplayParts, open_replays
+from server.web.replay_bodies import LimitsBody
+from server.web.replay_views import ReplayView
+
+_TEXT: Final = "text"
+
+
+@click.command(name="list")
+@click.option("--tenant", help="Only this tenant's.  [all]")
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a replay a line.")
+def list_replays(tenant: str | None, limit: int, *, as_json: bool) -> None:
+    """List replays, newest first."""
+
+    async def work(parts: ReplayParts) -> Page[Replay]:
+        tenant_id = None if tenant is None else (await PostgresKeyRing(parts.database).load_tenant(tenant)).id
+        return await parts.replays.list_replays(tenant_id, limit=limit)
+
+    found = _with_parts(work).items
+    if as_json:
+        for replay in found:
+            click.echo(_as_json(replay))
+    elif found:
+        show_replays(found)
+    else:
+        click.echo("There are no replays.")
+
+
+@click.command()
+@click.argument("replay_id", metavar="REPLAY")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(replay_id: str, *, as_json: bool) -> None:
+    """Show how far a replay is."""
+    replay = _with_parts(lambda parts: parts.replays.load_replay(None, replay_id))
+    if as_json:
+        click.echo(_as_json(replay))
+    else:
+        show_state(replay)
+
+
+@click.command()
+@click.argument("replay_id", metavar="REPLAY")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([_TEXT, *(form.value for form in ExportFormat)]),
+    default=_TEXT,
+    show_default=True,
+)
+def report(replay_id: str, form: str) -> None:
+    """Show what came out, or write all of it as JSON, CSV or tests for promptfoo.
+
+    The exit code is 1 where an assertion failed, an item failed, or the replay did not come to its end.
+    """
+
+    async def work(parts: ReplayParts) -> bool:
+        replay = await parts.replays.load_replay(None, replay_id)
+        numbers = await parts.desk.reports.report_replay(None, replay_id)
+        if form == _TEXT:
+            show_report(replay, numbers, await list_worst(parts, replay))
+        else:
+            await _write(parts.desk.export(replay, ExportFormat(form)))
+        return failed(replay, numbers)
+
+    sys.exit(1 if _with_parts(work) else 0)
+
+
+@click.command()
+@click.argument("replay_id", metavar="REPLAY")
+def pause(replay_id: str) -> None:
+    """Pause a replay: calls on their way are finished, no other leaves."""
+    show_state(_with_parts(lambda parts: parts.replays.pause_replay(None, replay_id, actor=OPERATOR)))
+
+
+@click.command(name="continue")
+@click.argument("replay_id", metavar="REPLAY")
+@click.option("--parallelism", type=click.IntRange(1), help="Conversations at a time.")
+@click.option("--calls-per-minute", type=click.IntRange(1))
+@click.option("--budget-usd", type=click.FloatRange(0, min_open=True))
+@click.option("--budget-tokens", type=click.IntRange(1))
+def continue_(replay_id: str, **changes: Any) -> None:
+    """Continue a replay that was paused, or with a larger budget one that had spent it."""
+
+    async def work(parts: ReplayParts) -> Replay:
+        said = {name: value for name, value in changes.items() if value is not None}
+        limits = None
+        if said:
+            before = (await parts.replays.load_replay(None, replay_id)).draft.limits
+            usd = before.budget_usd
+            kept = {
+                "repetitions": before.repetitions,
+                "parallelism": before.parallelism,
+                "calls_per_minute": before.calls_per_minute,
+                "budget_usd": None if usd is None else float(usd),
+                "budget_tokens": before.budget_tokens,
+            }
+            limits = LimitsBody(**(kept | said)).to_limits()
+        return await parts.service.continue_(None, replay_id, actor=OPERATOR, limits=limits)
+
+    show_state(_with_parts(work))
+
+
+@click.command()
+@click.argument("replay_id", metavar="REPLAY")
+def cancel(replay_id: str) -> None:
+    """Cancel a replay. What came out stays."""
+    show_state(_with_parts(lambda parts: parts.replays.cancel_replay(None, replay_id, actor=OPERATOR)))
+
+
+@click.command()
+@click.argument("replay_id", metavar="REPLAY")
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(replay_id: str, *, dry_run: bool, yes: bool) -> None:
+    """Erase a replay with its results and all that its candidate said. Its sources are not touched."""
+    if not dry_run and not yes:
+        click.confirm(f"Erase {replay_id}? This cannot be undone.", abort=True)
+    erased = _with_parts(lambda parts: parts.replays.erase_replay(None, replay_id, actor=OPERATOR, dry_run=dry_run))
+    for table, count in erased.rows.items():
+        click.echo(f"{table}: {count:,}")
+
+
+def _with_parts(work: Callable[[ReplayParts], Awaitable[Any]]) -> Any:
+    async def open_and_work() -> Any:
+        async with open_replays(begin_quietly(), os.environ) as parts:
+            return await work(parts)
+
+    return run(open_and_work())
+
+
+async def _write(pieces: AsyncIterator[bytes]) -> None:
+    """As bytes: the ends of CSV's lines stay what they are."""
+    output = sys.stdout.buffer
+    async for piece in pieces:
+        output.write(piece)
+    output.flush()
+
+
+def _as_json(replay: Replay) -> str:
+    return json.dumps(ReplayView.of(replay).model_dump(mode="json"))

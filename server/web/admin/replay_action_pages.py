@@ -1,0 +1,168 @@
+"""Making a replay, and what can be done to one. What changes anything is asked for twice."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, SkipValidation
+
+from server.admin_sessions import AdminSession
+from server.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
+from server.replay import OnMissingResult, Replay, ReplayMode, ReplayState
+from server.replay_reading import ReplayDesk
+from server.web.admin.entry import Entry, read_form
+from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.admin.replay_forms import read_draft, read_fields, seal
+from server.web.request import StrataRequest
+
+_DEFAULTS: Final = {"repetitions": "1", "parallelism": "4", "mode": ReplayMode.TEACHER_FORCED.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayAction:
+    """Something that can be done to a replay, in words."""
+
+    question: str
+    consequence: str
+    button: str
+    is_dangerous: bool = False
+
+
+ACTIONS: Final[Mapping[str, ReplayAction]] = {
+    "pause": ReplayAction(
+        question="Pause this replay?",
+        consequence="Calls on their way are finished, and no other leaves until somebody continues it.",
+        button="Pause it",
+    ),
+    "continue": ReplayAction(
+        question="Continue this replay?",
+        consequence="It goes on where it was, with the limits that it has. A larger budget is given on the command "
+        "line or over HTTP.",
+        button="Continue it",
+    ),
+    "cancel": ReplayAction(
+        question="Cancel this replay?",
+        consequence="Items that wait are cancelled now, those that run when their call is over. What came out stays. "
+        "It cannot be continued.",
+        button="Cancel the replay",
+        is_dangerous=True,
+    ),
+    "delete": ReplayAction(
+        question="Delete this replay?",
+        consequence="Its results and all that its candidate was asked and said are erased. The recorded conversations "
+        "are not touched. This cannot be undone.",
+        button="Delete the replay",
+        is_dangerous=True,
+    ),
+}
+
+
+@get("/replays/new")
+async def show_replay_form(
+    request: StrataRequest, session: NamedDependency[SkipValidation[AdminSession]]
+) -> Response[bytes]:
+    """The form, filled with what the address says: lists of conversations link to it with their filters."""
+    query = dict(request.query_params.items())
+    return _answer_form(request, session, {**_DEFAULTS, **read_fields(query)})
+
+
+@post("/replays/new", status_code=200)
+async def make_replay(
+    request: StrataRequest,
+    entry: NamedDependency[SkipValidation[Entry]],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+) -> Response[bytes]:
+    """First what it would come to; the replay only where exactly that was seen."""
+    form = await read_form(request)
+    fields = read_fields(form)
+    tenant_id = session.key.tenant_id
+    try:
+        draft = read_draft(fields)
+        if form.get("seen") == seal(fields):
+            actor = session.actor(entry.address_of(request))
+            replay = await replay_desk.service.create(tenant_id, draft, actor=actor)
+            return answer_redirect(f"/admin/replays/{replay.id}")
+        plan = await replay_desk.service.plan(tenant_id, draft)
+    except (ValidationFailed, ConversationNotFound, AssistantNotFound) as error:
+        return _answer_form(request, session, fields, fault=str(error), status_code=422)
+    return _answer_form(request, session, fields, estimate=plan.estimate, seen=seal(fields))
+
+
+@get("/replays/{replay_id:str}/{action:str}")
+async def confirm_replay_action(
+    request: StrataRequest,
+    replay_id: FromPath[str],
+    action: FromPath[str],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+) -> Response[bytes]:
+    """Whether you are sure."""
+    chosen = _find_action(action)
+    replay = await replay_desk.replays.load_replay(session.sees_tenant_id, replay_id)
+    return answer_page(request, "replay_action.html", replay=replay, action=action, chosen=chosen)
+
+
+@post("/replays/{replay_id:str}/{action:str}", status_code=303)
+async def do_replay_action(
+    request: StrataRequest,
+    replay_id: FromPath[str],
+    action: FromPath[str],
+    entry: NamedDependency[SkipValidation[Entry]],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+) -> Response[bytes]:
+    """Does it, and shows what became of it."""
+    _find_action(action)
+    reach, actor = session.sees_tenant_id, session.actor(entry.address_of(request))
+    match action:
+        case "pause":
+            await replay_desk.replays.pause_replay(reach, replay_id, actor=actor)
+        case "continue":
+            await replay_desk.service.continue_(reach, replay_id, actor=actor)
+        case "cancel":
+            await replay_desk.replays.cancel_replay(reach, replay_id, actor=actor)
+        case _:
+            await replay_desk.replays.erase_replay(reach, replay_id, actor=actor)
+            return answer_redirect("/admin/replays?deleted=1")
+    return answer_redirect(f"/admin/replays/{replay_id}")
+
+
+def actions_for(replay: Replay) -> tuple[str, ...]:
+    """What makes sense now."""
+    match replay.state:
+        case ReplayState.RUNNING:
+            return ("pause", "cancel")
+        case ReplayState.PAUSED | ReplayState.STOPPED_BY_BUDGET:
+            return ("continue", "cancel", "delete")
+        case ReplayState.DONE | ReplayState.CANCELLED:
+            return ("delete",)
+
+
+def _find_action(action: str) -> ReplayAction:
+    if action not in ACTIONS:
+        raise ReplayNotFound("There is no such page of a replay.")
+    return ACTIONS[action]
+
+
+def _answer_form(
+    request: StrataRequest,
+    session: AdminSession,
+    fields: Mapping[str, str],
+    *,
+    status_code: int = 200,
+    **values: object,
+) -> Response[bytes]:
+    shown: dict[str, Any] = {"fault": None, "estimate": None, "seen": None, **values}
+    return answer_page(
+        request,
+        "replay_new.html",
+        status_code=status_code,
+        fields=fields,
+        modes=list(ReplayMode),
+        policies=list(OnMissingResult),
+        tenant_name=session.key.tenant_name,
+        **shown,
+    )

@@ -1,0 +1,134 @@
+"""The form of a new replay, as the body that programs send."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from server.errors import ValidationFailed
+from server.replay import ReplayDraft
+from server.web.replay_bodies import ReplayBody
+
+FIELDS: Final = (
+    "name",
+    "conversation_ids",
+    "assistant_id",
+    "recorded_provider",
+    "recorded_model",
+    "tool_name",
+    "text",
+    "active_after",
+    "active_before",
+    "sample_count",
+    "sample_seed",
+    "provider",
+    "model",
+    "assistant_version",
+    "settings",
+    "candidate",
+    "mode",
+    "on_missing_result",
+    "repetitions",
+    "parallelism",
+    "calls_per_minute",
+    "budget_usd",
+    "budget_tokens",
+    "assertions",
+)
+_FILTERS: Final = {
+    "assistant_id": "assistant_id",
+    "recorded_provider": "provider",
+    "recorded_model": "model",
+    "tool_name": "tool_name",
+    "text": "text",
+}
+_LIMITS: Final = ("repetitions", "parallelism", "calls_per_minute", "budget_tokens")
+
+
+def read_fields(form: Mapping[str, str]) -> dict[str, str]:
+    """What was filled in. Browsers end lines as the wire does; people do not."""
+    filled = {name: form.get(name, "").replace("\r\n", "\n").strip() for name in FIELDS}
+    return {name: text for name, text in filled.items() if text}
+
+
+def seal(fields: Mapping[str, str]) -> str:
+    """A mark of these very fields: what is started is what was estimated."""
+    return hashlib.sha256(json.dumps(sorted(fields.items())).encode()).hexdigest()
+
+
+def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
+    """Raises `ValidationFailed`, which names the field."""
+    body: dict[str, Any] = {
+        "name": fields.get("name", ""),
+        "selection": _read_selection(fields),
+        "candidate": _read_candidate(fields),
+        "limits": {name: _read_number(name, fields[name]) for name in _LIMITS if name in fields},
+        "assertions": [
+            {"name": line[:200], "expression": line}
+            for line in map(str.strip, fields.get("assertions", "").splitlines())
+            if line
+        ],
+    }
+    body |= {name: fields[name] for name in ("mode", "on_missing_result") if name in fields}
+    if "budget_usd" in fields:
+        body["limits"]["budget_usd"] = _read_amount("budget_usd", fields["budget_usd"])
+    try:
+        return ReplayBody.model_validate(body).to_draft()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise _refusal(".".join(str(step) for step in fault["loc"]), fault["msg"]) from error
+
+
+def _read_selection(fields: Mapping[str, str]) -> dict[str, Any]:
+    filters = {member: fields[name] for name, member in _FILTERS.items() if name in fields}
+    for name in ("active_after", "active_before"):
+        if name in fields:
+            # A browser's field for times knows no zone: it is UTC, as everything on the page.
+            filters[name] = f"{fields[name]}Z"
+    chosen: dict[str, Any] = {"filters": filters}
+    if "conversation_ids" in fields:
+        chosen["conversation_ids"] = fields["conversation_ids"].replace(",", " ").split()
+    for name in ("sample_count", "sample_seed"):
+        if name in fields:
+            chosen[name] = _read_number(name, fields[name])
+    return chosen
+
+
+def _read_candidate(fields: Mapping[str, str]) -> dict[str, Any]:
+    candidate = _read_object("candidate", fields.get("candidate", "{}"))
+    candidate |= {name: fields[name] for name in ("provider", "model") if name in fields}
+    if "assistant_version" in fields:
+        candidate["assistant_version"] = _read_number("assistant_version", fields["assistant_version"])
+    if "settings" in fields:
+        candidate["settings"] = _read_object("settings", fields["settings"])
+    return candidate
+
+
+def _read_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise _refusal(name, "This takes a JSON object.") from None
+    if not isinstance(value, dict):
+        raise _refusal(name, "This takes a JSON object.")
+    return value
+
+
+def _read_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _refusal(name, "This takes a whole number.") from None
+
+
+def _read_amount(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refusal(name, "This takes an amount in dollars, such as 2.50.") from None
+
+
+def _refusal(name: str, sentence: str) -> ValidationFailed:
+    return ValidationFailed(f"{name}: {sentence}", errors=[{"path": name, "source": "body", "message": sentence}])
