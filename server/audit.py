@@ -27,6 +27,11 @@ class Action(StrEnum):
     SAVE_VIEW = "view.save"
     RENAME_VIEW = "view.rename"
     DELETE_VIEW = "view.delete"
+    CREATE_REPLAY = "replay.create"
+    PAUSE_REPLAY = "replay.pause"
+    CONTINUE_REPLAY = "replay.continue"
+    CANCEL_REPLAY = "replay.cancel"
+    ERASE_REPLAY = "replay.erase"
 
 
 class Outcome(StrEnum):

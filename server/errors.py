@@ -10,7 +10,8 @@
     │   ├── CursorInvalid           a page cursor that this server did not make
     │   ├── HistoryRuleBroken       the turn would make a history that no provider accepts
     │   ├── TemplateInvalid         an instruction that does not parse, or that depends on the clock
-    │   └── ArchiveInvalid          a file to import that is cut off, altered, or no archive
+    │   ├── ArchiveInvalid          a file to import that is cut off, altered, or no archive
+    │   └── PriceUnknown            a budget in money for a model without a price
     ├── Refused                     who is asking
     │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
     │   ├── ScopeMissing            a good key without the scope for this route
@@ -28,7 +29,8 @@
     │   ├── CallNotFound
     │   ├── ImageNotFound
     │   ├── CompactionNotFound      there is nothing to undo
-    │   └── ViewNotFound
+    │   ├── ViewNotFound
+    │   └── ReplayNotFound          also for an item or a result of one
     ├── Conflict                    right in itself, wrong against the present state
     │   ├── ConversationBusy        another turn is running
     │   ├── QueueFull               too many turns wait for the conversation already
@@ -43,7 +45,9 @@
     │   ├── ConversationExists      a conversation to import is there already
     │   ├── AssistantExists         another assistant has the id and version of one to import
     │   ├── ViewExists              a saved view of that name is there already
-    │   └── ViewLimitReached        a tenant keeps no more saved views
+    │   ├── ViewLimitReached        a tenant keeps no more saved views
+    │   ├── ReplayEnded             a replay that cannot go on
+    │   └── ReplayBusy              a replay that has to rest first
     ├── Unavailable                 true now, perhaps not in a moment
     │   ├── DatabaseUnavailable     Postgres does not answer
     │   ├── SchemaBehind            the database is older than this release
@@ -174,6 +178,13 @@ class ArchiveInvalid(Invalid):
     hint = "Export it again; a newer release may have made it. Nothing of it was imported."
 
 
+class PriceUnknown(Invalid):
+    """The model has no known price, so a budget in money cannot be held."""
+
+    code = "price_unknown"
+    hint = "Give the budget in tokens instead."
+
+
 class Refused(StrataError):
     """The caller may not do this."""
 
@@ -294,6 +305,13 @@ class ViewNotFound(NotFound):
     hint = "It may have been deleted; look at the list of saved views."
 
 
+class ReplayNotFound(NotFound):
+    """There is no such replay, or no such item or result in it."""
+
+    code = "replay_not_found"
+    hint = "List the replays to see which there are; the items of an erased conversation are gone with it."
+
+
 class Conflict(StrataError):
     """The request does not fit the present state."""
 
@@ -394,6 +412,20 @@ class ViewLimitReached(Conflict):
 
     code = "view_limit_reached"
     hint = "Delete one that nobody needs."
+
+
+class ReplayEnded(Conflict):
+    """The replay is over."""
+
+    code = "replay_ended"
+    hint = "Make a new one; one that its budget has stopped goes on with a larger budget."
+
+
+class ReplayBusy(Conflict):
+    """The replay is running."""
+
+    code = "replay_busy"
+    hint = "Cancel it and wait for the calls that are on their way."
 
 
 class Unavailable(StrataError):

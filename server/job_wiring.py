@@ -40,6 +40,7 @@ from server.renderer import Renderer
 from server.retry_policy import RetryPolicy
 from server.settings import Settings
 from server.signed_compaction import SignedSummariser
+from server.stop_sign import StopSign
 from server.store import Store
 from server.telemetry.compactions import CompactionTelemetry
 from server.token_estimate import TokenEstimate
@@ -69,8 +70,10 @@ def build_background(
     providers: Providers,
     observer: CompactionObserver,
     estimate: TokenEstimate,
+    *,
+    more_jobs: Sequence[Job] = (),
 ) -> Background:
-    """The parts for a server."""
+    """The parts for a server. `more_jobs`: those that are not built here."""
     texts = HeldTexts()
     lengths = build_lengths(database)
     compactor = build_compactor(
@@ -89,7 +92,7 @@ def build_background(
             lengths=lengths,
             alarms=PostgresOverviews(database),
         ),
-        jobs=build_jobs(settings, database, compactor),
+        jobs=(*build_jobs(settings, database, compactor), *more_jobs),
     )
 
 
@@ -116,13 +119,15 @@ async def open_compactor(
 
 
 @asynccontextmanager
-async def working_inside(settings: Settings, database: Database, jobs: Sequence[Job]) -> AsyncIterator[None]:
+async def working_inside(
+    settings: Settings, database: Database, jobs: Sequence[Job], stop_sign: StopSign
+) -> AsyncIterator[None]:
     """Does the jobs in this process while the block lasts, unless the settings leave them to others."""
     if not settings.worker_inside:
         yield
         return
     stop = StopRequest()
-    working = asyncio.create_task(_work(settings, database, jobs, stop), name="worker")
+    working = asyncio.create_task(_work(settings, database, jobs, stop, stop_sign), name="worker")
     try:
         yield
     finally:
@@ -130,13 +135,19 @@ async def working_inside(settings: Settings, database: Database, jobs: Sequence[
         await asyncio.wait({working})
 
 
-async def _work(settings: Settings, database: Database, jobs: Sequence[Job], stop: StopRequest) -> None:
+async def _work(
+    settings: Settings, database: Database, jobs: Sequence[Job], stop: StopRequest, stop_sign: StopSign
+) -> None:
     async def check_schema() -> None:
         async with database.connection():
             pass  # the pool looks at the schema with its first connection
 
     parts = WorkerParts(
-        jobs=jobs, connect=partial(connect, database.options), check_schema=check_schema, translate=translate
+        jobs=jobs,
+        connect=partial(connect, database.options),
+        check_schema=check_schema,
+        translate=translate,
+        stop_sign=stop_sign,
     )
     options = WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds)
     while not stop.asked.is_set():
@@ -160,11 +171,13 @@ def build_compactor(
     providers: Providers,
     observer: CompactionObserver,
     *,
-    lengths: TypicalLengths,
+    lengths: TypicalLengths | None,
     texts: HeldTexts | None = None,
     estimate: TokenEstimate | None = None,
 ) -> Compactor:
-    """The compactor. Without providers it does everything but summaries, signed ones included."""
+    """The compactor. Without providers it does everything but summaries, signed ones included. `lengths`: None where
+    nobody knows how long conversations get.
+    """
     calls = BackgroundCalls(
         store,
         providers.by_name,

@@ -46,11 +46,13 @@ from server.postgres.probe import DatabaseProbe
 from server.postgres.rate_limit import PostgresRateLimiter
 from server.postgres.remembered_keys import RememberedKeys
 from server.postgres.saved_views import PostgresSavedViews
+from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
 from server.postgres.usage_reports import PostgresUsageReports
 from server.provider import Provider
 from server.provider_wiring import FOLDS, Providers, open_scribes
 from server.reaper import Reaper
+from server.replay_wiring import ReplayParts, build_replays
 from server.retry_policy import RetryPolicy
 from server.running_turns import RunningTurns
 from server.settings import Settings
@@ -80,6 +82,7 @@ class Program:
     turn_service: TurnService
     cache_keeper: CacheKeeper
     background: Background
+    replays: ReplayParts
     job_watch: JobWatch
     index_watch: IndexWatch
     providers: Providers
@@ -116,16 +119,20 @@ async def open_program(
         announcements = await stack.enter_async_context(PostgresAnnouncements(options))
         renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
         stack.push_async_callback(renderer.close)
+        shadows = make_shadow_database(database)
+        stack.push_async_callback(shadows.close)
+        providers = providers or Providers()
         program, reaper = _assemble(
             _Parts(
                 settings=settings,
                 options=options,
                 database=database,
                 tracing=tracing,
-                providers=providers or Providers(),
+                providers=providers,
                 announcements=announcements,
                 renderer=renderer,
                 scribes=await stack.enter_async_context(open_scribes(settings)),
+                replays=build_replays(settings, database, shadows, renderer, providers),
             )
         )
         watching = asyncio.create_task(reaper.watch(), name="reaper")
@@ -138,7 +145,9 @@ async def open_program(
         stack.push_async_callback(_end, keeping)
         stack.push_async_callback(program.cache_keeper.close)
         stack.push_async_callback(program.background.lengths.close)
-        await stack.enter_async_context(working_inside(settings, database, program.background.jobs))
+        await stack.enter_async_context(
+            working_inside(settings, database, program.background.jobs, program.replays.stop_sign)
+        )
         stack.push_async_callback(program.background.watch.close)
         stack.push_async_callback(_stop, program)
         yield program
@@ -156,6 +165,7 @@ class _Parts:
     announcements: PostgresAnnouncements
     renderer: JinjaRenderer
     scribes: Mapping[str, Provider]
+    replays: ReplayParts
 
 
 def _build_metrics(database: Database) -> Metrics:
@@ -187,7 +197,14 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     estimate = TokenEstimate()
     cache_keeper = _build_cache_keeper(parts, estimate)
     background = build_background(
-        settings, database, store, parts.renderer, parts.providers, metrics.compactions, estimate
+        settings,
+        database,
+        store,
+        parts.renderer,
+        parts.providers,
+        metrics.compactions,
+        estimate,
+        more_jobs=parts.replays.jobs,
     )
     tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
@@ -209,6 +226,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
             inspector=inspector,
             overviews=PostgresOverviews(database),
             saved_views=PostgresSavedViews(database),
+            replay_desk=parts.replays.desk,
             call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
             job_reports=job_reports,
             archives=PostgresArchives(database),
@@ -240,6 +258,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         turn_service=turn_service,
         cache_keeper=cache_keeper,
         background=background,
+        replays=parts.replays,
         job_watch=JobWatch(job_reports, metrics.jobs, names=[job.name for job in background.jobs]),
         index_watch=index_watch,
         providers=parts.providers,

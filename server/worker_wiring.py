@@ -13,8 +13,10 @@ from server.jobs.worker import WorkerParts
 from server.postgres.connecting import connect, translate
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
 from server.provider_wiring import open_available_providers
+from server.replay_wiring import build_replays
 from server.settings import Settings
 from server.telemetry.compactions import CompactionTelemetry
 
@@ -24,7 +26,8 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
     """What a worker is made of, for as long as the block lasts.
 
     An embedded database is migrated; an external one is looked at when it answers, which may be later than the start.
-    Keys of providers are needed for summaries alone; a worker without them leaves those to others.
+    Keys of providers are needed for summaries and replays; a worker without them leaves summaries to others, and what
+    it takes of a replay fails and says so.
     """
     async with AsyncExitStack() as stack:
         options = await stack.enter_async_context(open_database_options(settings))
@@ -39,14 +42,18 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
         stack.push_async_callback(lengths.close)
         store = PostgresStore(database)
         compactor = build_compactor(settings, store, renderer, providers, CompactionTelemetry(), lengths=lengths)
+        shadows = make_shadow_database(database)
+        stack.push_async_callback(shadows.close)
+        replays = build_replays(settings, database, shadows, renderer, providers)
 
         async def check_schema() -> None:
             async with database.connection():
                 pass  # the pool looks at the schema with its first connection
 
         yield WorkerParts(
-            jobs=build_jobs(settings, database, compactor),
+            jobs=(*build_jobs(settings, database, compactor), *replays.jobs),
             connect=partial(connect, options),
             check_schema=check_schema,
             translate=translate,
+            stop_sign=replays.stop_sign,
         )

@@ -24,12 +24,15 @@ from server.postgres.embedded import open_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
+from server.postgres.replays import PostgresReplays
 from server.postgres.schema import metadata
+from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
 from server.settings import Settings
 from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database
 from tests.emulated import EmulatedProviders, Stages, open_stages
+from tests.replay_rig import ReplayRig
 
 pytest_plugins = ["tests.fleets", "tests.loud_skips"]
 
@@ -103,6 +106,19 @@ async def database(session_database: Database) -> Database:
     return session_database
 
 
+@pytest.fixture(scope="session")
+async def session_shadows(session_database: Database) -> AsyncIterator[Database]:
+    shadows = make_shadow_database(session_database)
+    yield shadows
+    await shadows.close()
+
+
+@pytest.fixture
+def shadows(database: Database, session_shadows: Database) -> Database:  # noqa: ARG001  reason: emptied before
+    """The conversations that replays write, without any row."""
+    return session_shadows
+
+
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
     return PostgresStore(database)
@@ -116,6 +132,14 @@ def key_ring(database: Database) -> PostgresKeyRing:
 @pytest.fixture
 async def tenant(key_ring: PostgresKeyRing) -> Tenant:
     return await key_ring.create_tenant("acme")
+
+
+@pytest.fixture
+def rig(database: Database, shadows: Database, store: PostgresStore, tenant: Tenant) -> ReplayRig:
+    """Replays of one tenant."""
+    return ReplayRig(
+        database=database, shadows=shadows, store=store, replays=PostgresReplays(database, shadows), tenant=tenant
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

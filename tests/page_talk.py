@@ -10,7 +10,10 @@ from server.api_key import ApiKey, Scope
 from server.postgres.engine import Database
 from tests.conftest import StrataServer
 
-PAGES = ("/admin", "/admin/conversations", "/admin/assistants", "/admin/keys", "/admin/audit", "/admin/views")
+PAGES = (
+    "/admin", "/admin/conversations", "/admin/assistants", "/admin/replays",
+    "/admin/keys", "/admin/audit", "/admin/views",
+)  # fmt: skip
 
 
 class Operator:

@@ -17,6 +17,7 @@ from server.cli.group import StrataGroup
         "jobs": "Show what the job queue holds.",
         "inspect": "Look at conversations, timelines and calls.",
         "usage": "Report tokens, cost and cache share.",
+        "replay": "Go through stored sessions again: verify them, or try another model.",
         "export": "Write conversations to a file, complete.",
         "import": "Read conversations back from a file.",
         "migrate": "Bring the database schema to this release.",

@@ -16,10 +16,11 @@ def worker() -> None:
 
     The jobs: conversations that have grown are compacted; with STRATA_RAW_RETENTION_DAYS raw provider bytes that are
     older are removed, once a day, while the turns themselves stay; the queue's own records are pruned. A server does
-    these jobs itself, unless STRATA_WORKER_INSIDE is false.
+    these jobs itself, unless STRATA_WORKER_INSIDE is false. Replays are run, up to four conversations at a time.
 
     Compacting takes no provider's key. Where a model's window runs short, old history is summarised, which does: a
-    worker without a key leaves that to others. Ctrl-C or SIGTERM lets a running job finish.
+    worker without a key leaves that to others. Replays take the keys of the providers that they ask. Ctrl-C or SIGTERM
+    lets a running job finish, and a replay the call at hand.
     """
     run(_work(begin()))
 

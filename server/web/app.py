@@ -26,6 +26,7 @@ from server.overview import Overviews
 from server.rate_limit import RateLimiter
 from server.readiness import Probe
 from server.renderer import Renderer
+from server.replay_reading import ReplayDesk
 from server.running_turns import RunningTurns
 from server.saved_views import SavedViews
 from server.store import Store
@@ -47,6 +48,7 @@ from server.web import (
     operations,
     operator_actions,
     overview,
+    replays,
     saved_views,
     turns,
     usage,
@@ -114,6 +116,17 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     assistant_inspection.inspect_version,
     assistant_inspection.render_prompt,
     assistant_inspection.check_instructions,
+    replays.create_replay,
+    replays.list_replays,
+    replays.show_replay,
+    replays.report_replay,
+    replays.list_replay_items,
+    replays.list_replay_results,
+    replays.export_replay,
+    replays.pause_replay,
+    replays.continue_replay,
+    replays.cancel_replay,
+    replays.erase_replay,
     jobs.report_jobs,
 )
 
@@ -137,6 +150,7 @@ class WebParts:
     call_inspector: CallInspector
     overviews: Overviews
     saved_views: SavedViews
+    replay_desk: ReplayDesk
     archives: Archives
     assistant_inspector: AssistantInspector
     assistant_editor: AssistantEditor
@@ -224,6 +238,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "assistant_inspector": parts.assistant_inspector,
         "assistant_editor": parts.assistant_editor,
         "actions": _build_actions(parts),
+        "replay_desk": parts.replay_desk,
         "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(

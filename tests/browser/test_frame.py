@@ -151,7 +151,8 @@ async def test_everything_can_be_done_by_keyboard_in_the_order_of_the_page(visit
             )
         )
     assert focused == [
-        "Skip to the content", "Strata", "Overview", "Conversations", "Assistants", "Keys", "Audit log", "Theme: auto",
+        "Skip to the content", "Strata", "Overview", "Conversations", "Assistants", "Replays", "Keys", "Audit log",
+        "Theme: auto",
         "Log out", "Keys", "Revoke",
     ]  # fmt: skip
 

@@ -107,6 +107,7 @@ async def open_site(
         call_inspector=untouched("the call inspector"),
         overviews=untouched("the overviews"),
         saved_views=untouched("the saved views"),
+        replay_desk=untouched("the replays"),
         job_reports=untouched("the job reports"),
         archives=untouched("the archives"),
         assistant_inspector=untouched("the inspector of assistants"),

@@ -25,6 +25,7 @@ EXPORTED = {
     "CALL": r'"pending_tool_calls":\[{"id":"([^"]+)"',
     "VIEW": r'"id":"(view_\w+)"',
     "KEY": r'"id":"(key_\w+)"',
+    "REPLAY": r'"id":"(replay_\w+)"',
 }
 """What the page tells its reader to export, and where it is found."""
 
@@ -61,7 +62,7 @@ async def test_the_examples_work_in_their_order(
     }
     emulated.gemini.says(ASKS)
     examples = re.findall(r"```sh\n(curl.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 46
+    assert len(examples) == 57
     for example in examples:
         if "respond-async" in example:
             emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
@@ -73,7 +74,7 @@ async def test_the_examples_work_in_their_order(
             assert "event: turn.completed" in printed
         if "/events" in example:
             assert printed.startswith("id: 2\n")
-        if "/cancel" in example:
+        if "/conversations/$CONVERSATION/cancel" in example:
             assert '"state":"cancelled"' in printed
     assert (tmp_path / "image.gif").read_bytes().startswith(b"GIF89a")
 

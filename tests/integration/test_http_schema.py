@@ -47,7 +47,7 @@ async def test_every_answer_is_as_documented(strata_server: StrataServer, mode: 
         known = await known_ids(talk)
     found = schemathesis.openapi.from_dict(document).get_all_operations()
     operations = [operation.ok() for operation in found if isinstance(operation, Ok)]
-    assert len(operations) == 53
+    assert len(operations) == 64
     tried = 0
     for operation in operations:
         key = strata_server.admin_key if operation.path.startswith("/admin") else strata_server.client_key

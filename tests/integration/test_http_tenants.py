@@ -78,7 +78,7 @@ async def everything(server: StrataServer) -> dict[str, list[Any]]:
     connection = await asyncpg.connect(server.program.options.url)
     try:
         return {
-            table.name: sorted(map(repr, await connection.fetch(f'SELECT * FROM "{table.name}"')))  # noqa: S608  reason: our own tables
+            table.fullname: sorted(map(repr, await connection.fetch(f"SELECT * FROM {table.fullname}")))  # noqa: S608  reason: our own tables
             for table in metadata.sorted_tables
             if table.name not in {"api_keys", "rate_limits"}
         }

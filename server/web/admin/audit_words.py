@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import quote
 
 from server.audit import Action
-from server.identifiers import API_KEY, ASSISTANT, CONVERSATION, SAVED_VIEW, decode_id
+from server.identifiers import API_KEY, ASSISTANT, CONVERSATION, REPLAY, SAVED_VIEW, decode_id
 
 ACTION_NAMES: Final[Mapping[str, str]] = {
     Action.LOGIN: "Login",
@@ -23,12 +23,18 @@ ACTION_NAMES: Final[Mapping[str, str]] = {
     Action.SAVE_VIEW: "View saved",
     Action.RENAME_VIEW: "View renamed",
     Action.DELETE_VIEW: "View deleted",
+    Action.CREATE_REPLAY: "Replay started",
+    Action.PAUSE_REPLAY: "Replay paused",
+    Action.CONTINUE_REPLAY: "Replay continued",
+    Action.CANCEL_REPLAY: "Replay cancelled",
+    Action.ERASE_REPLAY: "Replay deleted",
 }
 _PAGES: Final[Mapping[str, str]] = {
     CONVERSATION: "/admin/conversations/{}",
     ASSISTANT: "/admin/assistants/{}",
     API_KEY: "/admin/keys#{}",
     SAVED_VIEW: "/admin/views#{}",
+    REPLAY: "/admin/replays/{}",
 }
 
 

@@ -15,7 +15,8 @@ _TABLES: Final[Mapping[str, str]] = {
     "provider_caches": "Caches at the provider that no other conversation uses",
     "provider_cache_uses": "Uses of caches",
     "waiting_turns": "Places in the queue",
-    "replay_items": "Results of replays",
+    "replay_items": "Its places in replays",
+    "replay_results": "Results of replays",
     "conversation_facts": "Its row in the list",
     "turn_texts": "Texts for search",
     "compaction_alarms": "Alarms",
@@ -28,4 +29,10 @@ def tell_rows(rows: Mapping[str, int]) -> Sequence[tuple[str, str, int]]:
     order = list(_TABLES)
     known = sorted((name for name in rows if name in _TABLES), key=order.index)
     others = sorted(name for name in rows if name not in _TABLES)
-    return [(_TABLES.get(name, name), name, rows[name]) for name in (*known, *others)]
+    return [(_tell(name), name, rows[name]) for name in (*known, *others)]
+
+
+def _tell(name: str) -> str:
+    schema, _, table = name.rpartition(".")
+    words = _TABLES.get(table, table)
+    return f"{words}, of replays" if schema and words != table else words

@@ -29,6 +29,7 @@ NAVIGATION: Final = (
     ("/admin", "Overview"),
     ("/admin/conversations", "Conversations"),
     ("/admin/assistants", "Assistants"),
+    ("/admin/replays", "Replays"),
     ("/admin/keys", "Keys"),
     ("/admin/audit", "Audit log"),
 )

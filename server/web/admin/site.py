@@ -31,6 +31,19 @@ from server.web.admin.entry import provide_session, require_session
 from server.web.admin.key_pages import confirm_revocation, revoke_key_on_page, show_keys
 from server.web.admin.login import log_in, log_out, show_login
 from server.web.admin.overview_pages import show_overview_page
+from server.web.admin.replay_action_pages import (
+    confirm_replay_action,
+    do_replay_action,
+    make_replay,
+    show_replay_form,
+)
+from server.web.admin.replay_pages import (
+    export_replay_page,
+    show_replay_item,
+    show_replay_page,
+    show_replay_progress,
+    show_replays,
+)
 from server.web.admin.view_pages import (
     confirm_view_deletion,
     delete_view_on_page,
@@ -85,6 +98,15 @@ PAGES: Final = (
     confirm_revocation,
     revoke_key_on_page,
     show_audit_log,
+    show_replays,
+    show_replay_form,
+    make_replay,
+    show_replay_page,
+    show_replay_progress,
+    show_replay_item,
+    export_replay_page,
+    confirm_replay_action,
+    do_replay_action,
 )
 
 

@@ -47,6 +47,10 @@ def test_every_table_of_a_conversation_is_told_in_words() -> None:
     told = tell_rows(dict.fromkeys(own | shared, 1))
     assert [name for words, name, _ in told if words == name] == []
     assert [name for _, name, _ in told][:2] == ["conversations", "turns"]
+    assert tell_rows({"replay.turns": 2, "replay.zebras": 1}) == [
+        ("Turns, of replays", "replay.turns", 2),
+        ("zebras", "replay.zebras", 1),
+    ]
     assert tell_rows({"zebras": 2, "turns": 3}) == [("Turns", "turns", 3), ("zebras", "zebras", 2)]
 
 

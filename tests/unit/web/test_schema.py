@@ -77,6 +77,10 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         "/admin/api/assistants/{assistant_id}/versions/{version}", "/admin/api/assistants/{assistant_id}/render",
         "/admin/api/assistants/{assistant_id}/check",
         "/v1/conversations/{conversation_id}/compactions", "/v1/conversations/{conversation_id}/compactions/latest",
+        "/admin/api/replays", "/admin/api/replays/{replay_id}", "/admin/api/replays/{replay_id}/report",
+        "/admin/api/replays/{replay_id}/items", "/admin/api/replays/{replay_id}/results",
+        "/admin/api/replays/{replay_id}/export", "/admin/api/replays/{replay_id}/pause",
+        "/admin/api/replays/{replay_id}/continue", "/admin/api/replays/{replay_id}/cancel",
     }  # fmt: skip
     ids = [operation["operationId"] for _, _, operation in found]
     assert len(set(ids)) == len(ids)
