@@ -38,6 +38,16 @@ _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Mod: operator.mod,
 }
 _UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_MOST_PLACES: Final = 30
+
+
+def _round(number: float, places: int | None = None) -> float:
+    """Python would compute ten to the power of any number of places, which may take for ever."""
+    if places is not None and abs(places) > _MOST_PLACES:
+        raise ExpressionFailed(f"A number is rounded to {_MOST_PLACES} places at most.")
+    return round(number, places)
+
+
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "abs": abs,
     "all": all,
@@ -46,7 +56,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "len": len,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _round,
     "sorted": sorted,
     "str": str,
     "sum": sum,

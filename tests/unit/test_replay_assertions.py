@@ -106,6 +106,7 @@ class TestExpressions:
             "text('x')",
             "latency_ms.lower()",
             "[1, 2] < 3",
+            "round(7, -1000000000)",
         ],
     )
     def test_what_goes_wrong_says_so_and_takes_no_time(self, source: str) -> None:
