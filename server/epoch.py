@@ -7,8 +7,11 @@ On models that sign summaries of their own an epoch may have an opening: the fir
 are neither in the static text nor in the buffer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from server.block import JsonValue
 
 
 class EpochReason(StrEnum):
@@ -70,6 +73,9 @@ class Epoch:
     buffer_start_seq: int
     opening: Opening | None = None
     """Stands before the buffer; None where the buffer begins with a turn."""
+    args: Mapping[str, JsonValue] | None = None
+    """The conversation's args that the base text was rendered with. None where they were not kept, and for an epoch
+    that is to begin: those of the one before, where the hash is the same. Only past ones are read with theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

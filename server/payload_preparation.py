@@ -170,6 +170,7 @@ class PayloadPreparation:
             static_hash=_hash_text(static.text),
             prefix_hash=hash_prefix(static.text, assistant.definition.tools),
             arguments_hash=hash_arguments(conversation.args),
+            args=conversation.args,
             template_hash=rendered.template_hash,
             buffer_start_seq=conversation.buffer_start_seq,
         )
@@ -184,7 +185,6 @@ class PayloadPreparation:
             epoch,
             segment=segment,
             template_source=rendered.template_source,
-            args=conversation.args,
         )
         return epoch, static, rendered.failures
 

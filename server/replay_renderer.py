@@ -4,6 +4,7 @@ What is rendered anew speaks of the recorded conversation, its name, its age and
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
@@ -28,10 +29,12 @@ class ReplayRenderer:
     """Implements `server.renderer.Renderer` for one shadow, moment by moment."""
 
     def __init__(self, renderer: Renderer, candidate: Candidate, conversation: Conversation) -> None:
-        """`renderer` has the candidate's templates. `conversation`: the recorded one."""
+        """`renderer` has the candidate's templates. `conversation`: the recorded one, with the args that it has now:
+        they stand for former ones that were not kept.
+        """
         self._renderer = renderer
         self._candidate = candidate
-        self._conversation = conversation
+        self._recorded = self._conversation = conversation
         self._definition: AssistantDefinition | None = None
         self._static: RenderedStatic | None = None
         self._dynamic: str | None = None
@@ -40,6 +43,8 @@ class ReplayRenderer:
     def stand_at(self, moment: Moment, definition: AssistantDefinition, *, is_task: bool) -> None:
         """From now on it is this moment. `definition`: of the candidate that is asked in it."""
         self._definition = definition
+        present = self._recorded.args
+        self._conversation = replace(self._recorded, args=present if moment.args is None else moment.args)
         call = moment.call
         self._now = datetime.now(UTC) if call is None else call.start.started_at
         self._static = moment.static if keeps_static(self._candidate, moment.definition.provider) else None

@@ -28,6 +28,8 @@ class Moment:
     definition: AssistantDefinition
     """Of the assistant that gave it; of the conversation's present one where that is not known."""
     arguments_hash: bytes | None
+    args: Mapping[str, JsonValue] | None
+    """The conversation's args that the static text was rendered with; None where they were not kept."""
     static: RenderedStatic | None
     """The static text up to where the history begins."""
     native: Native
@@ -64,6 +66,7 @@ class ReplaySource:
             call=rebuild.call,
             definition=rebuild.source.assistant.definition,
             arguments_hash=None if epoch is None else epoch.arguments_hash,
+            args=None if epoch is None else epoch.args,
             static=None if epoch is None else await self._static_of(epoch),
             native=native,
         )
@@ -85,7 +88,7 @@ class ReplaySource:
     async def _without_call(self, native: Native) -> Moment:
         if self._present is None:
             self._present = await self.load_definition(None, self.conversation.assistant_version)
-        return Moment(call=None, definition=self._present, arguments_hash=None, static=None, native=native)
+        return Moment(call=None, definition=self._present, arguments_hash=None, args=None, static=None, native=native)
 
     async def _static_of(self, epoch: Epoch) -> RenderedStatic:
         """A text whose template is not in the archive stands for itself."""

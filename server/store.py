@@ -391,14 +391,12 @@ class Store(Protocol):
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
-        args: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
 
         `segment` is written with it, `copies` are brought along into the epoch's generation, and `template_source` is
-        archived under the epoch's `template_hash`. `args` are those that the base text was rendered with; without them
-        they are taken to be those of the epoch before, where the hash is the same. Raises `EpochMoved` where another
-        epoch has begun, `ConversationNotFound`.
+        archived under the epoch's `template_hash`. Raises `EpochMoved` where another epoch has begun,
+        `ConversationNotFound`.
         """
         ...
 

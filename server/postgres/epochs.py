@@ -1,9 +1,8 @@
 """Epochs and what their static texts are made of: segments and templates. Rows are added and never changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from server.block import JsonValue
 from server.epoch import Epoch, EpochReason, Opening, Segment
 from server.errors import ConversationNotFound, EpochMoved
 from server.identifiers import CONVERSATION, TENANT, decode_id
@@ -124,7 +123,6 @@ async def begin_epoch(
     segment: Segment | None,
     copies: CopiedSegments | None,
     template_source: str | None,
-    args: Mapping[str, JsonValue] | None,
 ) -> None:
     """See the port."""
     rows = await database.run(
@@ -142,7 +140,7 @@ async def begin_epoch(
         arguments_hash=epoch.arguments_hash,
         template_hash=epoch.template_hash,
         template_source=template_source,
-        args=None if args is None else encode_json(args),
+        args=None if epoch.args is None else encode_json(epoch.args),
         buffer_start_seq=epoch.buffer_start_seq,
         **_opening_values(epoch.opening),
         **_segment_values(segment),

@@ -32,7 +32,7 @@ SELECT c.*,
     CASE WHEN a.version <> :held_version THEN a.tools END AS tools,
     e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
     e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
-    e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash,
+    e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash, %args% AS epoch_args,
     e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
@@ -134,7 +134,12 @@ WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 
 def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
     sql = _SOURCE_SQL
-    for place, expression in {"blobs": blobs, "exchange_count": exchange_count_sql("c"), **places}.items():
+    for place, expression in {
+        "blobs": blobs,
+        "args": "NULL::json",
+        "exchange_count": exchange_count_sql("c"),
+        **places,
+    }.items():
         sql = sql.replace(f"%{place}%", expression)
     return Statement(sql)
 
@@ -155,6 +160,7 @@ _LOAD_PAST: Final = _source_statement(
     first="coalesce(e.buffer_start_seq, 1)",
     last=":trigger_seq::bigint",
     trigger=":trigger_seq::bigint",
+    args="e.args",
     exchange_count="""(
         SELECT count(*) FROM turns WHERE conversation_id = c.id AND kind = 'user_task' AND seq <= :trigger_seq
     )""",

@@ -225,6 +225,7 @@ def epoch_from(row: Row) -> Epoch:
         template_hash=row["template_hash"],
         buffer_start_seq=row["epoch_buffer_start_seq"],
         opening=None if row["opening"] is None else _opening_from(row),
+        args=json_or_none(row.get("epoch_args")),
     )
 
 

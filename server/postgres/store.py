@@ -15,11 +15,11 @@ How the promises of the port are kept:
 Each method's statement and its reasons live in the module that it is delegated to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from server.assistant import Assistant, AssistantDefinition
-from server.block import Blob, JsonValue
+from server.block import Blob
 from server.call import Call, CallEnd, CallStart, Chunk
 from server.conversation import Conversation, ConversationDraft, Lease
 from server.epoch import Epoch, Segment
@@ -166,7 +166,6 @@ class PostgresStore:
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
-        args: Mapping[str, JsonValue] | None = None,
     ) -> None:
         await epochs.begin_epoch(
             self._database,
@@ -176,7 +175,6 @@ class PostgresStore:
             segment=segment,
             copies=copies,
             template_source=template_source,
-            args=args,
         )
 
     async def load_history(

@@ -241,7 +241,7 @@ async def test_compactions_stand_on_the_timeline(strata_server: StrataServer, em
 async def test_an_epoch_keeps_the_args_that_its_text_was_rendered_with(strata_server: StrataServer) -> None:
     store, tenant_id = strata_server.program.store, strata_server.tenant.id
     conversation = await create_conversation(store, tenant_id)
-    await store.begin_epoch(tenant_id, conversation.id, epoch(1), args={"tone": "calm"})
+    await store.begin_epoch(tenant_id, conversation.id, epoch(1, args={"tone": "calm"}))
     # Compactions render nothing, and say nothing of args.
     await store.begin_epoch(tenant_id, conversation.id, epoch(2, "You help on."))
     await store.begin_epoch(tenant_id, conversation.id, epoch(3, "You help.", arguments_hash=b"other"))

@@ -1,6 +1,7 @@
 """Replays, one item after the other, against the emulators: what is sent, what is compared, what is marked."""
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,23 @@ class TestTeacherForced:
         assert {result.outcome for result in await results_of(strata_server.program, replay)} == {Outcome.SAME}
         assert "Be gruff." in str(emulated.anthropic.requests()[-1]["body"])
         assert_all_accepted(emulated.anthropic.requests())
+
+    async def test_another_prompt_is_rendered_with_the_args_of_the_time(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, "gemini")
+        for tone in ("calm", "stern", "mild"):
+            await walk.change(args={"tone": tone})
+            await walk.task(f"Be {tone}.", tells("Yes."))
+        arm_again(emulated, await walk.turns())
+        asked_before = len(emulated.gemini.requests())
+
+        candidate = Candidate(templates={"gemini_static_prompt.j2": "Sound {{ tone }}, please."})
+        await run_replay(strata_server.program, walk.tenant_id, draft_of([walk.conversation_id], candidate))
+
+        asked = [str(request["body"]) for request in emulated.gemini.requests()[asked_before:]]
+        tones = [re.findall(r"Sound (\w+), please", body) for body in asked]
+        assert tones == [["calm"], ["stern"], ["mild"]]
 
     @pytest.mark.parametrize("provider", BOTH)
     async def test_what_was_compacted_right_after_an_answer_is_compacted_at_the_same_place(
