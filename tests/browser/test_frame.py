@@ -141,7 +141,7 @@ async def test_everything_can_be_done_by_keyboard_in_the_order_of_the_page(visit
 
     await visit.go("/admin/keys")
     focused = []
-    for _ in range(11):
+    for _ in range(12):
         await visit.page.keyboard.press("Tab")
         outline = await visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid", await visit.page.evaluate("document.activeElement.outerHTML")
