@@ -120,7 +120,7 @@ async def test_an_index_is_made_beside_writers_while_others_wait_to_migrate(
     head = (await migrate_up(empty)).head
     scripts = copy_scripts(tmp_path)
     (scripts / "versions" / "2099-12-31_concurrent.py").write_text(CONCURRENT.format(head=head))
-    monkeypatch.setattr("server.postgres.migrations._location", lambda: scripts)
+    monkeypatch.setattr("server.postgres.migrations.find_bundled", lambda _name: scripts)
     states = await asyncio.gather(*(migrate_up(empty) for _ in range(3)))
     assert {state.current for state in states} == {"20991231_01"}
     connection = await connect(empty)
@@ -206,7 +206,7 @@ def test_a_revision_is_dated_and_limits_its_locks_and_statements(path: Path) -> 
 
 def test_a_new_revision_carries_the_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scripts = copy_scripts(tmp_path)
-    monkeypatch.setattr("server.postgres.migrations._location", lambda: scripts)
+    monkeypatch.setattr("server.postgres.migrations.find_bundled", lambda _name: scripts)
     written = write_revision("Add Marks")
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}_add_marks\.py", written.name)
     source = written.read_text()
