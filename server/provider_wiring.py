@@ -5,19 +5,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from server.anthropic.provider import AnthropicProvider
 from server.anthropic.stream import AnthropicFold
 from server.errors import SettingsInvalid
-from server.gemini.provider import GeminiProvider
 from server.gemini.stream import GeminiFold
 from server.provider import Fold, Provider
-from server.provider_choice import KEY_VARIABLES, ProviderChoice, find_key
+from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice, find_key
 from server.settings import Settings
 from server.wire.transport import WireLimits
 
 FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
-    GeminiProvider.name: GeminiFold,
-    AnthropicProvider.name: AnthropicFold,
+    GEMINI: GeminiFold,
+    ANTHROPIC: AnthropicFold,
 }
 """Reading what a provider once said takes no key."""
 _NO_KEY: Final = "none"
@@ -71,13 +69,18 @@ async def open_scribes(settings: Settings) -> AsyncIterator[Mapping[str, Provide
 
 
 def _build(settings: Settings, name: str, key: str) -> Provider:
+    """An SDK takes a second or more to import: only who asks its provider waits for it."""
     limits = WireLimits(
         connect_seconds=settings.provider_connect_seconds, silence_seconds=settings.provider_silence_seconds
     )
     match name:
         case "gemini":
+            from server.gemini.provider import GeminiProvider  # noqa: PLC0415  reason: see above
+
             return GeminiProvider(key, base_url=settings.gemini_base_url, limits=limits)
         case "anthropic":
+            from server.anthropic.provider import AnthropicProvider  # noqa: PLC0415  reason: see above
+
             return AnthropicProvider(key, base_url=settings.anthropic_base_url, limits=limits)
         case _:
             raise SettingsInvalid(f"There is no provider called {name}.")

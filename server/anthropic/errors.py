@@ -3,8 +3,6 @@
 import re
 from typing import Any, Final
 
-import anthropic as sdk
-
 from server.errors import (
     ContextTooLong,
     OpeningRejected,
@@ -35,20 +33,6 @@ _OF_OPENINGS: Final = frozenset(
 )
 """What is wrong with a signed summary that was sent back."""
 _TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
-
-
-def translate_error(error: Exception, recording: Recording) -> ProviderFailed | None:
-    """Our word for an error of the SDK."""
-    match error:
-        case sdk.APIStatusError():
-            body = error.body if isinstance(error.body, dict) else {}
-            return error_from_body(body, recording)
-        case sdk.APITimeoutError():
-            return ProviderTimedOut()
-        case sdk.APIConnectionError():
-            return ProviderUnavailable("The provider cannot be reached.")
-        case _:
-            return None
 
 
 def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:

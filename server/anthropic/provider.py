@@ -8,7 +8,7 @@ import anthropic
 import httpx2
 
 from server.anthropic import request
-from server.anthropic.errors import translate_error
+from server.anthropic.sdk_errors import translate_error
 from server.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.block import Blob, Block
 from server.model_profile import ModelProfile, find_profile, profile_warnings

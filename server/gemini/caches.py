@@ -12,7 +12,7 @@ from google.genai import types
 
 from server.errors import ProviderMalformed
 from server.gemini import request
-from server.gemini.errors import translate_error
+from server.gemini.sdk_errors import translate_error
 from server.payload import Payload
 from server.provider import ExplicitCache
 from server.wire.unary import call_through

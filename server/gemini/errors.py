@@ -3,14 +3,11 @@
 import re
 from typing import Any, Final
 
-from google.genai import errors as sdk
-
 from server.errors import (
     CacheGone,
     ContextTooLong,
     ProviderAuthentication,
     ProviderFailed,
-    ProviderMalformed,
     ProviderOverloaded,
     ProviderQuotaExceeded,
     ProviderRateLimited,
@@ -19,7 +16,6 @@ from server.errors import (
     ProviderUnavailable,
     SignatureRejected,
 )
-from server.wire.exchange import Recording
 
 _SIGNATURE: Final = re.compile(r"thought[ _]signature", re.IGNORECASE)
 _CACHE: Final = re.compile(
@@ -32,18 +28,6 @@ _TOO_LONG: Final = re.compile(r"exceeds the maximum number of tokens|token count
 _QUOTA: Final = re.compile(r"billing|spend|credit|per ?day|daily", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
 _BAD_KEY: Final = "API_KEY_INVALID"
-
-
-def translate_error(error: Exception, recording: Recording) -> ProviderFailed | None:
-    """Our word for an error of the SDK."""
-    match error:
-        case sdk.APIError():
-            body = error.details if isinstance(error.details, dict | list) else {}
-            return error_from_body(body, recording.status or error.code)
-        case sdk.UnknownApiResponseError():
-            return ProviderMalformed()
-        case _:
-            return None
 
 
 def error_from_body(body: Any, status: int | None) -> ProviderFailed:

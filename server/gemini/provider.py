@@ -13,7 +13,7 @@ from server.block import Blob, Block
 from server.errors import ProviderUnavailable
 from server.gemini import request
 from server.gemini.caches import GeminiCaches
-from server.gemini.errors import translate_error
+from server.gemini.sdk_errors import translate_error
 from server.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
