@@ -46,9 +46,9 @@ def demo(port: int | None) -> None:
 
 
 async def _demo(settings: Settings) -> None:
-    listener = bind(settings.host, settings.port)
-    click.echo("Starting Postgres ...", err=True)
     async with AsyncExitStack() as stack:
+        listener = stack.enter_context(bind(settings.host, settings.port))
+        click.echo("Starting Postgres ...", err=True)
         emulators = await _start_emulators(stack)
         pointed = settings.model_copy(update={f"{name}_base_url": url for name, url in emulators.items()})
         choice = ProviderChoice(provider=GEMINI, api_key=_DEMO_KEY)

@@ -35,10 +35,10 @@ def serve(host: str | None, port: int | None, provider: str | None, api_key: str
 
 async def _serve(settings: Settings, choice: ProviderChoice, *, migrate: bool) -> None:
     # The port first: a taken one should be said before a database is started for nothing.
-    listener = bind(settings.host, settings.port)
-    async with (
-        open_providers(settings, choice, os.environ) as providers,
-        open_program(settings, providers=providers, migrate=migrate) as program,
-    ):
-        click.echo(f"Strata serves on {url_of(listener)}", err=True)
-        await serve_http(program, listener)
+    with bind(settings.host, settings.port) as listener:
+        async with (
+            open_providers(settings, choice, os.environ) as providers,
+            open_program(settings, providers=providers, migrate=migrate) as program,
+        ):
+            click.echo(f"Strata serves on {url_of(listener)}", err=True)
+            await serve_http(program, listener)
