@@ -58,6 +58,8 @@ def pytest_configure() -> None:
     """STRATA_ variables of whoever runs the tests must not reach the code under test."""
     for name in [name for name in os.environ if name.startswith("STRATA_") and name != "STRATA_TEST_DATABASE_URL"]:
         del os.environ[name]
+    # Or each of the many processes that tests start would compile the whole server anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")

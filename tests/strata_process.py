@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from server.cli import main
 from server.provider_choice import KEY_VARIABLES
@@ -34,14 +34,17 @@ def strata(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subproce
     )
 
 
-def strata_here(*arguments: str, env: Mapping[str, str]) -> Result:
+def strata_here(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The same inside this process, for what needs no process of its own: importing a command takes seconds. It runs in
     a thread, since it brings its own event loop.
     """
     wanted = environment(env)
     changes: dict[str, str | None] = {name: None for name in os.environ if name not in wanted}
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(CliRunner().invoke, main, arguments, env=changes | dict(env)).result(120)
+        result = thread.submit(CliRunner().invoke, main, arguments, input=stdin, env=changes | dict(env)).result(120)
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

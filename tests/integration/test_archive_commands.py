@@ -20,7 +20,7 @@ from server.postgres.store import PostgresStore
 from tests.archive_walk import export_lines, rows_of
 from tests.builders import NASTY, accept, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer
-from tests.strata_process import strata
+from tests.strata_process import strata, strata_here
 
 
 @pytest.fixture
@@ -34,8 +34,10 @@ async def talked(store: PostgresStore, tenant: Tenant, text: str = NASTY) -> str
     return conversation.id
 
 
-def run(env: dict[str, str], *arguments: str, code: int = 0, stdin: str = "") -> tuple[str, str]:
-    result = strata(*arguments, env=env, stdin=stdin)
+def run(
+    env: dict[str, str], *arguments: str, code: int = 0, stdin: str = "", is_apart: bool = False
+) -> tuple[str, str]:
+    result = (strata if is_apart else strata_here)(*arguments, env=env, stdin=stdin)
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout, result.stderr
@@ -95,13 +97,13 @@ async def test_an_export_goes_through_a_pipe(
 ) -> None:
     ours = await talked(store, tenant)
     theirs = await talked(store, await key_ring.create_tenant("other"))
-    printed, _ = run(env, "export", ours)
+    printed, _ = run(env, "export", ours, is_apart=True)
     assert printed.encode() == b"".join(await export_lines(database, tenant.id, ours))
     printed, _ = run(env, "export", "--all", "--tenant", "other")
     assert [json.loads(line)["id"] for line in printed.split("\n") if '"record":"conversation"' in line] == [theirs]
     run(env, "export", theirs, "--tenant", "acme", code=66)
     await store.erase_conversation((await key_ring.load_tenant("other")).id, theirs)
-    imported, _ = run(env, "import", "-", "--tenant", "other", stdin=printed)
+    imported, _ = run(env, "import", "-", "--tenant", "other", stdin=printed, is_apart=True)
     assert imported.split("\t")[:2] == [theirs, theirs]
 
 

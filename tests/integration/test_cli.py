@@ -47,13 +47,15 @@ async def test_a_created_key_opens_the_door_until_it_is_revoked(
 
 
 async def test_a_key_can_expire_and_be_read_by_programs(env: dict[str, str]) -> None:
-    created = strata("keys", "create", "--expires", "90d", "--scope", "client", "--scope", "admin", "--json", env=env)
+    created = strata_here(
+        "keys", "create", "--expires", "90d", "--scope", "client", "--scope", "admin", "--json", env=env
+    )
     key = json.loads(created.stdout)
     assert key["scopes"] == ["admin", "client"]
     assert parse_key_text(key["key"]) is not None
     expires = datetime.fromisoformat(key["expires_at"])
     assert abs(expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=5)
-    [listed] = [json.loads(line) for line in strata("keys", "list", "--json", env=env).stdout.splitlines()]
+    [listed] = [json.loads(line) for line in strata_here("keys", "list", "--json", env=env).stdout.splitlines()]
     assert listed == {name: value for name, value in key.items() if name != "key"}
 
 
@@ -73,7 +75,7 @@ def test_a_wrong_command_is_refused_with_a_sentence(
     env: dict[str, str], arguments: list[str], code: int, sentence: str
 ) -> None:
     result = strata_here(*arguments, env=env)
-    assert result.exit_code == code
+    assert result.returncode == code
     assert sentence in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
 
@@ -89,7 +91,7 @@ def test_a_wrong_command_is_refused_with_a_sentence(
 def test_a_wrong_setting_is_refused_without_its_value(
     env: dict[str, str], extra: dict[str, str], code: int, sentence: str
 ) -> None:
-    result = strata("keys", "list", env=env | extra)
+    result = strata_here("keys", "list", env=env | extra)
     assert (result.returncode, result.stdout) == (code, "")
     assert sentence in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -97,26 +99,26 @@ def test_a_wrong_setting_is_refused_without_its_value(
 
 
 def test_the_schema_is_shown_checked_and_left_alone(env: dict[str, str]) -> None:
-    current = strata("migrate", "current", env=env)
+    current = strata_here("migrate", "current", env=env)
     head = re.search(r"release: +(\S+)", current.stdout)
     assert head is not None
     assert f"database: {head[1]}" in current.stdout
-    assert strata("migrate", "check", env=env).returncode == 0
-    assert "Nothing to do" in strata("migrate", "up", env=env).stdout
-    refused = strata("migrate", "down", env=env, stdin="n\n")
+    assert strata_here("migrate", "check", env=env).returncode == 0
+    assert "Nothing to do" in strata_here("migrate", "up", env=env).stdout
+    refused = strata_here("migrate", "down", env=env, stdin="n\n")
     assert refused.returncode == 1
-    assert strata("migrate", "check", env=env).returncode == 0
+    assert strata_here("migrate", "check", env=env).returncode == 0
 
 
 async def test_doctor_says_what_is_wrong_and_how_to_mend_it(env: dict[str, str], key_ring: PostgresKeyRing) -> None:
     await key_ring.create_tenant("acme")
-    result = strata("doctor", env=env | {"GEMINI_API_KEY": "sk-not-to-be-shown"})
+    result = strata_here("doctor", env=env | {"GEMINI_API_KEY": "sk-not-to-be-shown"})
     assert result.returncode == 0, result.stdout
     assert "a key for gemini is set" in result.stdout
     assert "strata keys create --scope client" in result.stdout
     assert "sk-not-to-be-shown" not in result.stdout + result.stderr
 
-    broken = strata("doctor", "--json", env=env | {"STRATA_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/x"})
+    broken = strata_here("doctor", "--json", env=env | {"STRATA_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/x"})
     assert broken.returncode == 1
     findings = {finding["check"]: finding for finding in map(json.loads, broken.stdout.splitlines())}
     assert findings["database"]["verdict"] == "failed"
@@ -129,8 +131,8 @@ async def test_doctor_finds_an_old_schema(env: dict[str, str], database: Databas
         head = await connection.fetchval("SELECT version_num FROM alembic_version")
         await connection.execute("DELETE FROM alembic_version")
     try:
-        result = strata("doctor", env=env)
-        served = strata("serve", "--port", "0", "--provider", "gemini", "--api-key", "x", env=env)
+        result = strata_here("doctor", env=env)
+        served = strata_here("serve", "--port", "0", "--provider", "gemini", "--api-key", "x", env=env)
     finally:
         async with database.connection() as connection:
             await connection.execute("INSERT INTO alembic_version VALUES ($1)", head)
@@ -146,6 +148,6 @@ def test_every_command_explains_itself(env: dict[str, str]) -> None:
     assert {"serve", "demo", "chat", "worker", "inspect", "export", "import", "seed"} < set(names)
     for name in names:
         result = strata_here(name, "--help", env=env)
-        assert result.exit_code == 0
+        assert result.returncode == 0
         assert len(result.stdout.splitlines()) > 4
     assert re.fullmatch(r"strata, version \d+\.\d+\.\d+\n", strata("--version", env=env).stdout)

@@ -28,7 +28,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 
 def shown(env: dict[str, str], *arguments: str) -> str:
     result = strata_here("inspect", *arguments, env=env)
-    assert result.exit_code == 0, result.stderr
+    assert result.returncode == 0, result.stderr
     return result.stdout
 
 
@@ -125,5 +125,5 @@ async def test_a_call_that_went_wrong_says_so_and_nothing_that_a_terminal_obeys(
 def test_what_cannot_be_shown_is_said(env: dict[str, str], arguments: tuple[str, ...], said: str) -> None:
     result = strata_here("inspect", *arguments, env=env)
 
-    assert result.exit_code != 0
+    assert result.returncode != 0
     assert said in result.stderr

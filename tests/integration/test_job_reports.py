@@ -24,7 +24,7 @@ from server.postgres.job_reports import PostgresJobReports
 from server.telemetry.jobs import JobMetrics
 from tests.conftest import StrataServer
 from tests.http_talk import Talk, open_talk
-from tests.strata_process import strata
+from tests.strata_process import strata_here
 from tests.turn_walk import eventually
 
 NAME = "compaction"
@@ -268,7 +268,7 @@ class TestInTheTerminal:
         async with queue.connection() as connection:
             await connection.execute("UPDATE pgqueuer SET execute_after = now() - interval '3 hours'")
         await send_scheduled(queue, "retention", "\x1b[31m[red]")
-        shown = strata("jobs", env=env)
+        shown = strata_here("jobs", env=env)
         assert shown.returncode == 0, shown.stderr
         [row] = [line for line in shown.stdout.splitlines() if NAME in line]
         cells = [cell.strip() for cell in row.strip("│┃").split("│")]
@@ -276,13 +276,13 @@ class TestInTheTerminal:
         assert cells[7].startswith("ValueError, ")
         assert "retention" in shown.stdout
         assert "\x1b" not in shown.stdout
-        lines = strata("jobs", "--json", "--tenant", "globex", env=env).stdout.splitlines()
+        lines = strata_here("jobs", "--json", "--tenant", "globex", env=env).stdout.splitlines()
         [job] = [json.loads(line) for line in lines]
         assert (job["name"], job["waiting"], job["failed"], job["last_error"]) == (NAME, 1, 0, None)
 
     async def test_an_empty_queue_says_so(self, env: dict[str, str]) -> None:
-        assert strata("jobs", env=env).stdout == "The queue is empty, and nothing has failed lately.\n"
-        refused = strata("jobs", "--tenant", "nobody", env=env)
+        assert strata_here("jobs", env=env).stdout == "The queue is empty, and nothing has failed lately.\n"
+        refused = strata_here("jobs", "--tenant", "nobody", env=env)
         assert refused.returncode != 0
         assert "nobody" in refused.stderr
 

@@ -19,7 +19,7 @@ from server.seed_plan import Happening, plan_id, plan_moment, plan_seed
 from server.settings import Settings
 from tests.archive_walk import export_lines, rows_of
 from tests.emulated import EmulatedProviders
-from tests.strata_process import strata
+from tests.strata_process import strata_here
 
 TURNS = 250
 
@@ -30,7 +30,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 
 
 def seed(env: dict[str, str], *options: str, code: int = 0) -> str:
-    result = strata("seed", "--turns", str(TURNS), "--until", "2026-11-01", "--days", "30", *options, env=env)
+    result = strata_here("seed", "--turns", str(TURNS), "--until", "2026-11-01", "--days", "30", *options, env=env)
     assert result.returncode == code, result.stderr
     return result.stdout + result.stderr
 

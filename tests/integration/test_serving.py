@@ -23,7 +23,7 @@ from server.postgres.store import PostgresStore
 from server.settings import Settings
 from server.wiring import open_program
 from tests.builders import accept, answer, create_conversation, user_input
-from tests.strata_process import StrataProcess, strata, wait_until
+from tests.strata_process import StrataProcess, strata, strata_here, wait_until
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_server_says_where_it_is_and_ends_cleanly(env: dict[str, str], number:
 def test_a_server_needs_one_provider(
     env: dict[str, str], arguments: list[str], keys: dict[str, str], sentence: str
 ) -> None:
-    result = strata("serve", *arguments, env=env | keys)
+    result = strata_here("serve", *arguments, env=env | keys)
     assert result.returncode == 78
     assert sentence in result.stderr
     assert "sk-hidden" not in result.stderr
@@ -71,7 +71,7 @@ def test_a_taken_port_is_said_at_once(env: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        result = strata("serve", "--port", str(taken.getsockname()[1]), env=env)
+        result = strata_here("serve", "--port", str(taken.getsockname()[1]), env=env)
     assert result.returncode == 71
     assert "[address_in_use]" in result.stderr
     with pytest.raises(AddressInUse, match=r"Cannot listen on 203\.0\.113\.1:1"):

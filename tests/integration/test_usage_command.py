@@ -17,7 +17,7 @@ from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.usage import Usage
 from tests.builders import call_end, call_start, create_assistant, take_exchange
-from tests.strata_process import strata
+from tests.strata_process import strata_here
 
 USAGE = Usage(fresh_input_tokens=500, cache_read_tokens=9_000, cache_write_tokens=500, output_tokens=70)
 TODAY = datetime.now(UTC)
@@ -42,7 +42,7 @@ async def spend(
 
 
 def usage(env: dict[str, str], *options: str) -> str:
-    result = strata("usage", *options, env=env)
+    result = strata_here("usage", *options, env=env)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -105,7 +105,7 @@ async def test_programs_get_json_and_csv(
 def test_a_report_that_cannot_be_made_is_refused_with_a_sentence(
     env: dict[str, str], options: list[str], code: int, sentence: str
 ) -> None:
-    result = strata("usage", *options, env=env)
+    result = strata_here("usage", *options, env=env)
     assert result.returncode == code
     assert sentence in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
