@@ -26,6 +26,8 @@ from uuid import UUID
 
 import uvloop
 
+import server.anthropic.provider
+import server.gemini.provider  # noqa: F401  reason: SDKs are imported when they are needed, here once before all forks
 from server import job_wiring, replay_wiring, wiring, worker_wiring
 from server.asgi import serve
 from server.block import Block
