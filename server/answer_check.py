@@ -23,7 +23,7 @@ from server.call_walk import PastAnswer, PastCall
 from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed, TurnInterrupted
 from server.provider import Fold, ProviderAnswer
 from server.turn import StopReason, TurnState
-from server.usage import add_usages
+from server.usage import Usage, add_usages
 from server.value_difference import ValueDifference, find_byte_difference, find_value_difference, show_value
 
 _OK: Final = 200
@@ -61,6 +61,29 @@ def fold_raw(fold: Fold, raw: bytes) -> Folded:
     return Folded(answer=fold.answer)
 
 
+def check_record(answer: PastAnswer, call: Call, end: CallEnd) -> ValueDifference | None:
+    """The first difference between a turn and the call that gave it, whatever the bytes say: they may be gone."""
+    start = call.start
+    stored: dict[str, JsonValue] = {
+        "provider": answer.provider,
+        "model": answer.model,
+        "account": answer.account,
+        "dialect": answer.dialect,
+        "error_code": answer.error_code,
+    }
+    is_interrupted = answer.state is TurnState.INTERRUPTED
+    if is_interrupted and end.error_code is None:
+        return _differ("call.error_code", None, TurnInterrupted.code)
+    found: dict[str, JsonValue] = {
+        "provider": start.provider,
+        "model": start.model,
+        "account": start.account,
+        "dialect": start.provider,
+        "error_code": TurnInterrupted.code if is_interrupted else end.error_code,
+    }
+    return find_value_difference(stored, found)
+
+
 def is_answer(end: CallEnd) -> bool:
     """Whether the body is the model's, and not an error's."""
     return end.status in {None, _OK}
@@ -69,7 +92,7 @@ def is_answer(end: CallEnd) -> bool:
 def check_answer(past: PastCall, end: CallEnd, fold: Fold) -> ValueDifference | None:
     """The first difference between what is stored and what the raw bytes of a call say. They have to be there."""
     folded = _read(end, fold)
-    difference = _check_call(end, folded.answer)
+    difference = _check_call(end, folded.answer) or _check_aside(past, end, folded)
     if difference is not None or past.answer is None:
         return difference
     if _had_ended_before(past.answer, past.call):
@@ -92,13 +115,18 @@ def _had_ended_before(answer: PastAnswer, call: Call) -> bool:
 
 
 def _check_call(end: CallEnd, answer: ProviderAnswer) -> ValueDifference | None:
-    stored = {"usage": asdict(end.usage), "usage_reported": end.usage_reported, "response_id": end.response_id}
-    found: dict[str, JsonValue] = {
-        "usage": asdict(answer.usage),
-        "usage_reported": answer.usage_reported,
-        "response_id": answer.response_id,
-    }
-    return find_value_difference(stored, found, "call")
+    stored = {"usage_reported": end.usage_reported, "response_id": end.response_id}
+    found: dict[str, JsonValue] = {"usage_reported": answer.usage_reported, "response_id": answer.response_id}
+    return _compare_usages(end.usage, answer.usage, "call.usage") or find_value_difference(stored, found, "call")
+
+
+def _check_aside(past: PastCall, end: CallEnd, folded: Folded) -> ValueDifference | None:
+    """What only the call itself can say wrong."""
+    if end.status is None and end.raw_response:
+        return _differ("call.status", None, str(_OK))
+    if past.answer is None and end.error_code is None and folded.ended_by is not None:
+        return _differ("call.error_code", None, folded.ended_by)
+    return None
 
 
 def _check_content(stored: PastAnswer, found: ProviderAnswer) -> ValueDifference | None:
@@ -127,7 +155,11 @@ def _check_end(stored: PastAnswer, folded: Folded) -> ValueDifference | None:
 def _check_usage(stored: PastAnswer, past: PastCall) -> ValueDifference | None:
     if past.usages is None:
         return None
-    return find_value_difference(asdict(stored.usage), asdict(add_usages(past.usages)), "usage")
+    return _compare_usages(stored.usage, add_usages(past.usages), "usage")
+
+
+def _compare_usages(stored: Usage, found: Usage, path: str) -> ValueDifference | None:
+    return None if stored == found else find_value_difference(asdict(stored), asdict(found), path)
 
 
 def _differ(path: str, stored: str | None, found: str | None) -> ValueDifference:

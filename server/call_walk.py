@@ -10,12 +10,12 @@ What every implementation promises:
 Every method raises `DatabaseUnavailable` when the database does not answer.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from server.block import Block, JsonValue
+from server.block import Block
 from server.call import Call
 from server.store import PayloadSource
 from server.turn import StopReason, TurnState
@@ -59,6 +59,10 @@ class PastAnswer:
     error_code: str | None
     usage: Usage
     """Of all calls of the turn."""
+    dialect: str
+    provider: str | None
+    model: str | None
+    account: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class PastCall:
     """A call with all that is needed to check it."""
 
     call: Call
-    """Its raw bytes decoded; None also where they cannot be. Without manifest and headers: they say nothing new."""
+    """Its raw bytes decoded; None also where they cannot be. Without its headers and notes, which prove nothing."""
     source: PayloadSource | None
     """What its request was made of; None where a flaw says why."""
     answer: PastAnswer | None
@@ -87,10 +91,6 @@ class WalkedConversation(Protocol):
 
     def items(self) -> AsyncIterator[PastCall | Flaw]:
         """The calls of its turns in their order, then those of no turn; among them flaws that belong to no call."""
-        ...
-
-    async def load_manifest(self, call: Call) -> Sequence[Mapping[str, JsonValue]]:
-        """The manifest that the call left without. Empty where the call is gone."""
         ...
 
     async def is_there(self) -> bool:

@@ -4,23 +4,48 @@ What belongs to no turn says in its note, which stands among the call's warnings
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from server.block import JsonValue
 from server.cache_policy import apply_caching
 from server.compaction_payload import SIGNED_COMPACTION, build_compaction_payload
 from server.errors import Internal
 from server.judge_payload import JUDGE, build_judge_payload
-from server.payload import Payload
+from server.manifest import build_manifest
+from server.payload import ManifestEntry, Payload
 from server.payload_builder import rebuild_payload
 from server.provider import Provider
 from server.store import RebuildSource
 from server.summary_payload import SUMMARY, SummaryQuestion, build_summary_payload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastPayload:
+    """A payload as it was sent, and what it was made of."""
+
+    payload: Payload
+    manifest: tuple[ManifestEntry, ...]
+    """Its markers are those that this release would set; the payload has those that were sent."""
+
+
 def rebuild_call(rebuild: RebuildSource, *, provider: Provider) -> Payload:
     """The payload of a past call. `provider` speaks for the vendor; its account does not matter."""
     if rebuild.call.turn_seq > 0:
         return rebuild_payload(rebuild, provider=provider).payload
+    return _rebuild_aside(rebuild, provider)
+
+
+def rebuild_whole(rebuild: RebuildSource, *, provider: Provider) -> PastPayload:
+    """The same with its manifest."""
+    if rebuild.call.turn_seq > 0:
+        built = rebuild_payload(rebuild, provider=provider)
+        return PastPayload(payload=built.payload, manifest=built.manifest)
+    payload = _rebuild_aside(rebuild, provider)
+    return PastPayload(payload=payload, manifest=build_manifest(payload))
+
+
+def _rebuild_aside(rebuild: RebuildSource, provider: Provider) -> Payload:
+    """Of a call of no turn."""
     notes = {str(warning.get("kind")): warning for warning in rebuild.call.start.warnings}
     if SUMMARY in notes:
         return _rebuild_summary(rebuild, provider, notes[SUMMARY])

@@ -11,6 +11,11 @@ UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, Recursi
 """What reading a damaged value may raise: it parses no longer, or parses as something else."""
 
 
+def tell_unreadable(what: str, error: Exception) -> str:
+    """A sentence for what has raised one of these."""
+    return f"{what} cannot be read ({type(error).__name__})."
+
+
 class Subject(StrEnum):
     """What does not hold."""
 

@@ -4,18 +4,23 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from server.answer_check import check_answer
+from server.answer_check import check_answer, check_record
 from server.call import Call
 from server.call_walk import CallFilter, CallWalk, Flaw, PastCall, WalkedConversation
 from server.errors import StrataError
-from server.manifest import build_manifest, decode_manifest
+from server.manifest import decode_manifest, encode_manifest
 from server.manifest_difference import find_difference
-from server.past_payload import rebuild_call
+from server.past_payload import PastPayload, rebuild_whole
 from server.payload import ManifestEntry, Payload
 from server.provider import Provider
 from server.store import PayloadSource, RebuildSource
-from server.verification import UNREADABLE, Counts, Mismatch, Subject, Verified, add_counts
+from server.value_difference import ValueDifference, find_value_difference
+from server.verification import UNREADABLE, Counts, Mismatch, Subject, Verified, add_counts, tell_unreadable
+
+_NOT_ITS_BYTES: Final = "The raw bytes say something else than what is stored."
+_NOT_ITS_CALL: Final = "The turn says something else than the call that gave it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,28 +95,28 @@ class _Check:
         if end is None:
             self._count(running_count=1)
             return
-        if end.raw_response is None:
+        difference = None
+        if end.raw_response is not None:
+            self._count(answer_count=1, raw_bytes=len(end.raw_response))
+            try:
+                difference = check_answer(past, end, scribe.open_fold())
+            except UNREADABLE as error:
+                note = tell_unreadable("What is stored of the answer", error)
+                self._add(past.call, Subject.ANSWER, place="answer", note=note)
+            self._add_difference(past.call, difference, _NOT_ITS_BYTES)
+        elif all(not flaw.place.startswith("raw_") for flaw in past.flaws):
             # Bytes that are there and cannot be read are a flaw, and not past their time.
-            self._count(without_bytes_count=0 if any(flaw.place == "raw_response" for flaw in past.flaws) else 1)
-            return
-        self._count(answer_count=1, raw_bytes=len(end.raw_response))
-        difference = check_answer(past, end, scribe.open_fold())
-        if difference is not None:
-            self._add(
-                past.call,
-                Subject.ANSWER,
-                place=difference.path,
-                note="The raw bytes say something else than what is stored.",
-                stored=difference.stored,
-                found=difference.found,
-            )
+            self._count(without_bytes_count=1)
+        if difference is None and past.answer is not None:
+            self._add_difference(past.call, check_record(past.answer, past.call, end), _NOT_ITS_CALL)
 
     async def _check_request(self, past: PastCall, source: PayloadSource, scribe: Provider) -> None:
         call = past.call
         self._count(request_count=1)
+        self._check_model(call, source)
         try:
-            payload = rebuild_call(RebuildSource(call=call, source=source), provider=scribe)
-            body = await scribe.encode_request(payload)
+            rebuilt = rebuild_whole(RebuildSource(call=call, source=source), provider=scribe)
+            body = await scribe.encode_request(rebuilt.payload)
         except StrataError as error:
             self._add(call, Subject.REQUEST, place="request", note=f"It cannot be made again: {error} [{error.code}]")
         except UNREADABLE as error:
@@ -120,9 +125,32 @@ class _Check:
         else:
             found = hashlib.sha256(body).digest()
             if found != call.start.request_hash:
-                await self._tell_difference(call, payload, body, found)
+                self._tell_difference(call, rebuilt, body, found)
+            else:
+                self._check_manifest(call, rebuilt.manifest)
 
-    async def _tell_difference(self, call: Call, payload: Payload, body: bytes, found_hash: bytes) -> None:
+    def _check_model(self, call: Call, source: PayloadSource) -> None:
+        """Whom it was sent to need not stand in a request."""
+        definition = source.assistant.definition
+        stored = {"provider": call.start.provider, "model": call.start.model}
+        difference = find_value_difference(stored, {"provider": definition.provider, "model": definition.model}, "call")
+        self._add_difference(call, difference, "It is not the assistant's.", Subject.REQUEST)
+
+    def _check_manifest(self, call: Call, rebuilt: Sequence[ManifestEntry]) -> None:
+        """Of a request that is the same: whether it was written down as what it is. Markers follow the release."""
+        stored, found = list(call.start.manifest), list(encode_manifest(rebuilt))
+        if stored == found:
+            return
+        try:
+            bare = [[replace(entry, marked=False) for entry in each] for each in (decode_manifest(stored), rebuilt)]
+        except UNREADABLE as error:
+            self._add(call, Subject.BYTES, place="manifest", note=tell_unreadable("The manifest", error))
+            return
+        one, other = ([*encode_manifest(entries)] for entries in bare)
+        note = "The request is the same, and its manifest says something else of it."
+        self._add_difference(call, find_value_difference(one, other, "manifest"), note, Subject.BYTES)
+
+    def _tell_difference(self, call: Call, past: PastPayload, body: bytes, found_hash: bytes) -> None:
         mismatch = Mismatch(
             conversation_id=self._conversation.id,
             turn_seq=call.turn_seq,
@@ -134,11 +162,11 @@ class _Check:
             found=found_hash.hex(),
         )
         try:
-            stored = decode_manifest(await self._conversation.load_manifest(call))
+            stored = decode_manifest(call.start.manifest)
         except UNREADABLE:
             self._keep(replace(mismatch, note="The request is another one, and its manifest cannot be read."))
             return
-        rebuilt = build_manifest(payload)
+        rebuilt = past.manifest
         place = find_difference(stored, rebuilt)
         if place is None:
             self._keep(mismatch)
@@ -147,12 +175,18 @@ class _Check:
         self._keep(
             replace(
                 mismatch,
-                place=f"block {place + 1} of {len(stored)}{_offset_of(other, payload, body)}",
+                place=f"block {place + 1} of {len(stored)}{_offset_of(other, past.payload, body)}",
                 note=f"The first block that differs is {_name(one or other)}.",
                 stored=_describe(one),
                 found=_describe(other),
             )
         )
+
+    def _add_difference(
+        self, call: Call, difference: ValueDifference | None, note: str, subject: Subject = Subject.ANSWER
+    ) -> None:
+        if difference is not None:
+            self._add(call, subject, place=difference.path, note=note, stored=difference.stored, found=difference.found)
 
     def _add_flaw(self, flaw: Flaw, call: Call | None) -> None:
         self._add(call, Subject.BYTES, place=flaw.place, note=flaw.note, stored=flaw.stored, found=flaw.found)

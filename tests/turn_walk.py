@@ -12,11 +12,13 @@ from server.call import Call
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.past_payload import rebuild_call
 from server.payload import Payload
+from server.postgres.walking import PostgresCallWalk
 from server.provider_choice import ANTHROPIC, GEMINI
 from server.store import ConversationChange
 from server.turn import ModelResponseTurn, Turn
 from server.turn_event import TurnEnded
 from server.turn_handle import TurnHandle
+from server.verifier import Verifier, VerifyOrder
 from server.wiring import Program
 from tests.builders import definition
 from tests.emulated import BOTH, MODELS, EmulatedProviders
@@ -246,11 +248,17 @@ def withheld_by(call: Call) -> dict[str, list[int]]:
 
 
 async def assert_rebuilds(walk: Walk) -> int:
-    """Every request that was sent for the conversation can be made again, to the byte. How many there were."""
+    """Every request that was sent for the conversation can be made again, to the byte, and whoever verifies what is
+    stored of it finds nothing wrong. How many there were.
+    """
     calls = [*await walk.calls(), *await walk.background_calls()]
     for call in calls:
         _, body = await rebuild(walk, call)
         assert hashlib.sha256(body).digest() == call.start.request_hash, (call.turn_seq, call.start.attempt)
+    verifier = Verifier(PostgresCallWalk(walk.program.database), walk.program.providers.by_name, VerifyOrder())
+    verified = await verifier.verify([walk.conversation_id])
+    assert verified.mismatches == ()
+    assert verified.counts.call_count == len(calls)
     return len(calls)
 
 

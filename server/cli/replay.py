@@ -15,13 +15,13 @@ from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Moment
-from server.cli.terminal import open_bar
+from server.cli.terminal import tell_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
-from server.cli.verify_state import VerifyState, load_state
+from server.cli.verify_state import CannotWrite, VerifyState, load_state
 from server.database_wiring import open_database
 from server.errors import ConversationNotFound
-from server.postgres.choosing import ConversationChoice, find_last_id, find_named
+from server.postgres.choosing import ConversationChoice, find_last_id, find_mark, find_named
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.settings import Settings
@@ -94,6 +94,8 @@ def verify(ctx: click.Context, /, **options: Any) -> None:
         raise click.UsageError("--no-requests and --no-answers leave nothing to compare.")
     settings = begin_quietly()
     file: Path = options["state_file"] or settings.data_dir / _STATE_NAME
+    if file.exists() and not options["resume"]:
+        click.secho(f"A run that was stopped is given up: {file} is written anew.", fg="yellow", err=True)
     try:
         state = run(_verify(settings, file, options))
     except KeyboardInterrupt:
@@ -108,22 +110,31 @@ def verify(ctx: click.Context, /, **options: Any) -> None:
 
 async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> VerifyState:
     async with open_database(settings) as database:
-        state = load_state(file) if options["resume"] else await _begin(database, options)
+        state = await _resume(database, file) if options["resume"] else await _begin(database, options)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            if options["json_file"] is not None:
+                # Before hours of work: the report is written in the end, and has to find its place then.
+                options["json_file"].touch()
         except OSError as error:
-            raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
-        with open_bar() as progress:
-            task = progress.add_task(
-                "verifying", total=await measure_run(database, state), completed=state.turns_passed
-            )
+            raise CannotWrite(Path(error.filename), error) from error
+        total = await measure_run(database, state)
+        with tell_progress("turns verified", total=total, completed=state.turns_passed) as advance:
             run_options = RunOptions(
                 workers=options["workers"] or _count_cores(),
                 mismatch_limit=options["limit_mismatches"],
                 file=file,
-                on_turns=lambda count: progress.advance(task, count),
+                on_turns=advance,
             )
             return await run_verification(database, settings, state, run_options)
+
+
+async def _resume(database: Database, file: Path) -> VerifyState:
+    """The run that was begun, on the same database."""
+    state = load_state(file)
+    if state.database_mark != await find_mark(database):
+        raise click.UsageError(f"{file} is of a run on another database.")
+    return state
 
 
 async def _begin(database: Database, options: dict[str, Any]) -> VerifyState:
@@ -139,7 +150,12 @@ async def _begin(database: Database, options: dict[str, Any]) -> VerifyState:
         ),
         last_id=await find_last_id(database),
     )
-    state = VerifyState(choice=choice, requests=not options["no_requests"], answers=not options["no_answers"])
+    state = VerifyState(
+        database_mark=await find_mark(database),
+        choice=choice,
+        requests=not options["no_requests"],
+        answers=not options["no_answers"],
+    )
     if options["conversations"]:
         return replace(state, named=await _name(database, choice, options["conversations"]))
     if options["sample"]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from server import __version__
 from server.cli.terminal import open_console
-from server.cli.verify_state import VerifyState
+from server.cli.verify_state import CannotWrite, VerifyState
 from server.verification import Counts, Mismatch, verified_to_json
 
 
@@ -27,8 +27,12 @@ def show_report(state: VerifyState) -> None:
         click.echo(f"… and {counts.mismatch_count - len(mismatches):,} more: see --limit-mismatches.")
     for provider, count in sorted(counts.unknown_providers.items()):
         click.secho(f"{count:,} calls went to {provider!r}, which this release does not know.", fg="yellow")
+    if not counts.call_count and not counts.mismatch_count:
+        click.secho("No stored call fits the choice: there was nothing to compare.", fg="yellow")
+        return
     speed = counts.call_count / state.seconds if state.seconds else 0.0
-    verdict = f"{counts.mismatch_count:,} mismatches" if counts.mismatch_count else "No mismatch"
+    plural = "" if counts.mismatch_count == 1 else "es"
+    verdict = f"{counts.mismatch_count:,} mismatch{plural}" if counts.mismatch_count else "No mismatch"
     click.secho(
         f"{verdict} in {counts.call_count:,} calls of {counts.conversation_count:,} conversations: "
         f"{state.seconds:.1f} s, {speed:,.0f} calls a second.",
@@ -58,7 +62,7 @@ def write_report(file: Path, state: VerifyState) -> None:
     try:
         file.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
+        raise CannotWrite(file, error) from error
 
 
 def _lines(counts: Counts) -> list[tuple[str, int]]:

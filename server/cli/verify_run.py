@@ -11,17 +11,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-import click
-
-from server.cli.verify_state import VerifyState, save_state
+from server.cli.verify_state import CannotWrite, VerifyState, save_state
 from server.cli.verify_worker import begin_worker, verify_batch
-from server.errors import Internal
+from server.errors import DatabaseUnavailable, Internal
 from server.postgres.choosing import ChosenConversation, find_named, list_choice, measure_choice
 from server.postgres.engine import Database
 from server.settings import Settings
@@ -33,6 +32,7 @@ _BATCH_CONVERSATIONS: Final = 50
 _BATCHES_AHEAD: Final = 8
 """For each worker: so that a long conversation at the head of the queue keeps nobody else waiting."""
 _SAVE_SECONDS: Final = 1.0
+_GO_ON: Final = "--resume goes on from where it was."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,9 @@ async def run_verification(
     try:
         await _hand_out(pool, _batches(database, state), keeper, options.workers * _BATCHES_AHEAD)
     except BrokenProcessPool as error:
-        raise Internal("A worker process has died.", hint="--resume goes on from where it was.") from error
+        raise Internal("A worker process has died.", hint=_GO_ON) from error
+    except DatabaseUnavailable as error:
+        raise DatabaseUnavailable(error.message, hint=_GO_ON) from error
     finally:
         saving.cancel()
         # In this order: workers that are in the middle of something leave it.
@@ -138,28 +140,35 @@ class _Keeper:
         self._options.on_turns(batch.turn_count)
 
     def save(self) -> None:
-        try:
-            save_state(self._options.file, self.state)
-        except OSError as error:
-            raise click.ClickException(f"{self._options.file} cannot be written: {error.strerror}") from error
+        save_state(self._options.file, self.state)
 
     async def save_often(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. A disk that is full for a while is no reason to stop: the last time it has to work."""
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
-            self.save()
+            with suppress(CannotWrite):
+                self.save()
 
 
 async def _hand_out(pool: ProcessPoolExecutor, batches: AsyncIterator[_Batch], keeper: _Keeper, ahead: int) -> None:
     loop = asyncio.get_running_loop()
     waiting: deque[tuple[_Batch, asyncio.Future[Verified]]] = deque()
     async for batch in batches:
-        waiting.append((batch, loop.run_in_executor(pool, verify_batch, batch.ids)))
+        given = loop.run_in_executor(pool, verify_batch, batch.ids)
+        # What ends the run is told once, by the first that fails.
+        given.add_done_callback(_hear)
+        waiting.append((batch, given))
         while waiting and (len(waiting) >= ahead or waiting[0][1].done()):
             first, running = waiting.popleft()
             keeper.add(first, await running)
     for last, running in waiting:
         keeper.add(last, await running)
+
+
+def _hear(ended: asyncio.Future[Verified]) -> None:
+    """So that nobody complains that nobody has asked."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 async def _batches(database: Database, state: VerifyState) -> AsyncIterator[_Batch]:

@@ -8,7 +8,7 @@ before its place and nothing else, so nothing is counted twice or left out, howe
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,16 +19,27 @@ import click
 from server import __version__
 from server.call_walk import CallFilter
 from server.postgres.choosing import ConversationChoice
-from server.verification import Verified, verified_from_json, verified_to_json
+from server.verification import UNREADABLE, Verified, verified_from_json, verified_to_json
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _TIMES: Final = ("started_after", "started_before")
+
+
+class CannotWrite(click.ClickException):
+    """A file of the command's own cannot be written. Not 1: that is a check that has found something."""
+
+    exit_code = 74
+
+    def __init__(self, file: Path, error: OSError) -> None:
+        super().__init__(f"{file} cannot be written: {error.strerror}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyState:
     """A run, as far as it has come."""
 
+    database_mark: str
+    """Of the database that it is about, see `server.postgres.choosing`."""
     choice: ConversationChoice
     named: Sequence[str] | None = None
     """The conversations, where they were named or drawn; else the choice says which."""
@@ -42,10 +53,11 @@ class VerifyState:
 
 
 def save_state(file: Path, state: VerifyState) -> None:
-    """Whole or not at all. Raises `OSError`."""
+    """Whole or not at all. Raises `CannotWrite`."""
     kept = {
         "format": _FORMAT,
         "release": __version__,
+        "database": state.database_mark,
         "choice": asdict(state.choice),
         "named": state.named,
         "requests": state.requests,
@@ -56,8 +68,11 @@ def save_state(file: Path, state: VerifyState) -> None:
         **verified_to_json(state.verified),
     }
     beside = file.with_name(f"{file.name}.part")
-    beside.write_text(json.dumps(kept, default=_write_time), encoding="utf-8")
-    beside.replace(file)
+    try:
+        beside.write_text(json.dumps(kept, default=_write_time), encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        raise CannotWrite(file, error) from error
 
 
 def load_state(file: Path) -> VerifyState:
@@ -68,14 +83,22 @@ def load_state(file: Path) -> VerifyState:
         raise click.UsageError(f"There is nothing to go on with: {file} is not there.") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{file} cannot be read: {error}") from error
-    if kept.get("format") != _FORMAT or kept.get("release") != __version__:
-        raise click.UsageError(f"{file} is of another release: its counts cannot be added to. Begin anew.")
+    try:
+        if (kept["format"], kept["release"]) != (_FORMAT, __version__):
+            raise click.UsageError(f"{file} is of another release: its counts cannot be added to. Begin anew.")
+        return _state_from(kept)
+    except UNREADABLE as error:
+        raise click.UsageError(f"{file} is damaged, or no file of a run. Begin anew.") from error
+
+
+def _state_from(kept: Mapping[str, Any]) -> VerifyState:
     choice = kept["choice"]
     calls: dict[str, Any] = {
         name: datetime.fromisoformat(value) if value and name in _TIMES else value
         for name, value in choice["calls"].items()
     }
     return VerifyState(
+        database_mark=kept["database"],
         choice=ConversationChoice(**{**choice, "calls": CallFilter(**calls)}),
         named=kept["named"],
         requests=kept["requests"],

@@ -20,6 +20,7 @@ _OWN_SQL: Final = """
     (:tenant::uuid IS NULL OR tenant_id = :tenant) AND (:assistant::uuid IS NULL OR assistant_id = :assistant)
 """
 _LAST: Final = Statement("SELECT id FROM conversations ORDER BY id DESC LIMIT 1")
+_FIRST_TENANT: Final = Statement("SELECT id FROM tenants ORDER BY id LIMIT 1")
 _MEASURE: Final = Statement(f"""
 SELECT count(*) AS conversation_count, coalesce(sum(next_seq - 1), 0)::bigint AS turn_count
 FROM conversations WHERE id <= :last AND {_OWN_SQL}
@@ -74,6 +75,14 @@ async def find_last_id(database: Database) -> str | None:
     """The last id there is; None where there is no conversation."""
     rows = await database.run(_LAST)
     return encode_id(CONVERSATION, rows[0]["id"]) if rows else None
+
+
+async def find_mark(database: Database) -> str:
+    """What tells a database from others, and is the same in its standbys and copies: its first tenant's id. Empty where
+    there is none.
+    """
+    rows = await database.run(_FIRST_TENANT)
+    return encode_id(TENANT, rows[0]["id"]) if rows else ""
 
 
 async def measure_choice(database: Database, choice: ConversationChoice) -> int:

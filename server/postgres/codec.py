@@ -73,7 +73,11 @@ def encode_raw(data: bytes) -> bytes:
 
 def decode_raw(data: bytes) -> bytes:
     """The inverse of `encode_raw`. Raises `zstandard.ZstdError` for what is damaged."""
-    return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    try:
+        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except MemoryError as error:
+        # How much there is stands at the beginning, and a single bit makes it more than there can be.
+        raise zstandard.ZstdError("the frame says that it holds more than there is room for") from error
 
 
 def encode_cursor(place: str | int) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from server.block import Blob
 from server.call_walk import Flaw
-from server.epoch import Epoch
+from server.epoch import Epoch, Segment
+from server.image import find_image_header
 from server.postgres import walk_rows
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database
-from server.postgres.rows import Row
+from server.postgres.rows import Row, segment_from
 
 
 class SharedParts:
@@ -24,8 +25,8 @@ class SharedParts:
         self._row = row
         self._static: tuple[int, str] = (-1, "")
         """The epoch whose text was made last, and its text."""
-        self._segments: tuple[int, list[str]] = (-1, [])
-        """A generation, and its texts."""
+        self._segments: tuple[int, list[Segment]] = (-1, [])
+        """Those of one generation."""
         self._proven: set[int] = set()
         self._blobs: dict[str, Blob] = {}
         self._flaws: list[Flaw] = []
@@ -35,16 +36,11 @@ class SharedParts:
         flaws, self._flaws = self._flaws, []
         return flaws
 
-    async def check_static(self, epoch: Epoch) -> None:
-        """Whether the text is what its hash says, where that is not known yet."""
-        if epoch.number not in self._proven:
-            await self.static_text(epoch)
-
     async def static_text(self, epoch: Epoch) -> str:
         """Base and segments, also where they are not what their hash says."""
         if self._static[0] != epoch.number:
-            texts = await self._load_segments(epoch) if epoch.segment_count else []
-            self._static = (epoch.number, epoch.base_text + "".join(texts))
+            segments = await self.load_segments(epoch)
+            self._static = (epoch.number, epoch.base_text + "".join(segment.text for segment in segments))
         text = self._static[1]
         if epoch.number not in self._proven:
             self._proven.add(epoch.number)
@@ -68,16 +64,24 @@ class SharedParts:
                 if found != stored:
                     note = "The image is not what its hash says."
                     self._flaws.append(Flaw(place="image", note=note, stored=stored, found=found))
+                    continue
+                header = find_image_header(blob.data)
+                if header is None or header.media_type != blob.media_type:
+                    note = f"The image {stored} is not of the kind that it is said to be."
+                    kind = None if header is None else header.media_type
+                    self._flaws.append(Flaw(place="image", note=note, stored=blob.media_type, found=kind))
         self._blobs = held
         return held
 
-    async def _load_segments(self, epoch: Epoch) -> list[str]:
+    async def load_segments(self, epoch: Epoch) -> list[Segment]:
         """Those of a generation are read at once; a compaction meanwhile may have added one."""
-        generation, texts = self._segments
-        if generation != epoch.generation or len(texts) < epoch.segment_count:
+        if not epoch.segment_count:
+            return []
+        generation, segments = self._segments
+        if generation != epoch.generation or len(segments) < epoch.segment_count:
             rows = await self._database.run(
                 walk_rows.SEGMENTS, conversation=self._row["id"], generation=epoch.generation
             )
-            texts = [decode_text(row["text"]) for row in rows]
-            self._segments = (epoch.generation, texts)
-        return texts[: epoch.segment_count]
+            segments = [segment_from(row, epoch.generation) for row in rows]
+            self._segments = (epoch.generation, segments)
+        return segments[: epoch.segment_count]

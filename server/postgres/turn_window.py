@@ -54,6 +54,10 @@ class StoredTurn:
             stop_reason=None if row["stop_reason"] is None else StopReason(row["stop_reason"]),
             error_code=row["error_code"],
             usage=usage_from(row),
+            dialect=row["dialect"],
+            provider=text_or_none(row["provider"]),
+            model=text_or_none(row["model"]),
+            account=text_or_none(row["account"]),
         )
 
     @property
@@ -102,26 +106,33 @@ class StoredTurn:
 class TurnWindow:
     """Turns in their order, without a gap but where one is missing."""
 
-    def __init__(self, read: ReadTurns, first_rows: Sequence[Row]) -> None:
-        """`first_rows`: the turns from the first one on, as far as they were read already."""
+    def __init__(
+        self, read: ReadTurns, first_rows: Sequence[Row], see: Callable[[StoredTurn], None], *, skips: bool
+    ) -> None:
+        """`first_rows`: the turns from the first one on, as far as they were read already. `see` is told of each turn
+        when it is read first; with `skips` only of those that somebody needs.
+        """
         self._read = read
+        self._see = see
+        self._skips = skips
+        self._seen_seq = 0
+        self._last_seq = 0
+        """As far as was read."""
         self._flaws: list[Flaw] = []
         self._missing: set[int] = set()
         self.turns: list[StoredTurn] = []
-        self._extend(first_rows, after=0)
+        self._extend(first_rows)
 
     async def move(self, first: int, last: int) -> None:
         """To the turns from the first to the last, as far as they are there."""
-        turns = self.turns
-        if turns and (first < turns[0].seq or first > turns[-1].seq + 1):
-            turns.clear()
-        del turns[: bisect_left(turns, first, key=lambda turn: turn.seq)]
-        while not turns or turns[-1].seq < last:
-            after = turns[-1].seq if turns else first - 1
-            rows = await self._read(after)
-            if not rows:
-                return
-            self._extend(rows, after)
+        goes_back = first <= self._last_seq and (not self.turns or first < self.turns[0].seq)
+        if goes_back or (self._skips and first > self._last_seq + 1):
+            self.turns.clear()
+            self._last_seq = first - 1
+        self._drop_before(first)
+        while self._last_seq < last and (rows := await self._read(self._last_seq)):
+            self._extend(rows)
+            self._drop_before(first)
 
     def find(self, seq: int) -> StoredTurn | None:
         """The turn of this number, where it is in the window."""
@@ -135,10 +146,18 @@ class TurnWindow:
         flaws, self._flaws = self._flaws, []
         return flaws
 
-    def _extend(self, rows: Sequence[Row], after: int) -> None:
+    def _drop_before(self, first: int) -> None:
+        del self.turns[: bisect_left(self.turns, first, key=lambda turn: turn.seq)]
+
+    def _extend(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if row["seq"] != after + 1 and after + 1 not in self._missing:
-                self._missing.add(after + 1)
-                self._flaws.append(Flaw(place=f"turn {after + 1}", note="The turn is missing."))
-            after = row["seq"]
-            self.turns.append(StoredTurn(row))
+            missing = self._last_seq + 1
+            if row["seq"] != missing and missing not in self._missing:
+                self._missing.add(missing)
+                self._flaws.append(Flaw(place=f"turn {missing}", note="The turn is missing."))
+            turn = StoredTurn(row)
+            self._last_seq = turn.seq
+            self.turns.append(turn)
+            if turn.seq > self._seen_seq:
+                self._seen_seq = turn.seq
+                self._see(turn)

@@ -29,12 +29,19 @@ EPOCHS: Final = Statement("""
 SELECT conversation_id, number AS epoch_number, reason AS epoch_reason, assistant_version AS epoch_assistant_version,
     generation, segment_count, base_text, static_hash, template_hash, buffer_start_seq AS epoch_buffer_start_seq,
     prefix_hash AS epoch_prefix_hash, arguments_hash AS epoch_arguments_hash,
-    opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash
+    opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, args AS epoch_args
 FROM epochs WHERE conversation_id = ANY(:conversations::uuid[]) ORDER BY conversation_id, number
 """)
-SEGMENTS: Final = Statement(
-    "SELECT text FROM segments WHERE conversation_id = :conversation AND generation = :generation ORDER BY position"
-)
+SEGMENTS: Final = Statement("""
+SELECT position, first_seq, last_seq, text, token_count, summarises_generation, summarises_count
+FROM segments WHERE conversation_id = :conversation AND generation = :generation ORDER BY position
+""")
+REFERENCES: Final = Statement("""
+SELECT r.conversation_id, r.seq, r.sha256
+FROM blob_references r JOIN conversations c ON c.id = r.conversation_id AND c.tenant_id = r.tenant_id
+WHERE r.conversation_id = ANY(:conversations::uuid[])
+""")
+TEMPLATE: Final = Statement("SELECT source FROM templates WHERE hash = :template_hash")
 ASSISTANT: Final = Statement("""
 SELECT id AS assistant_id, version AS chosen_version, created_at AS assistant_created_at, name, language, description,
     provider, model, instructions, variables, tools, settings
@@ -43,31 +50,31 @@ FROM assistants WHERE id = :assistant AND version = :version
 BLOBS: Final = Statement(
     "SELECT sha256, media_type, data FROM blobs WHERE tenant_id = :tenant AND sha256 = ANY(:hashes::bytea[])"
 )
-MANIFEST: Final = Statement(
-    "SELECT manifest FROM calls WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = :attempt"
-)
 # Each conversation's rows are found by its key, row by row; see `server.postgres.loading` for why LATERAL.
 TURNS: Final = Statement("""
-SELECT page.*, k.dynamic, k.prefix_hash
+SELECT page.*, (
+    SELECT prefix_hash FROM epochs WHERE conversation_id = page.conversation_id AND number = page.epoch
+) AS prefix_hash
 FROM (
     SELECT t.*, sum(t.size) OVER (ORDER BY chosen.place, t.seq) - t.size AS bytes_before
     FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, place)
     CROSS JOIN LATERAL (
         SELECT conversation_id, seq, kind, state, native, dialect, blocks, provider, model, account, language, args,
             attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
-            reasoning_tokens, created_at, octet_length(native) AS size, chosen.place
-        FROM turns WHERE conversation_id = chosen.id AND seq > :after_seq::bigint
+            reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.place,
+            octet_length(native) + coalesce(octet_length(k.dynamic), 0) AS size
+        FROM turns
+        LEFT JOIN LATERAL (
+            SELECT epoch,
+                CASE WHEN layer_order = 'append_only' AND octet_length(dynamic) > 0 THEN dynamic END AS dynamic
+            FROM calls
+            WHERE conversation_id = turns.conversation_id AND turn_seq = turns.seq AND attempt = turns.attempt
+            LIMIT 1
+        ) AS k ON true
+        WHERE conversation_id = chosen.id AND seq > :after_seq::bigint
         ORDER BY seq LIMIT :page_rows::int
     ) AS t
 ) AS page
-LEFT JOIN LATERAL (
-    SELECT CASE WHEN layer_order = 'append_only' THEN nullif(dynamic, '') END AS dynamic,
-        (SELECT prefix_hash FROM epochs
-         WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS prefix_hash
-    FROM calls
-    WHERE conversation_id = page.conversation_id AND turn_seq = page.seq AND attempt = page.attempt
-    LIMIT 1
-) AS k ON true
 WHERE page.bytes_before < :page_bytes::bigint
 ORDER BY page.place, page.seq
 """)
@@ -80,9 +87,10 @@ FROM (
         SELECT conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, request_hash,
             layer_order, dynamic, cache_expected_tokens, warnings, first_byte_at, ended_at, status, error_code,
             fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, usage_reported,
-            cost_usd, cache_miss_reason, caching, response_id, raw_length, raw_response AS raw_bytes,
-            '[]'::jsonb AS manifest, '[]'::jsonb AS repairs, '[]'::jsonb AS template_failures, '{}'::jsonb AS headers,
-            NULL::bytea AS raw_response, coalesce(octet_length(raw_response), 0) AS size, chosen.place
+            cost_usd, cache_miss_reason, caching, response_id, raw_length, raw_response AS raw_bytes, manifest,
+            '[]'::jsonb AS repairs, '[]'::jsonb AS template_failures, '{}'::jsonb AS headers,
+            NULL::bytea AS raw_response, chosen.place,
+            coalesce(octet_length(raw_response), 0) + octet_length(dynamic) + pg_column_size(manifest) AS size
         FROM calls
         WHERE conversation_id = chosen.id
             AND (turn_seq, attempt) > (:after_seq::bigint, :after_attempt::int) AND turn_seq < :until_seq::bigint

@@ -6,32 +6,34 @@ once, unless a compaction was taken back and the window has to go back too. What
 together, so that a batch costs a handful of round trips.
 """
 
+import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
 from server.assistant import Assistant
-from server.block import JsonValue
 from server.call import Call
 from server.call_walk import CallFilter, Flaw, PastAnswer, PastCall
 from server.conversation import Conversation
 from server.epoch import Epoch
+from server.epoch_check import check_epoch, check_order
 from server.errors import NotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres import walk_rows
-from server.postgres.codec import decode_json, encode_text
+from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
 from server.postgres.loading import load_rebuild_source
 from server.postgres.paging import ABOVE_ALL_SEQS
 from server.postgres.rows import Row, assistant_from, conversation_from, epoch_from
 from server.postgres.shared_parts import SharedParts
 from server.postgres.source_rows import HeldRows
+from server.postgres.turn_roll import TurnRoll
 from server.postgres.turn_window import TurnWindow
 from server.postgres.walk_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, WalkPage, read_call
 from server.store import PayloadSource
 from server.usage import Usage
-from server.verification import UNREADABLE
+from server.verification import UNREADABLE, tell_unreadable
 
 _ASSISTANTS: Final = 200
 _BEFORE_TURNS: Final = (0, 0)
@@ -52,7 +54,9 @@ class PostgresCallWalk:
         self._database = database
         self._limits: dict[str, Any] = {"page_rows": page_rows, "page_bytes": page_bytes}
         self._tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
-        self._assistants: dict[tuple[UUID, int], Assistant] = {}
+        self._assistants: dict[tuple[UUID, int], Assistant | None] = {}
+        self._templates: set[bytes] = set()
+        """Those that are there and what their hash says."""
 
     async def conversations(
         self, conversation_ids: Sequence[str], wanted: CallFilter
@@ -68,6 +72,7 @@ class PostgresCallWalk:
         turns = await self.read_turns(there, after_seq=0)
         calls = await self.read_calls(there, wanted, after=_BEFORE_TURNS)
         aside = await self.read_calls(there, wanted, after=_BEFORE_ALL, until_seq=0)
+        kept = await self._read_references(there)
         for each in there:
             yield PostgresWalkedConversation(
                 walk=self,
@@ -78,6 +83,7 @@ class PostgresCallWalk:
                 first_turns=turns.take(each),
                 first_calls=calls.take(each),
                 first_aside=aside.take(each),
+                references=kept.get(each, {}),
             )
 
     async def read_turns(self, conversations: Sequence[UUID], *, after_seq: int) -> WalkPage:
@@ -114,16 +120,33 @@ class PostgresCallWalk:
         return WalkPage(rows, **self._limits)
 
     async def load_assistant(self, assistant: UUID, version: int) -> Assistant | None:
-        """A version, which never changes. None where it is not there."""
+        """A version, which never changes. None where it is not there or cannot be read."""
         key = (assistant, version)
         if key not in self._assistants:
             rows = await self._database.run(walk_rows.ASSISTANT, assistant=assistant, version=version)
-            if not rows:
-                return None
             if len(self._assistants) >= _ASSISTANTS:
                 self._assistants.clear()
-            self._assistants[key] = assistant_from(rows[0])
+            try:
+                self._assistants[key] = assistant_from(rows[0]) if rows else None
+            except UNREADABLE:
+                self._assistants[key] = None
         return self._assistants[key]
+
+    async def has_template(self, template_hash: bytes) -> bool:
+        """Whether the template is there, and what its hash says."""
+        if template_hash not in self._templates:
+            rows = await self._database.run(walk_rows.TEMPLATE, template_hash=template_hash)
+            sources = [decode_text(row["source"]).encode("utf-8", "surrogatepass") for row in rows]
+            self._templates |= {hashlib.sha256(source).digest() for source in sources}
+        return template_hash in self._templates
+
+    async def _read_references(self, conversations: Sequence[UUID]) -> dict[UUID, dict[int, frozenset[str]]]:
+        """By conversation and turn the images that are kept for it."""
+        found: dict[UUID, dict[int, frozenset[str]]] = {}
+        for row in await self._database.run(walk_rows.REFERENCES, conversations=list(conversations)):
+            kept = found.setdefault(row["conversation_id"], {})
+            kept[row["seq"]] = kept.get(row["seq"], frozenset()) | {row["sha256"].hex()}
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +161,8 @@ class PostgresWalkedConversation:
     first_turns: FirstRows
     first_calls: FirstRows
     first_aside: FirstRows
+    references: Mapping[int, frozenset[str]]
+    _roll: TurnRoll = field(init=False)
     _window: TurnWindow = field(init=False)
     _shared: SharedParts = field(init=False)
     _epochs: dict[int, Epoch] = field(default_factory=dict)
@@ -152,36 +177,55 @@ class PostgresWalkedConversation:
         """See the port."""
         return bool(await self.database.run(walk_rows.STILL_THERE, conversation=self.row["id"]))
 
-    async def load_manifest(self, call: Call) -> Sequence[Mapping[str, JsonValue]]:
-        """See the port."""
-        rows = await self.database.run(
-            walk_rows.MANIFEST, conversation=self.row["id"], turn_seq=call.turn_seq, attempt=call.start.attempt
-        )
-        manifest: Sequence[Mapping[str, JsonValue]] = decode_json(rows[0]["manifest"]) if rows else ()
-        return manifest
-
     async def items(self) -> AsyncIterator[PastCall | Flaw]:
         """See the port."""
-        self._window = TurnWindow(self._read_turns, self.first_turns.rows)
+        self._roll = TurnRoll(self.row, self.references)
+        self._window = TurnWindow(
+            self._read_turns, self.first_turns.rows, self._roll.see, skips=not self.wanted.is_open
+        )
         self._shared = SharedParts(self.database, self.row)
         try:
             self._conversation = conversation_from(self.row)
             self._epochs = {row["epoch_number"]: epoch_from(row) for row in self.epoch_rows}
         except UNREADABLE as error:
-            yield Flaw(place="conversation", note=_unreadable("The conversation or one of its epochs", error))
+            yield Flaw(place="conversation", note=tell_unreadable("The conversation or one of its epochs", error))
             return
         async for row in self._pages(self.first_calls, ABOVE_ALL_SEQS):
             item = await self._read(row)
-            for flaw in (*self._window.take_flaws(), *self._shared.take_flaws()):
+            for flaw in self._take_flaws():
                 yield flaw
             yield item
         async for row in self._pages(self.first_aside, 0):
             yield await self._read(row)
         if self.wanted.is_open:
-            for epoch in list(self._epochs.values()):
-                await self._shared.check_static(epoch)
-            for flaw in self._shared.take_flaws():
+            try:
+                flaws = await self._check_the_rest(self._conversation)
+            except UNREADABLE as error:
+                flaws = [Flaw(place="conversation", note=tell_unreadable("The conversation", error))]
+            for flaw in flaws:
                 yield flaw
+
+    def _take_flaws(self) -> list[Flaw]:
+        return [*self._window.take_flaws(), *self._roll.take_flaws(), *self._shared.take_flaws()]
+
+    async def _check_the_rest(self, conversation: Conversation) -> list[Flaw]:
+        """What no call has asked for: turns behind the last one, and what epochs say beside their texts."""
+        last_seq = conversation.next_seq - 1
+        if last_seq:
+            await self._window.move(last_seq, last_seq)
+        self._roll.end()
+        flaws = list(check_order(conversation, self._epochs))
+        for number, epoch in sorted(self._epochs.items()):
+            text, segments = await self._shared.static_text(epoch), await self._shared.load_segments(epoch)
+            assistant = await self.walk.load_assistant(self.row["assistant_id"], epoch.assistant_version)
+            if assistant is None:
+                flaws.append(_miss_assistant(epoch))
+                continue
+            before = self._epochs.get(number - 1)
+            flaws += check_epoch(epoch, before, text, segments, assistant.definition.tools)
+            if not await self.walk.has_template(epoch.template_hash):
+                flaws.append(_miss_template(epoch.template_hash.hex()))
+        return [*self._take_flaws(), *flaws]
 
     async def _pages(self, first: FirstRows, until_seq: int) -> AsyncIterator[Row]:
         """The rows that are there, and those behind them."""
@@ -199,19 +243,21 @@ class PostgresWalkedConversation:
     async def _read(self, row: Row) -> PastCall | Flaw:
         try:
             call, flaws = read_call(row)
+            return await (self._read_aside(call, flaws) if call.turn_seq < 0 else self._read_own(call, flaws))
         except UNREADABLE as error:
             place = f"call {row['attempt']} of turn {row['turn_seq']}"
-            return Flaw(place=place, note=_unreadable("The call", error))
-        if call.turn_seq < 0:
-            return await self._read_aside(call, flaws)
+            return Flaw(place=place, note=tell_unreadable("The call, or what it was made of,", error))
+
+    async def _read_own(self, call: Call, flaws: tuple[Flaw, ...]) -> PastCall:
+        """A call of a turn."""
         epoch = await self._find_epoch(call.start.epoch)
         if epoch is None:
             missing = Flaw(place=f"epoch {call.start.epoch}", note="The epoch that the call was made in is missing.")
             return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, missing))
         await self._window.move(epoch.buffer_start_seq, call.turn_seq)
+        if self.wanted.is_open:
+            self._roll.meet(call)
         found: list[Flaw] = []
-        if call.start.attempt == 1:
-            self._check_input(call.trigger_seq, found)
         answer = self._find_answer(call, found)
         source = await self._build_source(call, epoch, found)
         usages = self._add_usage(call)
@@ -229,6 +275,11 @@ class PostgresWalkedConversation:
 
     async def _read_aside(self, call: Call, flaws: tuple[Flaw, ...]) -> PastCall:
         """A call of no turn. There are few, so each reads what it was made of by itself."""
+        if self.wanted.is_open:
+            self._roll.meet_aside(call)
+        for warning in call.start.warnings:
+            if "template_hash" in warning and not await self.walk.has_template(bytes.fromhex(warning["template_hash"])):
+                flaws = (*flaws, _miss_template(warning["template_hash"]))
         tenant_id = encode_id(TENANT, self.row["tenant_id"])
         try:
             rebuild = await load_rebuild_source(
@@ -238,57 +289,31 @@ class PostgresWalkedConversation:
             flaw = Flaw(place="request", note=f"What it was made of is gone: {error} [{error.code}]")
             return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
         except UNREADABLE as error:
-            flaw = Flaw(place="request", note=_unreadable("What the request was made of", error))
+            flaw = Flaw(place="request", note=tell_unreadable("What the request was made of", error))
             return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
         return PastCall(call=call, source=rebuild.source, answer=None, usages=None, flaws=flaws)
 
     def _find_answer(self, call: Call, flaws: list[Flaw]) -> PastAnswer | None:
         turn = self._window.find(call.turn_seq)
-        if turn is None:
-            self._miss_last(call, flaws)
-            return None
-        if turn.row["attempt"] != call.start.attempt:
+        if turn is None or turn.row["attempt"] != call.start.attempt:
             return None
         try:
             return turn.as_answer()
         except UNREADABLE as error:
-            flaws.append(Flaw(place=f"turn {turn.seq}", note=_unreadable("The turn", error)))
+            flaws.append(Flaw(place=f"turn {turn.seq}", note=tell_unreadable("The turn", error)))
             return None
-
-    def _miss_last(self, call: Call, flaws: list[Flaw]) -> None:
-        """The window sees a gap; that the last turn is missing, only the conversation knows."""
-        is_last = not self._window.turns or self._window.turns[-1].seq < call.turn_seq
-        is_taken = call.turn_seq < self.row["next_seq"] and self.row["lease_turn_seq"] != call.turn_seq
-        if is_last and is_taken:
-            flaws.append(Flaw(place=f"turn {call.turn_seq}", note="The turn is missing."))
-
-    def _check_input(self, seq: int, flaws: list[Flaw]) -> None:
-        """An input is stored twice, for reading and as it is sent."""
-        turn = self._window.find(seq)
-        if turn is None:
-            return
-        try:
-            difference = turn.find_twin_difference()
-        except UNREADABLE as error:
-            flaws.append(Flaw(place=f"turn {seq}", note=_unreadable("The turn", error)))
-            return
-        if difference is not None:
-            note = "What is shown of the turn is not what is sent of it."
-            place = f"turn {seq} {difference.path}"
-            flaws.append(Flaw(place=place, note=note, stored=difference.stored, found=difference.found))
 
     async def _build_source(self, call: Call, epoch: Epoch, flaws: list[Flaw]) -> PayloadSource | None:
         assistant = await self.walk.load_assistant(self.row["assistant_id"], epoch.assistant_version)
         if assistant is None or self._conversation is None:
-            place = f"assistant version {epoch.assistant_version}"
-            flaws.append(Flaw(place=place, note="The assistant's version of the epoch is missing."))
+            flaws.append(_miss_assistant(epoch))
             return None
         sent = [turn for turn in self._window.turns if epoch.buffer_start_seq <= turn.seq <= call.trigger_seq]
         try:
             buffered = tuple(turn.as_buffered(assistant.definition.provider) for turn in sent)
             images = list(dict.fromkeys(image for turn in sent for image in turn.images))
         except UNREADABLE as error:
-            flaws.append(Flaw(place="turns", note=_unreadable("A turn of the request", error)))
+            flaws.append(Flaw(place="turns", note=tell_unreadable("A turn of the request", error)))
             return None
         blobs = await self._shared.hold_blobs(images)
         gone = [image for image in images if image not in blobs]
@@ -317,5 +342,11 @@ class PostgresWalkedConversation:
         return tuple(usages.values()) if len(usages) == call.start.attempt else None
 
 
-def _unreadable(what: str, error: Exception) -> str:
-    return f"{what} cannot be read ({type(error).__name__})."
+def _miss_template(template_hash: str) -> Flaw:
+    note = "The template that something was rendered from is missing, or not what its hash says."
+    return Flaw(place="template", note=note, stored=template_hash)
+
+
+def _miss_assistant(epoch: Epoch) -> Flaw:
+    note = "The assistant's version of the epoch is missing, or cannot be read."
+    return Flaw(place=f"assistant version {epoch.assistant_version}", note=note)

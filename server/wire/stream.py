@@ -9,8 +9,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+import httpx2
+
 from server.block import JsonValue
-from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable
+from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable, ValidationFailed
 from server.event import ProviderEvent
 from server.provider import CallRecord, Fold, ProviderAnswer, StreamState
 from server.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
@@ -152,9 +154,15 @@ class WireStream:
 
 
 async def encode_request(call: VendorCall) -> bytes:
-    """The body that the call would send: the SDK writes it as ever, and the transport keeps it to itself."""
+    """The body that the call would send: the SDK writes it as ever, and the transport keeps it to itself.
+
+    Raises `ValidationFailed` for a model whose name cannot be asked for.
+    """
     with Tap(call.holes, dry=True) as tap:
-        await call.send()
+        try:
+            await call.send()
+        except httpx2.InvalidURL as error:
+            raise ValidationFailed("The model's name cannot stand in an address.") from error
     return tap.recording.request_body
 
 

@@ -60,8 +60,9 @@ READS = (
         "FROM turns WHERE conversation_id = ANY($1::uuid[]) ORDER BY conversation_id, seq"
     ),
     (
-        "SELECT turn_seq, attempt, provider, model, account, epoch, request_hash, dynamic, caching, usage_reported, "
-        "raw_response FROM calls WHERE conversation_id = ANY($1::uuid[]) ORDER BY conversation_id, turn_seq, attempt"
+        "SELECT turn_seq, attempt, provider, model, account, epoch, request_hash, dynamic, caching, manifest, "
+        "usage_reported, raw_response FROM calls WHERE conversation_id = ANY($1::uuid[]) "
+        "ORDER BY conversation_id, turn_seq, attempt"
     ),
 )
 

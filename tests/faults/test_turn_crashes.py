@@ -22,6 +22,7 @@ from tests.emulated import BOTH
 from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
 from tests.http_talk import Talk, Told, turns
 from tests.turn_talk import open_conversation
+from tests.verifying import verify
 
 KILLED = -9
 STORY = Reply(thinking="What would be nice?", text="Once upon a time there was a fox who lived by the sea.")
@@ -352,7 +353,7 @@ async def durable_text(fleet: Fleet, provider: str) -> str:
 
 
 async def prove_tidy(fleet: Fleet, healthy: Talk, conversation_id: str, last_seq: int) -> None:
-    """Every number once, one turn for the key, and nothing held or half-written."""
+    """Every number once, one turn for the key, and nothing held or half-written: all of it can be proven."""
     page = await healthy.expect(200, "GET", f"{turns(conversation_id)}?limit=100")
     assert [turn["seq"] for turn in page["data"]] == list(range(1, last_seq + 1))
     async with fleet.database.connection() as connection:
@@ -374,6 +375,7 @@ async def prove_tidy(fleet: Fleet, healthy: Talk, conversation_id: str, last_seq
         )
     assert left is not None
     assert dict(left) == {"leases": 0, "tickets": 0, "chunks": 0, "open_calls": 0, "miscounted": 0}
+    assert (await verify(fleet.database, [conversation_id])).mismatches == ()
 
 
 def results_of(calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`strata replay verify` as people run it: choices, exit codes, reports, several processes, and going on."""
 
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from server.call_walk import CallFilter
 from server.cli import main
 from server.cli.verify_run import draw_sample
-from server.cli.verify_state import VerifyState
+from server.cli.verify_state import VerifyState, load_state, save_state
 from server.identifiers import CONVERSATION, TENANT, decode_id, new_id
 from server.postgres.choosing import ConversationChoice, find_last_id, list_choice
 from server.postgres.connecting import DatabaseOptions
@@ -96,7 +97,7 @@ async def test_all_that_is_stored_is_proven_and_one_flipped_byte_is_named(
     assert (mismatch["conversation_id"], mismatch["turn_seq"]) == (walks[1].conversation_id, 2)
     assert (mismatch["attempt"], mismatch["subject"]) == (1, "bytes")
     assert f"{walks[1].conversation_id} turn 2 attempt 1  bytes  raw_response" in said
-    assert "1 mismatches in 3 calls of 2 conversations" in said
+    assert "1 mismatch in 3 calls of 2 conversations" in said
     assert (report["counts"]["answer_count"], report["counts"]["request_count"]) == (2, 0)
 
 
@@ -120,7 +121,7 @@ async def test_a_choice_takes_those_conversations_alone(database: Database, walk
     assert await chosen(assistant_id=walks[2].assistant_id) == [walks[2].conversation_id]
     assert await chosen(tenant_id=walks[0].tenant_id) == ids
     assert await chosen(tenant_id=new_id(TENANT)) == []
-    state = VerifyState(choice=ConversationChoice(last_id=last_id))
+    state = VerifyState(database_mark="", choice=ConversationChoice(last_id=last_id))
     drawn = [await draw_sample(database, state, 2, seed) for seed in range(20)]
     assert all(len(set(each)) == 2 and set(each) <= set(ids) for each in drawn)
     assert len(set(drawn)) > 1
@@ -137,11 +138,32 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(env: dict[str, str]) -> 
         (["--conversation", "conv_x"], 66, "no conversation conv_x"),
         (["--tenant", "nobody"], 66, "no tenant called nobody"),
         (["--assistant", "asst_x"], 66, "no assistant"),
-        (["--state", "/proc/nowhere/at/all.json"], 1, "cannot be written"),
+        (["--state", "/proc/nowhere/at/all.json"], 74, "cannot be written"),
+        (["--json", "/proc/nowhere.json"], 74, "cannot be written"),
     ):
         said = CliRunner().invoke(main, ["replay", "verify", *options], env=env)
         assert said.exit_code == code, (options, said.output)
         assert sentence in " ".join(said.output.split()), options
+
+
+def test_a_run_is_not_gone_on_with_from_a_file_that_is_not_its_own(env: dict[str, str]) -> None:
+    file = Path(env["STRATA_DATA_DIR"]) / "replay-verify.json"
+    save_state(file, VerifyState(database_mark="", choice=ConversationChoice()))
+    whole = json.loads(file.read_text())
+    assert load_state(file).place is None
+    for text, sentence in (
+        ("{", "cannot be read"),
+        ("[]", "is damaged"),
+        (json.dumps({**whole, "counts": {"calls": 1}}), "is damaged"),
+        (json.dumps({name: value for name, value in whole.items() if name != "place"}), "is damaged"),
+        (json.dumps({**whole, "release": "0.0.1"}), "another release"),
+        (json.dumps({**whole, "database": "tenant_x"}), "another database"),
+    ):
+        file.write_text(text)
+        said = CliRunner().invoke(main, ["replay", "verify", "--resume"], env=env)
+        assert said.exit_code == 2, said.output
+        assert sentence in " ".join(said.output.split()), text
+        assert file.read_text() == text
 
 
 async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
@@ -165,7 +187,15 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         assert "--resume goes on" in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
-            wait_until(lambda: len(_processes_of(process.pid)) > 2, "a worker to begin")
+            wait_until(lambda: _has_worker(process), "a worker to begin")
+            # The newest is the worker; the other one looks after what processes share.
+            os.kill(max(_processes_of(process.pid)), signal.SIGKILL)
+            assert process.wait() == 70
+        assert "A worker process has died. --resume goes on" in process.output
+        assert "never retrieved" not in process.output
+        assert is_there()
+        with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
+            wait_until(lambda: _has_worker(process), "a worker to begin")
             process.send(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
         assert is_there()
@@ -173,7 +203,10 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         wait_until(lambda: not _processes_of(process.pid), "its workers to leave")
     report, _ = verify(env, "--resume", "--workers", "1", code=1)
     assert (report["counts"]["conversation_count"], report["counts"]["call_count"]) == (4, 6)
-    assert [each["conversation_id"] for each in report["mismatches"]] == [walks[0].conversation_id]
+    flipped = [each["conversation_id"] for each in report["mismatches"] if each["place"] == "raw_response"]
+    assert flipped == [walks[0].conversation_id]
+    # Beside it, none of the conversations is as long as it says.
+    assert report["counts"]["mismatch_count"] == 1 + len(walks)
     assert not file.exists()
 
 
@@ -185,7 +218,14 @@ async def locked(database: Database, table: str) -> AsyncIterator[None]:
         yield
 
 
-def _processes_of(session: int) -> list[str]:
+def _has_worker(process: StrataProcess) -> bool:
+    """Beside the command, and beside who looks after what its processes share."""
+    processes = _processes_of(process.pid)
+    assert processes, process.output
+    return len(processes) > 2
+
+
+def _processes_of(session: int) -> list[int]:
     """The processes of a session that still run."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -194,5 +234,5 @@ def _processes_of(session: int) -> list[str]:
         except OSError:
             continue
         if int(fields[3]) == session and fields[0] != "Z":
-            found.append(stat.parent.name)
+            found.append(int(stat.parent.name))
     return found

@@ -1,5 +1,6 @@
 """What is stored can be proven: everything that was ever said verifies, and whatever changes in the store is found."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,29 +13,17 @@ from hypothesis import strategies as st
 from server.call_walk import CallFilter, Flaw, PastCall
 from server.identifiers import CONVERSATION, decode_id
 from server.postgres.codec import decode_raw
-from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.walking import PostgresCallWalk
-from server.provider_wiring import open_scribes
-from server.settings import Settings
 from server.turn import TurnState
 from server.verification import Subject, Verified
-from server.verifier import Verifier, VerifyOrder
 from tests.archive_walk import steps, take_step
 from tests.compaction_walk import NARROW, build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.fakes.compaction_observer import Observed
 from tests.turn_walk import Walk, asks, begin_walk, tells
-
-NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_base_url": "http://127.0.0.1:9"}
-"""Where nobody listens: whoever asked a provider would hear of it."""
-
-
-async def verify(database: Database, ids: Sequence[str], *, tenant_id: str | None = None, **order: Any) -> Verified:
-    async with open_scribes(Settings(**NOWHERE)) as scribes:
-        walk = PostgresCallWalk(database, tenant_id=tenant_id)
-        return await Verifier(walk, scribes, VerifyOrder(**order)).verify(ids)
+from tests.verifying import verify, verify_damaged
 
 
 async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[PastCall | Flaw]:
@@ -45,18 +34,6 @@ async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[
 async def change(database: Database, sql: str, *values: Any) -> None:
     async with database.connection() as connection:
         assert int((await connection.execute(sql, *values)).split()[-1]) > 0, "nothing was changed"
-
-
-async def verify_damaged(database: Database, walk: Walk, sql: str) -> Verified:
-    """What is found after a change that is taken back."""
-    async with database.connection() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        try:
-            assert (await connection.execute(sql)).split()[-1] != "0", "nothing was changed"
-            return await verify(_Within(connection, database.options), [walk.conversation_id])
-        finally:
-            await transaction.rollback()
 
 
 def told(verified: Verified) -> list[tuple[Subject, int | None, str]]:
@@ -178,7 +155,7 @@ _DAMAGES: dict[str, list[tuple[Subject, int | None, str]]] = {
         (Subject.ANSWER, 12, "blocks[1].text at character 1")
     ],
     """UPDATE turns SET blocks = jsonb_set(blocks, '{0,text}', '"Sixth."') WHERE seq = 11""": [
-        (Subject.BYTES, 12, "turn 11 blocks[0].text at character 0")
+        (Subject.BYTES, None, "turn 11 blocks[0].text at character 0")
     ],
     "DELETE FROM blobs": [(Subject.BYTES, seq, "image") for seq in (6, 8, 10, 12)],
 }
@@ -186,20 +163,27 @@ _DAMAGES: dict[str, list[tuple[Subject, int | None, str]]] = {
 
 async def test_each_kind_of_damage_is_named(database: Database, walk: Walk) -> None:
     for sql, expected in _DAMAGES.items():
-        assert told(await verify_damaged(database, walk, sql)) == expected, sql
-    found = told(await verify_damaged(database, walk, "DELETE FROM turns WHERE seq = 9"))
+        assert told(await verify_damaged(database, [walk.conversation_id], sql)) == expected, sql
+    found = told(await verify_damaged(database, [walk.conversation_id], "DELETE FROM turns WHERE seq = 9"))
     assert found[0] == (Subject.BYTES, None, "turn 9")
     assert [each[:2] for each in found[1:]] == [(Subject.REQUEST, 10), (Subject.REQUEST, 12)]
+    # What cannot even be written as a request ends no run.
+    odd = "UPDATE assistants SET model = U&'\\+10FFFF0000'"
+    assert {each[0] for each in told(await verify_damaged(database, [walk.conversation_id], odd))} == {Subject.REQUEST}
+    many = "UPDATE conversations SET epoch = 2000000000"
+    assert told(await verify_damaged(database, [walk.conversation_id], many)) == [(Subject.BYTES, None, "epoch 3")]
 
 
 async def test_damage_of_what_many_requests_share_is_named_where_it_is(database: Database, walk: Walk) -> None:
-    verified = await verify_damaged(database, walk, "UPDATE segments SET text = overlay(text placing '~' from 3)")
+    verified = await verify_damaged(
+        database, [walk.conversation_id], "UPDATE segments SET text = overlay(text placing '~' from 3)"
+    )
     [text, *requests] = verified.mismatches
     assert (text.subject, text.turn_seq, text.place) == (Subject.BYTES, None, "epoch 2")
     assert [(each.subject, each.turn_seq) for each in requests] == [(Subject.REQUEST, seq) for seq in (8, 10, 12)]
     assert {each.note for each in requests} == {"The first block that differs is the static layer's static."}
     sql = "UPDATE turns SET native = overlay(native placing 'x' from 12) WHERE seq = 6"
-    [answer, *requests] = (await verify_damaged(database, walk, sql)).mismatches
+    [answer, *requests] = (await verify_damaged(database, [walk.conversation_id], sql)).mismatches
     assert (answer.subject, answer.turn_seq, answer.place) == (Subject.ANSWER, 6, "native at byte 11")
     assert [each.turn_seq for each in requests] == [8, 10, 12]
     assert {each.note for each in requests} == {
@@ -212,7 +196,11 @@ async def test_what_cannot_be_compared_is_counted_and_no_mismatch(database: Data
     conversation = decode_id(CONVERSATION, walk.conversation_id)
     for sql in (
         "UPDATE calls SET raw_response = NULL WHERE conversation_id = $1 AND turn_seq = 2",
+        # As it is while the last turn runs.
         "UPDATE calls SET ended_at = NULL, raw_response = NULL WHERE conversation_id = $1 AND turn_seq = 12",
+        "DELETE FROM turns WHERE conversation_id = $1 AND seq = 12",
+        """UPDATE conversations SET lease_token = id, lease_owner = 'me', lease_expires_at = now(), lease_turn_seq = 12
+        WHERE id = $1""",
         "UPDATE calls SET provider = 'acme' WHERE conversation_id = $1 AND turn_seq = 4",
     ):
         await change(database, sql, conversation)
@@ -260,6 +248,28 @@ async def test_a_tenant_sees_no_other_and_an_erased_conversation_is_left_out(
     assert (await verify(database, [walk.conversation_id])).counts.conversation_count == 0
 
 
+@pytest.mark.parametrize("provider", BOTH)
+async def test_what_is_said_meanwhile_is_no_mismatch(
+    database: Database, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
+) -> None:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
+    compactor = build_compactor(strata_server.program, Observed())
+
+    async def talk() -> None:
+        for number in range(6):
+            await walk.task(f"Task {number}.", asks("Oslo"), tells("Cold."), picture=number % 2 == 0)
+            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+
+    talking = asyncio.create_task(talk())
+    looks = 0
+    while not talking.done():
+        assert (await verify(database, [walk.conversation_id])).mismatches == ()
+        looks += 1
+    await talking
+    assert looks > 1
+    assert (await verify(database, [walk.conversation_id])).counts.call_count == 12
+
+
 async def test_a_long_conversation_is_read_once(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
@@ -286,15 +296,3 @@ class _Counting(Database):
         rows = await super().run(statement, repeatable=repeatable, **values)
         self.row_count += len(rows)
         return rows
-
-
-class _Within(Database):
-    """Reads on one connection, inside its transaction."""
-
-    def __init__(self, connection: Any, options: DatabaseOptions) -> None:
-        super().__init__(options)
-        self._one = connection
-
-    async def run(self, statement: Statement, *, repeatable: bool = True, **values: Any) -> list[asyncpg.Record]:
-        found: list[asyncpg.Record] = await self._one.fetch(statement.sql, *statement.arguments(values))
-        return found

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.answer_check import check_answer, fold_raw
+from server.answer_check import check_answer, check_record, fold_raw
 from server.call import Call, CallEnd
 from server.call_walk import PastAnswer, PastCall
 from server.gemini.stream import GeminiFold
@@ -24,9 +24,9 @@ FAILED: dict[str, Any] = {"state": TurnState.FAILED, "stop_reason": StopReason.E
 ABORTED: dict[str, Any] = {"state": TurnState.INTERRUPTED, "stop_reason": StopReason.ABORTED}
 
 
-def stored(raw: bytes, *, status: int = 200, code: str | None = None, **turn: Any) -> tuple[PastCall, CallEnd]:
+def stored(raw: bytes, *, status: int | None = 200, code: str | None = None, **turn: Any) -> tuple[PastCall, CallEnd]:
     """A call and its turn as they would have been written for these bytes, with changes to the turn."""
-    read = fold_raw(GeminiFold(), raw).answer if status == 200 else ProviderAnswer()
+    read = fold_raw(GeminiFold(), raw).answer if status in {None, 200} else ProviderAnswer()
     end = call_end(
         status=status,
         raw_response=raw,
@@ -42,6 +42,10 @@ def stored(raw: bytes, *, status: int = 200, code: str | None = None, **turn: An
         stop_reason=read.stop_reason,
         error_code=code,
         usage=read.usage,
+        dialect="gemini",
+        provider="gemini",
+        model="gemini-3.1-pro-preview",
+        account="acct-1",
     )
     call = Call(turn_seq=2, start=call_start(), end=end)
     return PastCall(call=call, source=None, answer=replace(answer, **turn), usages=(read.usage,)), end
@@ -49,7 +53,8 @@ def stored(raw: bytes, *, status: int = 200, code: str | None = None, **turn: An
 
 def differs_at(raw: bytes, **changes: Any) -> str | None:
     past, end = stored(raw, **changes)
-    difference = check_answer(past, end, GeminiFold())
+    assert past.answer is not None
+    difference = check_record(past.answer, past.call, end) or check_answer(past, end, GeminiFold())
     return None if difference is None else difference.path
 
 
@@ -66,7 +71,10 @@ def differs_at(raw: bytes, **changes: Any) -> str | None:
         (b"", {"code": "provider_timed_out", **FAILED}),
         (ERROR, {"status": 503, "code": "provider_overloaded", **FAILED}),
         # The process died while it waited for the next attempt: of the one that had failed nothing was taken.
-        (BROKEN, {"code": "provider_overloaded", **ABORTED, "blocks": (), "native": b""}),
+        (
+            BROKEN,
+            {"code": "provider_overloaded", **ABORTED, "error_code": "turn_interrupted", "blocks": (), "native": b""},
+        ),
     ],
 )
 def test_what_was_written_for_the_bytes_matches_them(raw: bytes, changes: dict[str, Any]) -> None:
@@ -85,6 +93,15 @@ def test_what_was_written_for_the_bytes_matches_them(raw: bytes, changes: dict[s
         (CUT, {"code": "provider_cut", **FAILED, "stop_reason": StopReason.END_TURN}, "stop_reason"),
         (CUT, {"code": "turn_interrupted", **ABORTED, "blocks": ()}, "blocks[0]"),
         (WHOLE, {"native": b"{}"}, "native at byte 1"),
+        (WHOLE, {"dialect": "anthropic"}, "dialect at character 0"),
+        (WHOLE, {"provider": None}, "provider"),
+        (WHOLE, {"model": "gemini-3.1-pro"}, "model at character 14"),
+        (WHOLE, {"account": "acct-2"}, "account at character 5"),
+        (WHOLE, {"error_code": "provider_cut"}, "error_code"),
+        (CUT, {"code": "provider_cut", **FAILED, "error_code": "provider_ended_early"}, "error_code at character 9"),
+        (WHOLE, {**ABORTED, "state": TurnState.CANCELLED, "error_code": "turn_interrupted"}, "error_code"),
+        (CUT, {**ABORTED, "error_code": "turn_interrupted"}, "call.error_code"),
+        (WHOLE, {"status": None}, "call.status"),
         (WHOLE, {"usage": Usage(output_tokens=2)}, "usage.fresh_input_tokens"),
     ],
 )
@@ -100,3 +117,8 @@ def test_an_attempt_before_the_last_is_compared_by_its_call_alone() -> None:
     difference = check_answer(retried, other, GeminiFold())
     assert difference is not None
     assert difference.path == "call.usage.output_tokens"
+    # A call that nothing is said against has brought a whole answer.
+    past, end = stored(CUT)
+    difference = check_answer(replace(past, answer=None), end, GeminiFold())
+    assert difference is not None
+    assert difference.path == "call.error_code"

@@ -2,11 +2,13 @@
 
 import json
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zstandard import ZstdError
 
 from server.errors import CursorInvalid, ValidationFailed
 from server.postgres.codec import (
@@ -74,6 +76,18 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
 @given(st.binary(max_size=2000))
 def test_raw_bytes_come_back(data: bytes) -> None:
     assert decode_raw(encode_raw(data)) == data
+
+
+@pytest.mark.parametrize("length", [96, 3_000, 100_000])
+def test_raw_bytes_with_a_flipped_bit_are_not_taken_for_others(length: int) -> None:
+    data = (b'data: {"text": "so"}\n\n' * length)[:length]
+    stored = encode_raw(data)
+    for place in range(len(stored) * 8):
+        flipped = bytearray(stored)
+        flipped[place // 8] ^= 1 << place % 8
+        with suppress(ZstdError):
+            # Where it is not told, it says nothing, or there is nothing left.
+            assert decode_raw(bytes(flipped)) in {data, b""}
 
 
 def test_event_streams_shrink() -> None:

@@ -1,0 +1,86 @@
+"""What the epochs of a conversation have to say of themselves and of one another.
+
+Requests prove what of an epoch was sent. The rest is what the next turn, the next compaction and its undoing go by; it
+is proven here, from what is stored.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from server.assistant import Tool
+from server.call_walk import Flaw
+from server.conversation import Conversation
+from server.epoch import Epoch, Segment
+from server.payload_builder import hash_chain, hash_prefix
+from server.prompt_arguments import hash_arguments
+
+
+def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iterator[Flaw]:
+    """Whether all epochs are there, and the present one is where the conversation says. There may be newer ones."""
+    missing = next((number for number in range(1, conversation.epoch + 1) if number not in epochs), None)
+    if missing is not None:
+        yield Flaw(place=f"epoch {missing}", note="The epoch is missing.")
+    present = epochs.get(conversation.epoch)
+    if present is not None and present.buffer_start_seq != conversation.buffer_start_seq:
+        yield Flaw(
+            place="conversation.buffer_start_seq",
+            note="The buffer does not begin where it does in the present epoch.",
+            stored=str(conversation.buffer_start_seq),
+            found=str(present.buffer_start_seq),
+        )
+
+
+def check_epoch(
+    epoch: Epoch, before: Epoch | None, static_text: str, segments: Sequence[Segment], tools: Sequence[Tool]
+) -> Iterator[Flaw]:
+    """One epoch, beside the one before it. `segments` and `tools`: its own."""
+    yield from _check_turns_told(epoch, segments)
+    if epoch.args is not None and epoch.arguments_hash and hash_arguments(epoch.args) != epoch.arguments_hash:
+        yield _differ(epoch, "args", "The args are not what their hash says.", epoch.arguments_hash)
+    # Of a static text that is damaged, that is told where it is read. Empty in an epoch from before it was kept.
+    is_whole = hashlib.sha256(static_text.encode("utf-8", "surrogatepass")).digest() == epoch.static_hash
+    expected = _expect_prefix(epoch, before, static_text, tools)
+    if is_whole and epoch.prefix_hash and epoch.prefix_hash not in expected:
+        yield _differ(epoch, "prefix_hash", "It is not the hash of the static text and the tools.", epoch.prefix_hash)
+
+
+def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]:
+    """Every turn before the buffer is in one segment or in the opening, in order."""
+    positions = [segment.position for segment in segments]
+    if len(positions) != epoch.segment_count or positions != list(range(len(positions))):
+        note = "A segment of the epoch is missing."
+        found = ", ".join(map(str, positions))
+        yield Flaw(place=f"epoch {epoch.number} segments", note=note, stored=f"{epoch.segment_count}", found=found)
+        return
+    spans = [(segment.first_seq, segment.last_seq) for segment in segments]
+    if epoch.opening is not None:
+        spans.append((epoch.opening.start_seq, epoch.buffer_start_seq - 1))
+    told = 0
+    for first, last in spans:
+        if first != told + 1 or last < first:
+            break
+        told = last
+    else:
+        if told == epoch.buffer_start_seq - 1:
+            return
+    yield Flaw(
+        place=f"epoch {epoch.number} segments",
+        note="Segments, opening and buffer do not follow one another without a gap.",
+        stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
+        found=f"a buffer from {epoch.buffer_start_seq}, told up to {told}",
+    )
+
+
+def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
+    """With an opening it is that of the row of openings, which this one began or goes on with."""
+    prefix = hash_prefix(static_text, tools)
+    if epoch.opening is None:
+        yield prefix
+        return
+    yield hash_chain(prefix, epoch.number)
+    if before is not None and before.opening is not None:
+        yield before.prefix_hash
+
+
+def _differ(epoch: Epoch, name: str, note: str, stored: bytes) -> Flaw:
+    return Flaw(place=f"epoch {epoch.number} {name}", note=note, stored=stored.hex())

@@ -1,0 +1,47 @@
+"""Verifying stored conversations in tests, also as they would be after a change that is taken back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from server.postgres.connecting import DatabaseOptions
+from server.postgres.engine import Database, Statement
+from server.postgres.walking import PostgresCallWalk
+from server.provider_wiring import open_scribes
+from server.settings import Settings
+from server.verification import Verified
+from server.verifier import Verifier, VerifyOrder
+
+NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_base_url": "http://127.0.0.1:9"}
+"""Where nobody listens: whoever asked a provider would hear of it."""
+
+
+async def verify(database: Database, ids: Sequence[str], *, tenant_id: str | None = None, **order: Any) -> Verified:
+    async with open_scribes(Settings(**NOWHERE)) as scribes:
+        walk = PostgresCallWalk(database, tenant_id=tenant_id)
+        return await Verifier(walk, scribes, VerifyOrder(**order)).verify(ids)
+
+
+async def verify_damaged(database: Database, ids: Sequence[str], sql: str, *values: Any) -> Verified:
+    """What is found after a change that is taken back."""
+    async with database.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            assert (await connection.execute(sql, *values)).split()[-1] != "0", "nothing was changed"
+            return await verify(_Within(connection, database.options), ids)
+        finally:
+            await transaction.rollback()
+
+
+class _Within(Database):
+    """Reads on one connection, inside its transaction."""
+
+    def __init__(self, connection: Any, options: DatabaseOptions) -> None:
+        super().__init__(options)
+        self._one = connection
+
+    async def run(self, statement: Statement, *, repeatable: bool = True, **values: Any) -> list[asyncpg.Record]:
+        found: list[asyncpg.Record] = await self._one.fetch(statement.sql, *statement.arguments(values))
+        return found
