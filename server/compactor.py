@@ -21,6 +21,7 @@ from server.compaction import CompactionDecision, CompactionPlan
 from server.compaction_observer import CompactionObserver
 from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compaction_source import count_request, decide_compaction, read_state
+from server.conversation_lengths import KnownLengths
 from server.epoch import Epoch, EpochReason, Segment
 from server.epoch_writer import EpochWriter, Rewrite
 from server.errors import EpochMoved, OpeningRejected, ProviderFailed, SummaryUnavailable
@@ -33,7 +34,6 @@ from server.signed_compaction import SignedSummariser, wants_signed
 from server.store import CopiedSegments, History, Store
 from server.token_estimate import TokenEstimate
 from server.transcript import build_transcript
-from server.typical_lengths import TypicalLengths
 
 NOT_BEGUN: Final = "not_begun"
 """Why nothing is moved where no request was ever sent."""
@@ -54,7 +54,7 @@ class CompactorTools:
     texts: HeldTexts
     """The static texts that the process holds anyway."""
     estimate: TokenEstimate
-    lengths: TypicalLengths | None = None
+    lengths: KnownLengths | None = None
     """None where nobody knows how long conversations get."""
     result_limit_chars: int = 0
     """Longer tool results lose their end in the history; 0 keeps them whole."""

@@ -12,3 +12,11 @@ class ConversationLengths(Protocol):
         None where there are too few of them to say. Takes the same time however many conversations there are.
         """
         ...
+
+
+class KnownLengths(Protocol):
+    """The same as far as it is known: without a database it is what was known before."""
+
+    async def load(self, tenant_id: str, assistant_id: str) -> float | None:
+        """As above; may be some hours old."""
+        ...

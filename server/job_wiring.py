@@ -13,6 +13,7 @@ from server.background_call import BackgroundCalls
 from server.compaction_observer import CompactionObserver
 from server.compaction_watch import CompactionWatch
 from server.compactor import Compactor, CompactorTools
+from server.conversation_lengths import KnownLengths
 from server.database_wiring import open_database
 from server.errors import StrataError
 from server.held_texts import HeldTexts
@@ -171,13 +172,11 @@ def build_compactor(
     providers: Providers,
     observer: CompactionObserver,
     *,
-    lengths: TypicalLengths | None,
+    lengths: KnownLengths,
     texts: HeldTexts | None = None,
     estimate: TokenEstimate | None = None,
 ) -> Compactor:
-    """The compactor. Without providers it does everything but summaries, signed ones included. `lengths`: None where
-    nobody knows how long conversations get.
-    """
+    """The compactor. Without providers it does everything but summaries, signed ones included."""
     calls = BackgroundCalls(
         store,
         providers.by_name,

@@ -23,6 +23,8 @@ from server.turn import ModelResponseTurn, ToolResponseTurn, Turn, UserTaskTurn
 
 NO_RESULT: Final = {"error": "No result was recorded for this call."}
 """What a synthetic error says."""
+_MOST_DIGITS: Final = 4_000
+"""Of numbers that are read as such."""
 _LONGEST_COMPARED: Final = 20_000
 """Characters of arguments that are looked at for the nearest ones."""
 
@@ -140,8 +142,10 @@ def _find_nearest(recorded: Sequence[RecordedResult], name: str, key: str, serve
 
 def _canonical(value: JsonValue) -> JsonValue:
     match value:
+        case Number() if any(mark in value for mark in ".eE"):
+            return _canonical_number(float(value))
         case Number():
-            return _canonical_number(float(value)) if any(mark in value for mark in ".eE") else int(value)
+            return int(value) if len(value) <= _MOST_DIGITS else str(value)
         case bool() | None | str() | int():
             return value
         case float():

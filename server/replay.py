@@ -78,7 +78,7 @@ class Candidate:
     assistant_id: str | None = None
     """Another assistant of the tenant's in place of each conversation's own."""
     assistant_version: int | None = None
-    """None: with an `assistant_id` its newest, else the version that each turn was answered by."""
+    """None: with an `assistant_id` its newest when the replay is made, else the one that each turn was answered by."""
     settings: Mapping[str, JsonValue] | None = None
     """Members that are laid over the assistant's; a member that is null leaves its choice to the model."""
     instructions: Instructions | None = None
@@ -236,7 +236,11 @@ class ClaimedItem:
 
     lease: ItemLease
     item: ReplayItem
-    replay: Replay
+    tenant_id: str
+    draft: ReplayDraft
+    """Of its replay, with the limits of now."""
+    made_at: datetime
+    """When the replay was made. What was said later is not its business."""
     result_count: int
     """How many answers are there: places 1 to this one."""
     was_lost: bool

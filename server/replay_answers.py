@@ -98,7 +98,7 @@ def passed_answer(recorded: ModelResponseTurn, moment: Moment, readied: Readied 
 
 def own_answer(prepared: PreparedPayload, outcome: CallOutcome, ends: Sequence[CallEnd]) -> NewAnswer:
     """A turn of a free-running shadow."""
-    answer, failed = outcome.answer, outcome.failure is not None
+    answer, failed = outcome.answer, outcome.end.error_code is not None
     return NewAnswer(
         blocks=answer.blocks,
         native=answer.native or Native(dialect=prepared.provider.name, data=b""),

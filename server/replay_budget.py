@@ -50,6 +50,12 @@ def plan_call(standing: Standing, estimate: CallEstimate) -> CallPermission:
     return Granted()
 
 
+def is_in_the_way(standing: Standing, estimate: CallEstimate) -> bool:
+    """Whether the call would fit, were it not for what is on its way."""
+    fits = standing.state is ReplayState.RUNNING and _suffices(standing, estimate, with_reserved=False)
+    return fits and not _suffices(standing, estimate, with_reserved=True)
+
+
 def next_call_after(limits: ReplayLimits, now: datetime) -> datetime | None:
     """When the next call may leave after one that leaves now."""
     return None if limits.calls_per_minute is None else now + _MINUTE / limits.calls_per_minute

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -21,22 +20,24 @@ from server.call import Call, CallEnd, CallStart
 from server.call_records import cost_of, end_of, start_of
 from server.conversation import Lease
 from server.errors import DatabaseUnavailable, Internal, ProviderFailed, ProviderOverloaded, ProviderRateLimited
-from server.model_profile import find_profile
+from server.manifest import encode_manifest
 from server.payload import Payload
 from server.payload_preparation import PreparedPayload
-from server.pricing import price_call
 from server.provider import Provider, ProviderAnswer, ProviderStream
 from server.replay import CallEstimate, CallSpending, Granted, ItemLease, Stopped, Wait
+from server.replay_call_estimate import count_tokens, foresee_call, foresee_said, foresee_sent
+from server.replay_observer import CallPurpose, ReplayObserver
+from server.replay_patience import Patience
 from server.replays import Replays
-from server.retry_policy import RetryPolicy, plan_retry
+from server.retry_policy import RetryPolicy
 from server.stop_sign import StopSign
 from server.store import Store
 from server.token_estimate import TokenEstimate
-from server.usage import Usage
 
 CALL_LOST: Final = "call_lost"
 """The error code of a call whose process died over it."""
-_LEAST_OUTPUT_TOKENS: Final = 1_024
+ANSWER_GONE: Final = "answer_gone"
+"""The error code of an answer whose bytes retention has removed before it was compared."""
 _LONGEST_WAIT_SECONDS: Final = 5.0
 """So that a pause, a cancellation or a stop is not noticed late."""
 _TRIES: Final = 20
@@ -45,7 +46,9 @@ _log = logging.getLogger("strata.replay")
 
 
 class ItemHalted(Exception):
-    """No call may leave now: the replay does not run any more, or this process is about to stop."""
+    """The item is to be gone on with later: the replay does not run any more, this process is about to stop, or one
+    that was believed dead has had the last word on the shadow just now.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class CandidateCalls:
         estimate: TokenEstimate,
         retry_policy: RetryPolicy,
         stop_sign: StopSign,
+        observer: ReplayObserver,
     ) -> None:
         self._replays = replays
         self._shadows = shadows
@@ -83,27 +87,25 @@ class CandidateCalls:
         self._estimate = estimate
         self._retry_policy = retry_policy
         self._stop_sign = stop_sign
+        self.observer = observer
 
     async def ask(
-        self, lease: Lease, prepared: PreparedPayload, *, first_attempt: int, expected: Usage | None
+        self, lease: Lease, prepared: PreparedPayload, *, first_attempt: int, recorded: Call | None
     ) -> CallOutcome:
-        """The answer to a payload, or its last failure. `expected`: what the recorded one took.
+        """The answer to a payload, or its last failure. `recorded`: the call that was made in its place.
 
         Failed attempts that another one follows are written down here, the last one is the caller's to write down: an
         answer is durable together with the turn that it ends. Raises `ItemHalted`, `LeaseLost`, `DatabaseUnavailable`.
         """
-        began, attempt = time.monotonic(), first_attempt
+        patience, attempt = self.be_patient(), first_attempt
         earlier: list[CallEnd] = []
         while True:
-            outcome = await self._attempt(lease, prepared, attempt, expected)
+            outcome = await self._attempt(lease, prepared, attempt, recorded)
             outcome = replace(outcome, earlier=tuple(earlier))
             failure = outcome.failure
             if failure is None:
                 return outcome
-            delay = self.plan_delay(
-                prepared.provider.name, prepared.model, failure, attempt - first_attempt + 1, time.monotonic() - began
-            )
-            await self.hold_back(prepared.provider.name, failure)
+            delay = await self.plan_delay(patience, failure, outcome.start, outcome.end)
             if delay is None:
                 return outcome
             await self._shadows.end_call(lease, outcome.start, outcome.end)
@@ -137,18 +139,17 @@ class CandidateCalls:
         """Tries for as long as it may help: what is not settled counts by its estimate."""
         await insist(lambda: self._replays.settle_call(self._lease, reservation, spending))
 
-    def foresee(self, payload: Payload, provider: str, size_bytes: int, expected: Usage | None) -> CallEstimate:
-        """What a request of this size may come to."""
-        said = 0 if expected is None else 2 * (expected.output_tokens + expected.reasoning_tokens)
-        limit = payload.settings.max_output_tokens or max(_LEAST_OUTPUT_TOKENS, said)
-        return foresee_call(provider, payload.model, self._estimate.estimate(payload.model, size_bytes), limit)
+    def foresee(self, payload: Payload, provider: str, size_bytes: int) -> CallEstimate:
+        """What a request of this size may come to, where nothing like it was recorded."""
+        sent = self._estimate.estimate(payload.model, size_bytes)
+        return foresee_call(provider, payload.model, sent, foresee_said(payload.settings.max_output_tokens, None))
 
     async def _attempt(
-        self, lease: Lease, prepared: PreparedPayload, attempt: int, expected: Usage | None
+        self, lease: Lease, prepared: PreparedPayload, attempt: int, recorded: Call | None
     ) -> CallOutcome:
         provider, payload = prepared.provider, prepared.built.payload
         request = await provider.encode_request(payload)
-        estimate = self.foresee(payload, provider.name, len(request), expected)
+        estimate = self._foresee_answer(prepared, len(request), recorded)
         reservation = await self.permit(provider.name, estimate)
         stream = provider.open_stream(payload)
         start = replace(
@@ -160,6 +161,7 @@ class CandidateCalls:
         failure = await listen(stream)
         code = None if failure is None else failure.code
         end = end_of(prepared, stream, payload, code)
+        self.observer.call_ended(start, end, CallPurpose.ANSWER)
         self._learn(payload, len(request), failure, stream.answer)
         return CallOutcome(
             start=start,
@@ -176,11 +178,14 @@ class CandidateCalls:
         if failure is None and not payload.cached_content:
             self._estimate.learn(payload.model, size_bytes, answer.usage.input_tokens)
 
-    async def hold_back(self, provider: str, failure: ProviderFailed) -> None:
-        """What one process is told holds for all."""
-        asked = failure.details.get("retry_after_seconds")
-        if isinstance(failure, ProviderRateLimited | ProviderOverloaded) and isinstance(asked, int | float):
-            await self._replays.hold_back(provider, float(asked))
+    def _foresee_answer(self, prepared: PreparedPayload, size_bytes: int, recorded: Call | None) -> CallEstimate:
+        payload = prepared.built.payload
+        sent = foresee_sent(encode_manifest(prepared.built.manifest), recorded)
+        if sent is None:
+            sent = self._estimate.estimate(payload.model, size_bytes)
+        usage = None if recorded is None or recorded.end is None else recorded.end.usage
+        said = foresee_said(payload.settings.max_output_tokens, usage)
+        return foresee_call(prepared.provider.name, payload.model, sent, said)
 
     async def wait(self, seconds: float) -> None:
         """Raises `ItemHalted` where the process wants to stop meanwhile."""
@@ -194,56 +199,54 @@ class CandidateCalls:
         if self._stop_sign.raised.is_set():
             raise ItemHalted
 
-    def plan_delay(
-        self, provider: str, model: str, failure: ProviderFailed, attempt: int, elapsed_seconds: float
+    def be_patient(self) -> Patience:
+        """For a new question."""
+        return Patience(self._retry_policy)
+
+    async def plan_delay(
+        self, patience: Patience, failure: ProviderFailed, start: CallStart, end: CallEnd
     ) -> float | None:
-        """How long to wait before another attempt; None where none follows."""
-        delay = plan_retry(
-            self._retry_policy,
+        """How long to wait before another attempt; None where none follows.
+
+        What one process is told holds for all: where the provider wants to be left alone, no call leaves for it, and
+        there is nothing else to wait for.
+        """
+        delay = patience.plan(
             failure,
-            attempt=attempt,
-            elapsed_seconds=elapsed_seconds,
-            events_given=False,
+            call_seconds=max(0.0, (end.ended_at - start.started_at).total_seconds()),
             chance=random.random(),  # noqa: S311  reason: spreads retries, guards nothing
         )
         _log.warning(
             "provider.call_failed",
             extra={
-                "provider": provider,
-                "model": model,
-                "attempt": attempt,
+                "provider": start.provider,
+                "model": start.model,
+                "attempt": start.attempt,
                 "code": failure.code,
                 "retry_in_seconds": delay,
             },
         )
-        return delay
+        is_limited = isinstance(failure, ProviderRateLimited)
+        asked = failure.details.get("retry_after_seconds")
+        pause = asked if isinstance(asked, int | float) else delay if is_limited else None
+        if pause is not None and isinstance(failure, ProviderRateLimited | ProviderOverloaded):
+            await self._replays.hold_back(start.provider, float(pause))
+        return 0.0 if is_limited and delay is not None else delay
 
 
 def recall_outcome(call: Call, provider: Provider) -> CallOutcome:
     """How asking went, from what is stored of the call that was answered last."""
     if call.end is None:
         raise Internal("A call without an end has no answer.")
+    is_gone = call.end.error_code is None and not call.end.raw_response
     return CallOutcome(
         start=call.start,
-        end=call.end,
+        end=replace(call.end, error_code=ANSWER_GONE) if is_gone else call.end,
         answer=provider.fold_body(call.end.raw_response or b""),
         failure=None,
         reservation=None,
         spending=CallSpending(usd=call.end.cost_usd, tokens=count_tokens(call.end.usage)),
     )
-
-
-def foresee_call(provider: str, model: str, sent_tokens: int, said_tokens: int) -> CallEstimate:
-    """Rather too much than too little: all that is sent is written to a cache for long, where the model has one."""
-    profile = find_profile(provider, model)
-    writes = profile.breakpoints > 0
-    usage = Usage(
-        fresh_input_tokens=0 if writes else sent_tokens,
-        cache_write_tokens=sent_tokens if writes else 0,
-        output_tokens=min(said_tokens, profile.output_limit_tokens),
-    )
-    cost = price_call(model, datetime.now(UTC), usage, long_write_tokens=usage.cache_write_tokens)
-    return CallEstimate(usd=None if cost is None else cost.total_usd, tokens=count_tokens(usage))
 
 
 async def listen(stream: ProviderStream) -> ProviderFailed | None:
@@ -268,8 +271,3 @@ async def insist(write: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
             return
-
-
-def count_tokens(usage: Usage) -> int:
-    """All of them."""
-    return usage.input_tokens + usage.output_tokens + usage.reasoning_tokens

@@ -10,12 +10,15 @@ from server.call_records import add_costs
 from server.compaction_observer import CompactionObserver
 from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compactor import Compactor
+from server.conversation_lengths import KnownLengths
 from server.errors import SummaryUnavailable
 from server.renderer import Renderer
 from server.replay import CallSpending
-from server.replay_call import CandidateCalls, count_tokens, foresee_call
+from server.replay_call import CandidateCalls
+from server.replay_call_estimate import count_tokens, foresee_call
+from server.replay_observer import CallPurpose, ReplayObserver
 
-CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver], Compactor]
+CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver, KnownLengths], Compactor]
 """A compactor of shadows."""
 
 _log = logging.getLogger("strata.replay")
@@ -26,8 +29,9 @@ class SpendingObserver:
     conversations nothing.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[CallStart, CallEnd]] = []
+    def __init__(self, observer: ReplayObserver) -> None:
+        self._observer = observer
+        self.ends: list[CallEnd] = []
 
     def compaction_ended(self, report: CompactionReport) -> None:
         """Seen in the shadow."""
@@ -42,15 +46,36 @@ class SpendingObserver:
         """As above."""
 
     def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:  # noqa: ARG002  reason: the port's
-        self.calls.append((start, end))
+        self._observer.call_ended(start, end, CallPurpose.COMPACTION)
+        self.ends.append(end)
+
+
+class SourceLengths:
+    """Implements `server.conversation_lengths.KnownLengths` for shadows: each has an assistant of its own, and what is
+    typical is known of the one that the recorded conversation is with.
+    """
+
+    def __init__(self, lengths: KnownLengths, assistant_id: str) -> None:
+        self._lengths = lengths
+        self._assistant_id = assistant_id
+
+    async def load(self, tenant_id: str, assistant_id: str) -> float | None:  # noqa: ARG002  reason: the port's
+        return await self._lengths.load(tenant_id, self._assistant_id)
 
 
 class ShadowCompaction:
     """Compacts the shadow of one item."""
 
-    def __init__(self, compactor_of: CompactorOf, renderer: Renderer, calls: CandidateCalls, tenant_id: str) -> None:
-        self._observer = SpendingObserver()
-        self._compactor = compactor_of(renderer, self._observer)
+    def __init__(
+        self,
+        compactor_of: CompactorOf,
+        renderer: Renderer,
+        lengths: KnownLengths,
+        calls: CandidateCalls,
+        tenant_id: str,
+    ) -> None:
+        self._observer = SpendingObserver(calls.observer)
+        self._compactor = compactor_of(renderer, self._observer, lengths)
         self._calls = calls
         self._tenant_id = tenant_id
 
@@ -62,17 +87,18 @@ class ShadowCompaction:
         foreseen = await self._compactor.compact(self._tenant_id, shadow_id, dry_run=True)
         if foreseen.outcome is CompactionOutcome.UNCHANGED:
             return
-        if foreseen.outcome is CompactionOutcome.COMPACTED:
+        if foreseen.outcome is CompactionOutcome.COMPACTED and not foreseen.is_window_short:
+            # Else what is moved may be summed up too.
             await self._act(shadow_id)
             return
         size = foreseen.request_tokens or 0
         estimate = foresee_call(definition.provider, definition.model, size, size)
         reservation = await self._calls.permit(definition.provider, estimate)
-        self._observer.calls.clear()
+        self._observer.ends.clear()
         try:
             await self._act(shadow_id)
         finally:
-            ends = [end for _, end in self._observer.calls]
+            ends = self._observer.ends
             spending = CallSpending(
                 usd=add_costs([end.cost_usd for end in ends]),
                 tokens=sum(count_tokens(end.usage) for end in ends),

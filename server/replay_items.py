@@ -6,6 +6,7 @@ import logging
 from server.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
 from server.replay import ClaimedItem, ItemState
 from server.replay_call import ItemHalted
+from server.replay_observer import Departure
 from server.replay_runner import ItemEnd, walk_item
 from server.replay_tools import ReplayTools
 from server.undisturbed import undisturbed
@@ -44,7 +45,7 @@ class ReplayItems:
             if work.done():
                 work.result()
             else:
-                _log.warning("replay.item_lost", extra=_facts(claimed))
+                self._lose(claimed)
         except asyncio.CancelledError:
             await _end(work, beat)
             await undisturbed(self._give_back(claimed))
@@ -54,7 +55,7 @@ class ReplayItems:
 
     async def _give_back(self, claimed: ClaimedItem) -> None:
         try:
-            await self._tools.replays.release_item(claimed.lease)
+            await self._release(claimed)
         except StrataError as error:
             # Then it is taken over when its lease is over.
             _log.warning("replay.item_not_given_back", extra=_facts(claimed, code=error.code))
@@ -63,11 +64,22 @@ class ReplayItems:
         try:
             end = await self._walk(claimed)
             if end is None:
-                await self._tools.replays.release_item(claimed.lease)
-            else:
-                await self._tools.replays.end_item(claimed.lease, end.state, error_code=end.error_code)
+                await self._release(claimed)
+                return
+            await self._tools.replays.end_item(claimed.lease, end.state, error_code=end.error_code)
         except LeaseLost:
-            _log.warning("replay.item_lost", extra=_facts(claimed))
+            self._lose(claimed)
+        else:
+            departure = Departure.DONE if end.state is ItemState.DONE else Departure.FAILED
+            self._tools.observer.item_left(departure, error_code=end.error_code)
+
+    async def _release(self, claimed: ClaimedItem) -> None:
+        await self._tools.replays.release_item(claimed.lease)
+        self._tools.observer.item_left(Departure.GIVEN_BACK)
+
+    def _lose(self, claimed: ClaimedItem) -> None:
+        _log.warning("replay.item_lost", extra=_facts(claimed))
+        self._tools.observer.item_left(Departure.LOST)
 
     async def _walk(self, claimed: ClaimedItem) -> ItemEnd | None:
         """None where it has to be gone on with later."""

@@ -1,27 +1,31 @@
 """Asking a judge: a call of the shadow that belongs to none of its turns, kept and paid for like any other."""
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
+from uuid import UUID
 
 from server.block import Block, TextBlock
 from server.cache_expectation import CacheExpectation
 from server.call import Call, CallStart
 from server.call_records import cost_of, describe_end
 from server.call_settings import read_order
-from server.errors import ProviderFailed, ProviderNotConfigured
+from server.errors import Internal, ProviderFailed, ProviderNotConfigured
 from server.judge_payload import JUDGE, build_judge_payload, read_score, write_question
 from server.manifest import build_manifest, encode_manifest
 from server.model_profile import find_profile
 from server.payload import Payload
 from server.provider import Provider, ProviderAnswer
 from server.replay import CallSpending, Judge
-from server.replay_call import CandidateCalls, count_tokens, insist, listen
+from server.replay_call import CandidateCalls, insist, listen
+from server.replay_call_estimate import count_tokens
+from server.replay_observer import CallPurpose
 from server.replay_result import JudgeResult
 from server.replay_walk import WalkStep
 from server.store import Store
+from server.undisturbed import undisturbed
 
 UNREADABLE: Final = "judge_unreadable"
 """The error code of an answer that holds no score."""
@@ -43,6 +47,14 @@ class JudgeCalls:
         self._calls = calls
         self._judge = judge
         self._tenant_id = tenant_id
+        self._epoch: int | None = None
+        self._asked: list[Call] = []
+        """The calls of this epoch that belong to no turn, as far as they were looked at."""
+
+    def check(self) -> None:
+        """That the judge could be asked, before anything is asked of the candidate. Raises `ProviderNotConfigured`."""
+        if self._judge is not None:
+            self._provider_of(self._judge)
 
     async def ask(
         self, shadow_id: str, step: WalkStep, recorded: Sequence[Block], candidate: Sequence[Block]
@@ -54,14 +66,14 @@ class JudgeCalls:
         judge = self._judge
         if judge is None:
             return None
-        provider = self._providers.get(judge.provider)
-        if provider is None:
-            raise ProviderNotConfigured(f"This process has no key for {judge.provider}.")
+        provider = self._provider_of(judge)
         question = write_question(step.input.blocks, recorded, candidate)
         payload = build_judge_payload(provider, judge.model, judge.prompt, judge.settings, question)
         request = await provider.encode_request(payload)
         epoch = (await self._shadows.load_conversation(self._tenant_id, shadow_id)).epoch
-        known = await self._find(shadow_id, epoch, provider, hashlib.sha256(request).digest())
+        if epoch != self._epoch:
+            await self._look(shadow_id, epoch)
+        known = self._find(provider, hashlib.sha256(request).digest())
         if known is not None:
             return _read(known)
         note = {
@@ -73,6 +85,12 @@ class JudgeCalls:
         }
         return await self._ask_patiently(shadow_id, epoch, provider, payload, request, note)
 
+    def _provider_of(self, judge: Judge) -> Provider:
+        provider = self._providers.get(judge.provider)
+        if provider is None:
+            raise ProviderNotConfigured(f"This process has no key for {judge.provider}.")
+        return provider
+
     async def _ask_patiently(
         self,
         shadow_id: str,
@@ -82,15 +100,14 @@ class JudgeCalls:
         request: bytes,
         note: Mapping[str, object],
     ) -> JudgeResult:
-        began, attempt = time.monotonic(), 0
+        patience = self._calls.be_patient()
         while True:
-            attempt += 1
-            answered = await self._attempt(shadow_id, epoch, provider, payload, request, note)
+            call, answered = await self._attempt(shadow_id, epoch, provider, payload, request, note)
             if isinstance(answered, ProviderAnswer):
                 return _read(answered)
-            elapsed = time.monotonic() - began
-            delay = self._calls.plan_delay(provider.name, payload.model, answered, attempt, elapsed)
-            await self._calls.hold_back(provider.name, answered)
+            if call.end is None:
+                raise Internal("A call that is over has an end.")
+            delay = await self._calls.plan_delay(patience, answered, call.start, call.end)
             if delay is None:
                 return JudgeResult(score=None, error_code=answered.code)
             await self._calls.wait(delay)
@@ -103,15 +120,11 @@ class JudgeCalls:
         payload: Payload,
         request: bytes,
         note: Mapping[str, object],
-    ) -> ProviderAnswer | ProviderFailed:
-        reservation = await self._calls.permit(
-            provider.name, self._calls.foresee(payload, provider.name, len(request), None)
-        )
-        earlier = await self._shadows.list_calls(self._tenant_id, shadow_id, -epoch)
-        profile = find_profile(provider.name, payload.model)
+    ) -> tuple[Call, ProviderAnswer | ProviderFailed]:
+        reservation = await self._calls.permit(provider.name, self._calls.foresee(payload, provider.name, len(request)))
         stream = provider.open_stream(payload)
         start = CallStart(
-            attempt=len(earlier) + 1,
+            attempt=0,
             provider=provider.name,
             model=payload.model,
             account=provider.account,
@@ -119,27 +132,43 @@ class JudgeCalls:
             started_at=datetime.now(UTC),
             manifest=encode_manifest(build_manifest(payload)),
             request_hash=hashlib.sha256(request).digest(),
-            layer_order=read_order({}, profile),
+            layer_order=read_order({}, find_profile(provider.name, payload.model)),
             warnings=(*stream.warnings, dict(note)),
         )
-        call = Call(turn_seq=-epoch, start=start, end=None)
-        await self._shadows.record_call(self._tenant_id, shadow_id, call)
+        begun = await self._begin(shadow_id, start)
         failure = await listen(stream)
         end = describe_end(stream, payload.model, CacheExpectation(), None if failure is None else failure.code)
-        ended = Call(turn_seq=-epoch, start=start, end=end)
-        await insist(lambda: self._shadows.record_call(self._tenant_id, shadow_id, ended))
+        ended = replace(begun, end=end)
+        self._calls.observer.call_ended(begun.start, end, CallPurpose.JUDGE)
         spent = CallSpending(
             usd=cost_of(payload.model, start.started_at, stream.answer), tokens=count_tokens(stream.answer.usage)
         )
-        await self._calls.settle(reservation, spent)
-        return stream.answer if failure is None else failure
+        await undisturbed(self._write_down(shadow_id, ended, reservation, spent))
+        return ended, stream.answer if failure is None else failure
 
-    async def _find(self, shadow_id: str, epoch: int, provider: Provider, request_hash: bytes) -> ProviderAnswer | None:
+    async def _begin(self, shadow_id: str, start: CallStart) -> Call:
+        """The call under a number of its own: compactions take numbers too."""
+        while True:
+            call = Call(turn_seq=-start.epoch, start=replace(start, attempt=len(self._asked) + 1), end=None)
+            if await self._shadows.record_call(self._tenant_id, shadow_id, call):
+                return call
+            await self._look(shadow_id, start.epoch)
+
+    async def _write_down(self, shadow_id: str, call: Call, reservation: UUID, spent: CallSpending) -> None:
+        await insist(lambda: self._shadows.record_call(self._tenant_id, shadow_id, call))
+        self._asked.append(call)
+        await self._calls.settle(reservation, spent)
+
+    async def _look(self, shadow_id: str, epoch: int) -> None:
+        self._asked = [*await self._shadows.list_calls(self._tenant_id, shadow_id, -epoch)]
+        self._epoch = epoch
+
+    def _find(self, provider: Provider, request_hash: bytes) -> ProviderAnswer | None:
         """What the same question has been answered with before."""
-        for call in await self._shadows.list_calls(self._tenant_id, shadow_id, -epoch):
+        for call in self._asked:
             end = call.end
-            if call.start.request_hash == request_hash and end is not None and end.error_code is None:
-                return provider.fold_body(end.raw_response or b"")
+            if call.start.request_hash == request_hash and end is not None and not end.error_code and end.raw_response:
+                return provider.fold_body(end.raw_response)
         return None
 
 

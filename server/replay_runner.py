@@ -46,7 +46,7 @@ from server.replay_answers import (
 )
 from server.replay_call import CallOutcome, CandidateCalls, insist, recall_outcome
 from server.replay_candidate import build_definition
-from server.replay_compaction import ShadowCompaction
+from server.replay_compaction import ShadowCompaction, SourceLengths
 from server.replay_judge import JudgeCalls
 from server.replay_renderer import ReplayRenderer
 from server.replay_result import JudgeResult
@@ -56,6 +56,7 @@ from server.replay_tools import ReplayTools
 from server.replay_verdict import CandidateAnswer, build_result, is_comparable
 from server.replay_walk import Stride, Walk, WalkEnd, WalkStep, open_walk
 from server.turn import ModelResponseTurn, TurnState
+from server.undisturbed import undisturbed
 
 _HOPELESS: Final = (ProviderNotConfigured, ProviderAuthentication, ProviderQuotaExceeded)
 """With these no other turn of the conversation would fare better."""
@@ -76,9 +77,8 @@ async def walk_item(tools: ReplayTools, claimed: ClaimedItem) -> ItemEnd:
     Raises `ItemHalted` where it cannot go on now, `LeaseLost` where it is somebody else's, `DatabaseUnavailable`, and
     any other `StrataError` that ends it.
     """
-    tenant_id = claimed.replay.tenant_id
-    source = await open_source(tools.store, tenant_id, claimed.item.conversation_id)
-    draft = claimed.replay.draft
+    draft = claimed.draft
+    source = await open_source(tools.store, claimed.tenant_id, claimed.item.conversation_id, until=claimed.made_at)
     walk = open_walk(draft.mode, source.turns, draft.on_missing_result)
     first = walk.begin()
     if first.step is None:
@@ -94,9 +94,9 @@ class ItemRunner:
     def __init__(self, tools: ReplayTools, claimed: ClaimedItem, source: ReplaySource) -> None:
         self._tools = tools
         self._claimed = claimed
-        self._draft: ReplayDraft = claimed.replay.draft
+        self._draft: ReplayDraft = claimed.draft
         self._is_forced = self._draft.mode is ReplayMode.TEACHER_FORCED
-        self._tenant_id = claimed.replay.tenant_id
+        self._tenant_id = claimed.tenant_id
         self._source = source
         renderer: Renderer = tools.renderer_of(self._draft.candidate.templates)
         self._renderer = ReplayRenderer(renderer, self._draft.candidate, source.conversation)
@@ -108,8 +108,10 @@ class ItemRunner:
             estimate=tools.estimate,
             retry_policy=tools.retry_policy,
             stop_sign=tools.stop_sign,
+            observer=tools.observer,
         )
-        self._compaction = ShadowCompaction(tools.compactor_of, self._renderer, self._calls, self._tenant_id)
+        lengths = SourceLengths(tools.lengths, source.conversation.assistant_id)
+        self._compaction = ShadowCompaction(tools.compactor_of, self._renderer, lengths, self._calls, self._tenant_id)
         self._judge = JudgeCalls(tools.shadows, tools.providers, self._calls, self._draft.judge, self._tenant_id)
         self._chosen: AssistantDefinition | None = None
         self._moment: Moment | None = None
@@ -120,6 +122,7 @@ class ItemRunner:
 
     async def open_shadow(self, first: WalkStep) -> None:
         """The shadow, new or as its last runner left it."""
+        self._judge.check()
         moment = await self._load_moment(first)
         recorded = self._source.conversation
         conversation = await self._tools.replays.open_shadow(
@@ -138,6 +141,7 @@ class ItemRunner:
             ),
         )
         self._shadow = Shadow(self._tools.shadows, self._tenant_id, conversation, self._tools.owner)
+        await self._shadow.take_over()
         turns = await list_turns(self._tools.shadows, self._tenant_id, conversation.id)
         self._answers = {turn.seq: turn for turn in turns if isinstance(turn, ModelResponseTurn)}
 
@@ -190,7 +194,7 @@ class ItemRunner:
     async def _ask(self, step: WalkStep, moment: Moment) -> CandidateAnswer | None:
         """None where nobody is asked, since the recorded answer is only history."""
         shadow = self._opened()
-        turn = await shadow.find_open_turn()
+        turn = shadow.find_open_turn()
         if turn is None:
             definition = await self._definition_at(moment)
             if step.place > 1:
@@ -204,7 +208,7 @@ class ItemRunner:
             return None
         readied = await self._ready(moment)
         outcome = await self._listen(step, moment, turn, readied)
-        await self._write_down(step, moment, turn, readied, outcome)
+        await undisturbed(self._write_down(step, moment, turn, readied, outcome))
         return CandidateAnswer(
             blocks=outcome.answer.blocks,
             stop_reason=outcome.answer.stop_reason,
@@ -215,15 +219,16 @@ class ItemRunner:
 
     async def _listen(self, step: WalkStep, moment: Moment, turn: OpenTurn, readied: Readied) -> CallOutcome:
         """What the candidate says, or has said to whoever ran the item before."""
-        if turn.answered is not None:
-            return recall_outcome(turn.answered, readied.prepared.provider)
+        known = turn.answered or turn.given_up
+        if known is not None:
+            return recall_outcome(known, readied.prepared.provider)
         recorded = step.recorded
         spares = recorded is not None and self._is_forced and readied.needs_stand_in(recorded, moment.native)
         return await self._calls.ask(
             turn.lease,
             readied.prepared,
             first_attempt=turn.next_attempt + spares,
-            expected=None if recorded is None else recorded.usage,
+            recorded=moment.call,
         )
 
     async def _write_down(
@@ -299,6 +304,7 @@ class ItemRunner:
             judge=await self._ask_judge(step, answer),
         )
         await self._tools.replays.record_result(self._claimed.lease, result, () if answer is None else answer.blocks)
+        self._tools.observer.result_recorded(result.outcome)
 
     async def _ask_judge(self, step: WalkStep, answer: CandidateAnswer | None) -> JudgeResult | None:
         recorded = step.recorded

@@ -1,12 +1,12 @@
 """Replays as people ask for them: checked before anything is written, made, and handed to whoever runs them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from server.audit import Actor
 from server.call_settings import check_settings
-from server.errors import TemplateInvalid, ValidationFailed
+from server.errors import PriceUnknown, TemplateInvalid, ValidationFailed
 from server.provider_choice import KEY_VARIABLES
 from server.renderer import Renderer
 from server.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
@@ -43,7 +43,7 @@ class ReplayService:
         """The dry run: nothing is written, nobody is asked.
 
         Raises `ValidationFailed` with the field for a draft that cannot be run, `ConversationNotFound`,
-        `AssistantNotFound`.
+        `AssistantNotFound`, and `PriceUnknown` where the budget is in money and a model has no price.
         """
         check_draft(draft)
         read_assertions(draft.assertions)
@@ -52,11 +52,16 @@ class ReplayService:
         ids = await self._replays.select_conversations(tenant_id, draft.selection)
         check_size(len(ids), draft.limits)
         await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
-        return ReplayPlan(conversation_ids=ids, estimate=await self._replays.estimate(tenant_id, draft, ids))
+        estimate = await self._replays.estimate(tenant_id, draft, ids)
+        if draft.limits.budget_usd is not None and estimate.unpriced_count:
+            # Each conversation would find out by itself, and some of them after the first answers were paid for.
+            raise PriceUnknown
+        return ReplayPlan(conversation_ids=ids, estimate=estimate)
 
     async def create(self, tenant_id: str, draft: ReplayDraft, *, actor: Actor) -> Replay:
         """A replay that runs from now on. Raises what `plan` raises."""
         plan = await self.plan(tenant_id, draft)
+        draft = replace(draft, candidate=await self._pin(tenant_id, draft.candidate))
         replay = await self._replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
         await self._queue.queue_replay(tenant_id, replay.id, slot_count=_slots_of(replay))
         return replay
@@ -68,6 +73,13 @@ class ReplayService:
         replay = await self._replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
         await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
         return replay
+
+    async def _pin(self, tenant_id: str, candidate: Candidate) -> Candidate:
+        """The newest version is the newest of now: all conversations meet the same one, however long it takes."""
+        if candidate.assistant_id is None or candidate.assistant_version is not None:
+            return candidate
+        newest = await self._store.load_assistant(tenant_id, candidate.assistant_id)
+        return replace(candidate, assistant_version=newest.version)
 
     async def _check_candidate(
         self, tenant_id: str, candidate: Candidate, conversation_ids: Sequence[str], renderer: Renderer

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from server.assistant import AssistantDefinition
@@ -100,10 +101,11 @@ class ReplaySource:
         )
 
 
-async def open_source(store: Store, tenant_id: str, conversation_id: str) -> ReplaySource:
-    """Raises `ConversationNotFound`."""
+async def open_source(store: Store, tenant_id: str, conversation_id: str, *, until: datetime) -> ReplaySource:
+    """The conversation as it was then, whoever goes on with it meanwhile. Raises `ConversationNotFound`."""
     conversation = await store.load_conversation(tenant_id, conversation_id)
-    return ReplaySource(store, tenant_id, conversation, await list_turns(store, tenant_id, conversation_id))
+    turns = await list_turns(store, tenant_id, conversation_id)
+    return ReplaySource(store, tenant_id, conversation, [turn for turn in turns if turn.created_at <= until])
 
 
 async def list_turns(store: Store, tenant_id: str, conversation_id: str) -> list[Turn]:

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.conversation_lengths import KnownLengths
 from server.held_texts import HeldTexts
 from server.provider import Provider
 from server.replay_compaction import CompactorOf
+from server.replay_observer import ReplayObserver
 from server.replay_renderer import RendererOf
 from server.replays import Replays
 from server.retry_policy import RetryPolicy
@@ -26,7 +28,10 @@ class ReplayTools:
     shadows: Store
     renderer_of: RendererOf
     compactor_of: CompactorOf
+    lengths: KnownLengths
+    """Of live conversations."""
     providers: Mapping[str, Provider]
+    observer: ReplayObserver
     texts: HeldTexts = field(default_factory=HeldTexts)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)

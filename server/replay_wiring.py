@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from server.compaction_observer import CompactionObserver
 from server.compactor import Compactor
+from server.conversation_lengths import KnownLengths
 from server.database_wiring import open_database
 from server.errors import ReplayNotFound
 from server.held_texts import HeldTexts
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
-from server.job_wiring import build_compactor
+from server.job_wiring import build_compactor, build_lengths
 from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
 from server.jobs.sending import JobSender
@@ -27,12 +28,14 @@ from server.postgres.store import PostgresStore
 from server.provider_wiring import Providers, open_available_providers
 from server.renderer import Renderer
 from server.replay_items import ReplayItems
+from server.replay_observer import ReplayObserver
 from server.replay_reading import ReplayDesk, ReplayReader
 from server.replay_service import ReplayService
 from server.replay_tools import ReplayTools
 from server.retry_policy import RetryPolicy
 from server.settings import Settings
 from server.stop_sign import StopSign
+from server.telemetry.replays import ReplayTelemetry
 from server.token_estimate import TokenEstimate
 
 
@@ -63,16 +66,26 @@ async def open_replays(settings: Settings, environment: Mapping[str, str]) -> As
         renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
         stack.push_async_callback(renderer.close)
         providers = await stack.enter_async_context(open_available_providers(settings, environment))
-        yield build_replays(settings, database, shadows, renderer, providers)
+        lengths = build_lengths(database)
+        stack.push_async_callback(lengths.close)
+        yield build_replays(
+            settings, database, shadows, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
+        )
 
 
 def build_replays(
-    settings: Settings, database: Database, shadows: Database, renderer: JinjaRenderer, providers: Providers
+    settings: Settings,
+    database: Database,
+    shadows: Database,
+    renderer: JinjaRenderer,
+    providers: Providers,
+    *,
+    lengths: KnownLengths,
+    observer: ReplayObserver,
 ) -> ReplayParts:
     """The parts. `shadows`: the database as `make_shadow_database` gives it; who opened it closes it."""
-    replays, stop_sign = PostgresReplays(database, shadows), StopSign()
-    store = PostgresStore(shadows)
-    tools = _build_tools(settings, database, store, replays, renderer, providers, stop_sign)
+    replays, store = PostgresReplays(database, shadows), PostgresStore(shadows)
+    tools = _build_tools(settings, database, store, replays, renderer, providers, lengths=lengths, observer=observer)
     items = ReplayItems(tools)
     sender = JobSender(database.connection)
 
@@ -100,7 +113,7 @@ def build_replays(
         ),
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
-        stop_sign=stop_sign,
+        stop_sign=tools.stop_sign,
     )
 
 
@@ -111,14 +124,15 @@ def _build_tools(
     replays: PostgresReplays,
     renderer: JinjaRenderer,
     providers: Providers,
-    stop_sign: StopSign,
+    *,
+    lengths: KnownLengths,
+    observer: ReplayObserver,
 ) -> ReplayTools:
     texts, estimate = HeldTexts(), TokenEstimate()
 
-    def compactor_of(own_renderer: Renderer, observer: CompactionObserver) -> Compactor:
-        # Nobody knows how long the conversations of a candidate get.
+    def compactor_of(own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths) -> Compactor:
         return build_compactor(
-            settings, shadows, own_renderer, providers, observer, lengths=None, texts=texts, estimate=estimate
+            settings, shadows, own_renderer, providers, watch, lengths=own_lengths, texts=texts, estimate=estimate
         )
 
     return ReplayTools(
@@ -128,10 +142,11 @@ def _build_tools(
         shadows=shadows,
         renderer_of=renderer.with_templates,
         compactor_of=compactor_of,
+        lengths=lengths,
         providers=providers.by_name,
+        observer=observer,
         texts=texts,
         estimate=estimate,
         retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
-        stop_sign=stop_sign,
         lease_seconds=settings.lease_seconds,
     )

@@ -26,7 +26,7 @@ from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
 from server.job_watch import JobWatch
-from server.job_wiring import Background, build_background, working_inside
+from server.job_wiring import Background, build_background, build_lengths, working_inside
 from server.payload_preparation import PayloadPreparation
 from server.postgres.admin_sessions import PostgresAdminSessions
 from server.postgres.announcements import PostgresAnnouncements
@@ -122,6 +122,8 @@ async def open_program(
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
         providers = providers or Providers()
+        metrics, lengths = _build_metrics(database), build_lengths(database)
+        stack.push_async_callback(lengths.close)
         program, reaper = _assemble(
             _Parts(
                 settings=settings,
@@ -132,7 +134,10 @@ async def open_program(
                 announcements=announcements,
                 renderer=renderer,
                 scribes=await stack.enter_async_context(open_scribes(settings)),
-                replays=build_replays(settings, database, shadows, renderer, providers),
+                metrics=metrics,
+                replays=build_replays(
+                    settings, database, shadows, renderer, providers, lengths=lengths, observer=metrics.replays
+                ),
             )
         )
         watching = asyncio.create_task(reaper.watch(), name="reaper")
@@ -165,6 +170,7 @@ class _Parts:
     announcements: PostgresAnnouncements
     renderer: JinjaRenderer
     scribes: Mapping[str, Provider]
+    metrics: Metrics
     replays: ReplayParts
 
 
@@ -192,7 +198,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     settings, database = parts.settings, parts.database
     running_turns = RunningTurns()
     key_ring = PostgresKeyRing(database)
-    metrics = _build_metrics(database)
+    metrics = parts.metrics
     store = PostgresStore(database)
     estimate = TokenEstimate()
     cache_keeper = _build_cache_keeper(parts, estimate)

@@ -19,6 +19,7 @@ from server.provider_wiring import open_available_providers
 from server.replay_wiring import build_replays
 from server.settings import Settings
 from server.telemetry.compactions import CompactionTelemetry
+from server.telemetry.replays import ReplayTelemetry
 
 
 @asynccontextmanager
@@ -44,7 +45,9 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
         compactor = build_compactor(settings, store, renderer, providers, CompactionTelemetry(), lengths=lengths)
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
-        replays = build_replays(settings, database, shadows, renderer, providers)
+        replays = build_replays(
+            settings, database, shadows, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
+        )
 
         async def check_schema() -> None:
             async with database.connection():

@@ -6,6 +6,7 @@ gets none. So a slot may be queued again at any time, and a tick does it for rep
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -16,6 +17,8 @@ NAME: Final = "replay"
 TICK_NAME: Final = "replay_tick"
 MOST_SLOTS: Final = 4
 """In one process: replays take long, and its other jobs must get their turn."""
+MOST_BESIDE: Final = 2
+"""More than these, for replays that have none there yet: one that is slow must not keep all others waiting."""
 _EVERY_FEW_SECONDS: Final = "* * * * * */10"
 _log = logging.getLogger("strata.jobs")
 
@@ -42,20 +45,22 @@ class SentReplays:
                 return
 
 
-def replay_job(run_items: RunItems, *, most_slots: int = MOST_SLOTS) -> Job:
+def replay_job(run_items: RunItems, *, most_slots: int = MOST_SLOTS, most_beside: int = MOST_BESIDE) -> Job:
     """A slot. One too many for this process ends at once, and the tick gives it to another."""
-    running = 0
+    running: Counter[str] = Counter()
 
     async def run(payload: bytes) -> None:
-        nonlocal running
-        if running >= most_slots:
+        replay_id: str = json.loads(payload)["replay_id"]
+        limit = most_slots if running[replay_id] else most_slots + most_beside
+        if running.total() >= limit:
             return
-        running += 1
+        running[replay_id] += 1
         try:
-            replay_id = json.loads(payload)["replay_id"]
             count = await run_items(replay_id)
         finally:
-            running -= 1
+            running.subtract([replay_id])
+            if not running[replay_id]:
+                del running[replay_id]
         if count:
             _log.info("replay.slot_ended", extra={"replay_id": replay_id, "item_count": count})
 

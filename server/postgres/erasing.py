@@ -25,7 +25,7 @@ SELECT shadow_id FROM replay_items WHERE conversation_id = :conversation AND sha
 _LOCK_REPLAYS: Final = Statement("""
 SELECT id, state FROM replays
 WHERE id IN (SELECT replay_id FROM replay_items WHERE conversation_id = :conversation)
-ORDER BY id FOR UPDATE
+ORDER BY id FOR NO KEY UPDATE
 """)
 _LOCK_ITEMS: Final = Statement("""
 SELECT replay_id, number, shadow_id FROM replay_items WHERE conversation_id = :conversation

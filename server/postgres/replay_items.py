@@ -1,6 +1,7 @@
 """Items: claimed, renewed, given a shadow, ended, released, listed."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -8,7 +9,7 @@ from uuid import UUID, uuid4
 from server.assistant import AssistantDefinition
 from server.conversation import Conversation, ConversationDraft
 from server.errors import LeaseLost, ReplayNotFound
-from server.identifiers import CONVERSATION, REPLAY, decode_id, encode_id
+from server.identifiers import CONVERSATION, REPLAY, TENANT, decode_id, encode_id
 from server.page import Page
 from server.postgres.assistants import create_assistant_on
 from server.postgres.codec import decode_cursor
@@ -16,11 +17,11 @@ from server.postgres.connecting import Connection
 from server.postgres.conversations import create_conversation_on, load_conversation_on
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, page_of
-from server.postgres.replay_rows import ITEM_COLUMNS, item_from
-from server.postgres.replay_runs import hold_replay, load_replay, load_replay_on, lock_replay, replay_key
-from server.postgres.replay_statements import ITEMS_END_AS, end_if_done, execute, fetch_one, lose_calls
+from server.postgres.replay_rows import ITEM_COLUMNS, draft_from, item_from
+from server.postgres.replay_runs import hold_replay, lock_replay, replay_key, require_replay
+from server.postgres.replay_statements import ITEMS_END_AS, end_if_done, execute, fetch, fetch_one, lose_calls
 from server.postgres.rows import Row
-from server.replay import ClaimedItem, ItemLease, ItemState, OpenWork, ReplayItem, ReplayState
+from server.replay import ITEM_LIMIT, ClaimedItem, ItemLease, ItemState, OpenWork, ReplayItem, ReplayState
 
 _COUNT_RUNNING: Final = Statement("""
 SELECT count(*) FROM replay_items
@@ -133,7 +134,9 @@ async def claim_item(database: Database, replay_id: str, owner: str, lease_secon
         return ClaimedItem(
             lease=lease,
             item=item_from(claimed),
-            replay=await load_replay_on(connection, replay),
+            tenant_id=encode_id(TENANT, row["tenant_id"]),
+            draft=draft_from(row),
+            made_at=row["created_at"],
             result_count=claimed["result_count"],
             was_lost=found["call_id"] is not None,
         )
@@ -189,17 +192,21 @@ async def end_abandoned_items(database: Database) -> int:
     total = 0
     states = [str(state) for state in ITEMS_END_AS]
     for row in await database.run(_LIST_ABANDONED, states=states):
-        async with database.transaction() as connection:
-            replay = await lock_replay(connection, None, encode_id(REPLAY, row["replay_id"]))
-            ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
-            if ended is None:
-                continue
-            rows = await connection.fetch(
-                _END_ABANDONED.sql, *_END_ABANDONED.arguments({"replay": replay["id"], "state": str(ended)})
-            )
-            await lose_calls(connection, replay["id"], [row["number"] for row in rows])
-            total += len(rows)
+        # One that was erased meanwhile has none.
+        with suppress(ReplayNotFound):
+            total += await _end_abandoned(database, encode_id(REPLAY, row["replay_id"]))
     return total
+
+
+async def _end_abandoned(database: Database, replay_id: str) -> int:
+    async with database.transaction() as connection:
+        replay = await lock_replay(connection, None, replay_id)
+        ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
+        if ended is None:
+            return 0
+        rows = await fetch(connection, _END_ABANDONED, replay=replay["id"], state=str(ended))
+        await lose_calls(connection, replay["id"], [row["number"] for row in rows])
+    return len(rows)
 
 
 async def list_open_work(database: Database, limit: int) -> Sequence[OpenWork]:
@@ -217,7 +224,7 @@ async def list_items(
     limit: int,
 ) -> Page[ReplayItem]:
     """See the port."""
-    await load_replay(database, tenant_id, replay_id)
+    await require_replay(database, tenant_id, replay_id)
     place: dict[str, Any] = {
         "replay": decode_id(REPLAY, replay_id),
         "after": 0 if cursor is None else decode_cursor(cursor, int),
@@ -232,7 +239,8 @@ async def list_items(
 
 async def load_item(database: Database, tenant_id: str | None, replay_id: str, number: int) -> ReplayItem:
     """See the port."""
-    rows = await database.run(_LOAD, number=number, **replay_key(tenant_id, replay_id))
+    known = 1 <= number <= ITEM_LIMIT
+    rows = await database.run(_LOAD, number=number, **replay_key(tenant_id, replay_id)) if known else ()
     if not rows:
         raise ReplayNotFound("There is no such item.")
     return item_from(rows[0])

@@ -45,7 +45,7 @@ def replay_from(row: Row) -> Replay:
     return Replay(
         id=encode_id(REPLAY, row["id"]),
         tenant_id=encode_id(TENANT, row["tenant_id"]),
-        draft=replace(draft_from_json(decode_json(row["draft"])), limits=limits_from(row)),
+        draft=draft_from(row),
         state=ReplayState(row["state"]),
         item_count=row["item_count"],
         item_counts={state: counts.get(state.value, 0) for state in ItemState},
@@ -58,6 +58,11 @@ def replay_from(row: Row) -> Replay:
         created_by=None if row["created_by"] is None else encode_id(API_KEY, row["created_by"]),
         ended_at=row["ended_at"],
     )
+
+
+def draft_from(row: Row) -> ReplayDraft:
+    """The draft in a row of `replays`, with its limits."""
+    return replace(draft_from_json(decode_json(row["draft"])), limits=limits_from(row))
 
 
 def limits_from(row: Row) -> ReplayLimits:

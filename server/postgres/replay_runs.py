@@ -42,17 +42,24 @@ FROM unnest(:ids::uuid[]) WITH ORDINALITY AS source (id, place), generate_series
 _LOAD: Final = Statement(f"""
 SELECT {REPLAY_COLUMNS} FROM replays r WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
 """)  # noqa: S608  reason: constants of our own only
+# Counting the items of each page would make reading all pages quadratic.
+_FIND: Final = Statement("""
+SELECT FROM replays WHERE id = :replay AND (:tenant::uuid IS NULL OR tenant_id = :tenant)
+""")
 _LIST_SQL: Final = f"""
 SELECT {REPLAY_COLUMNS} FROM replays r WHERE %mine% r.id < :before ORDER BY r.id DESC LIMIT :count
 """  # noqa: S608  reason: constants of our own only
 _LIST_ONE: Final = Statement(_LIST_SQL.replace("%mine%", "r.tenant_id = :tenant AND"))
 _LIST_ALL: Final = Statement(_LIST_SQL.replace("%mine%", ""))
+# Not FOR UPDATE: whoever writes a result holds its item, and looks whether the replay is there.
 _LOCK: Final = Statement("""
-SELECT * FROM replays WHERE id = :replay AND (:tenant::uuid IS NULL OR tenant_id = :tenant) FOR UPDATE
+SELECT * FROM replays WHERE id = :replay AND (:tenant::uuid IS NULL OR tenant_id = :tenant) FOR NO KEY UPDATE
 """)
+# The last call has left when it has left: only its share of the minute is another one.
 _CHANGE_LIMITS: Final = Statement("""
 UPDATE replays SET parallelism = :parallelism, calls_per_minute = :calls_per_minute, budget_usd = :budget_usd,
-    budget_tokens = :budget_tokens, next_call_at = NULL
+    budget_tokens = :budget_tokens,
+    next_call_at = next_call_at + make_interval(secs => 60.0 / :calls_per_minute::int - 60.0 / calls_per_minute)
 WHERE id = :replay
 """)
 _WAIT_AGAIN: Final = Statement("""
@@ -96,6 +103,12 @@ async def load_replay(database: Database, tenant_id: str | None, replay_id: str)
     if not rows:
         raise ReplayNotFound
     return replay_from(rows[0])
+
+
+async def require_replay(database: Database, tenant_id: str | None, replay_id: str) -> None:
+    """That it is there, without counting its items. Raises `ReplayNotFound`."""
+    if not await database.run(_FIND, **replay_key(tenant_id, replay_id)):
+        raise ReplayNotFound
 
 
 async def list_replays(database: Database, tenant_id: str | None, cursor: str | None, limit: int) -> Page[Replay]:

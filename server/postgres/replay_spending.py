@@ -13,7 +13,7 @@ from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.replay_rows import limits_from
 from server.postgres.replay_runs import hold_replay
-from server.postgres.replay_statements import change_state, execute, fetch_one, lose_calls
+from server.postgres.replay_statements import change_state, execute, fetch, fetch_one, lose_calls
 from server.postgres.rows import Row
 from server.replay import (
     CallEstimate,
@@ -24,7 +24,7 @@ from server.replay import (
     ReplayState,
     Stopped,
 )
-from server.replay_budget import Standing, next_call_after, plan_call
+from server.replay_budget import Standing, is_in_the_way, next_call_after, plan_call
 
 _LONGEST_HOLD_SECONDS: Final = 3600.0
 
@@ -35,6 +35,10 @@ SELECT call_id, clock_timestamp() AS now,
 FROM replay_items
 WHERE replay_id = :replay AND number = :number AND lease_token = :token AND state = 'running'
 FOR UPDATE
+""")
+_LIST_DEAD: Final = Statement("""
+SELECT number FROM replay_items
+WHERE replay_id = :replay AND state = 'running' AND lease_expires_at <= clock_timestamp() AND call_id IS NOT NULL
 """)
 _RESERVE: Final = Statement("""
 WITH noted AS (
@@ -82,6 +86,11 @@ async def reserve_call(
         if item["call_id"] is not None:
             # The last one was never settled: its process could not reach the database, and has forgotten it.
             await lose_calls(connection, replay["id"], [lease.number])
+            replay = await hold_replay(connection, lease)
+        if is_in_the_way(_standing(replay, item), estimate):
+            # Of the calls that stand in its way, those of the dead will not turn out cheaper any more.
+            dead = await fetch(connection, _LIST_DEAD, replay=replay["id"])
+            await lose_calls(connection, replay["id"], [row["number"] for row in dead])
             replay = await hold_replay(connection, lease)
         permission = plan_call(_standing(replay, item), estimate)
         await _follow(connection, lease, reservation, replay, permission, estimate, item)

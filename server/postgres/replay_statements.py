@@ -40,8 +40,10 @@ UPDATE replay_items SET state = :state, ended_at = now()
 WHERE replay_id = :replay AND (state = 'waiting' OR state = 'running' AND lease_expires_at <= now())
 RETURNING CASE WHEN call_id IS NOT NULL THEN number END AS open_number
 """)
-_COUNT_OPEN: Final = Statement("""
-SELECT count(*) FROM replay_items WHERE replay_id = :replay AND state IN ('waiting', 'running')
+# Of each state the first row will do, however many there are.
+_HAS_OPEN: Final = Statement("""
+SELECT EXISTS (SELECT FROM replay_items WHERE replay_id = :replay AND state = 'waiting')
+    OR EXISTS (SELECT FROM replay_items WHERE replay_id = :replay AND state = 'running')
 """)
 ITEMS_END_AS: Final = {ReplayState.CANCELLED: ItemState.CANCELLED, ReplayState.STOPPED_BY_BUDGET: ItemState.SKIPPED}
 """What becomes of the items of a replay that goes on no more."""
@@ -59,7 +61,7 @@ async def change_state(connection: Connection, replay: UUID, state: ReplayState)
 
 async def end_if_done(connection: Connection, replay: UUID) -> None:
     """A replay that was not ended otherwise is done with its last item."""
-    row = await fetch_one(connection, _COUNT_OPEN, replay=replay)
+    row = await fetch_one(connection, _HAS_OPEN, replay=replay)
     if row is not None and not row[0]:
         await change_state(connection, replay, ReplayState.DONE)
 

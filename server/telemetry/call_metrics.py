@@ -23,7 +23,7 @@ _SOURCE: Final = ("provider", "model")
 _SPENDER: Final = (*_SOURCE, "assistant")
 _ASSISTANTS: Final = 200
 """Those that are told apart. Each has some ten series, for each model that it asks."""
-_BUCKETS: Final = ("fresh_input", "cache_read", "cache_write", "output", "reasoning")
+BUCKETS: Final = ("fresh_input", "cache_read", "cache_write", "output", "reasoning")
 _PREFIX_BREAK: Final = "prefix_break"
 _SIGNATURES_WITHHELD: Final = "signatures_withheld"
 _TEMPLATE_FAILURES: Final = ("parse", "render", "too_long", "too_large", "not_json")
@@ -113,8 +113,8 @@ class _Spending:
         )
 
     def add(self, spender: tuple[str, str, str], start: CallStart, end: CallEnd) -> None:
-        counts = _bucket_counts(end.usage)
-        for bucket, count in zip(_BUCKETS, counts, strict=True):
+        counts = bucket_counts(end.usage)
+        for bucket, count in zip(BUCKETS, counts, strict=True):
             if count:
                 self._tokens.labels(*spender, bucket).inc(count)
         usd = finite_usd(end.cost_usd)
@@ -190,8 +190,8 @@ def _kinds(notes: Iterable[Mapping[str, JsonValue]]) -> Iterator[JsonValue]:
     return (note.get("kind") for note in notes)
 
 
-def _bucket_counts(usage: Usage) -> tuple[int, int, int, int, int]:
-    """In the order of `_BUCKETS`."""
+def bucket_counts(usage: Usage) -> tuple[int, int, int, int, int]:
+    """Its tokens in the order of `BUCKETS`."""
     return (
         bounded_count(usage.fresh_input_tokens),
         bounded_count(usage.cache_read_tokens),

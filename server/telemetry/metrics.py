@@ -27,6 +27,7 @@ from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.compactions import CompactionTelemetry
 from server.telemetry.jobs import JobMetrics
 from server.telemetry.limits import NameSet
+from server.telemetry.replays import ReplayTelemetry
 from server.telemetry.turn_metrics import TurnMetrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -67,6 +68,7 @@ class Metrics:
         self.turns = TurnMetrics(self.registry, providers=providers, models=models)
         self.calls = CallMetrics(self.registry, providers=providers, models=models)
         self.compactions = CompactionTelemetry(self.registry, self.calls)
+        self.replays = ReplayTelemetry(self.registry, providers=providers, models=models)
         self.jobs = JobMetrics(self.registry)
         build = Gauge("strata_build_info", "Always 1.", ("version", "python"), registry=self.registry)
         build.labels(version, platform.python_version()).set(1)

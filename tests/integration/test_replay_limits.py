@@ -21,6 +21,7 @@ from server.replay import (
     ItemLease,
     ItemState,
     Replay,
+    ReplayLimits,
     ReplayState,
     Stopped,
     Wait,
@@ -81,6 +82,23 @@ async def test_calls_that_may_still_turn_out_cheaper_are_waited_for(rig: ReplayR
     assert await rig.reserve(first.lease) == Stopped(state=ReplayState.STOPPED_BY_BUDGET)
 
 
+async def test_what_a_dead_process_had_on_its_way_is_not_waited_for(rig: ReplayRig) -> None:
+    """Nobody may be left to claim its item: all others wait."""
+    made = await rig.begin(3, budget_tokens=250)
+    first, dead = await rig.claim(made), await rig.claim(made)
+    assert await rig.reserve(dead.lease) == Granted()
+    reservation = uuid4()
+    await rig.replays.reserve_call(first.lease, reservation, provider="gemini", estimate=A_CALL)
+    second = await rig.claim(made)
+    assert isinstance(await rig.reserve(second.lease), Wait)
+    await rig.replays.renew_lease(dead.lease, lease_seconds=0)
+    assert isinstance(await rig.reserve(second.lease), Wait)
+    now = await rig.load(made)
+    assert (now.spent_tokens, now.reserved_tokens) == (100, 100)
+    await rig.replays.settle_call(first.lease, reservation, CallSpending(usd=None, tokens=60))
+    assert await rig.reserve(second.lease) == Stopped(state=ReplayState.STOPPED_BY_BUDGET)
+
+
 async def test_money_needs_a_price(rig: ReplayRig) -> None:
     made = await rig.begin(budget_usd=Decimal(1))
     claimed = await rig.claim(made)
@@ -130,6 +148,20 @@ async def test_calls_leave_no_closer_together_than_the_minutes_share(rig: Replay
     assert ordered[-1] - began_at >= 12 * share
 
 
+async def test_new_limits_do_not_let_the_next_call_leave_before_its_time(rig: ReplayRig) -> None:
+    made = await rig.begin(calls_per_minute=1)
+    claimed = await rig.claim(made)
+    assert await rig.reserve(claimed.lease) == Granted()
+    for calls_per_minute, least in ((1, 50), (2, 20), (4, 5)):
+        limits = ReplayLimits(calls_per_minute=calls_per_minute)
+        await rig.replays.continue_replay(None, made.id, actor=OPERATOR, limits=limits)
+        permission = await rig.reserve(claimed.lease)
+        assert isinstance(permission, Wait)
+        assert least < permission.seconds <= 60 / calls_per_minute
+    await rig.replays.continue_replay(None, made.id, actor=OPERATOR, limits=ReplayLimits())
+    assert await rig.reserve(claimed.lease) == Granted()
+
+
 async def test_the_budget_holds_while_many_spend_it_at_once(rig: ReplayRig) -> None:
     made = await rig.begin(6, parallelism=6, budget_usd=Decimal("1.05"), budget_tokens=100_000)
     highest = Decimal(0)
@@ -172,6 +204,13 @@ class Model:
     def lose(self, number: int) -> None:
         if number in self.open:
             self.spent += self.open.pop(number)[1].tokens
+
+    def make_room(self, number: int, tokens: int) -> None:
+        """What the dead had on their way is over where it stands in the way."""
+        self.lose(number)
+        if self.spent + sum(estimate.tokens for _, estimate in self.open.values()) + tokens > 100:
+            for dead in self.dead:
+                self.lose(dead)
 
     def stop(self) -> None:
         """The budget is spent: items that nobody runs are over."""
@@ -228,7 +267,10 @@ async def take_step(rig: ReplayRig, made: Replay, model: Model, step: str, choic
                 await change(None, made.id, actor=OPERATOR)
         return
     if model.claimed:
-        await take_item_step(rig, model, model.claimed[choice % len(model.claimed)], step, tokens)
+        held = model.claimed[choice % len(model.claimed)]
+        if step == "reserve" and state is ReplayState.RUNNING:
+            model.make_room(held.item.number, tokens)
+        await take_item_step(rig, model, held, step, tokens)
         if state is ReplayState.RUNNING and (await rig.load(made)).state is ReplayState.STOPPED_BY_BUDGET:
             model.stop()
 

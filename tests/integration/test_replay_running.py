@@ -2,17 +2,21 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.assistant import Instructions
 from server.audit import OPERATOR
+from server.call import Call
 from server.emulator.reply import FaultKind
-from server.errors import ValidationFailed
+from server.errors import PriceUnknown, ValidationFailed
 from server.postgres.engine import Database
 from server.replay import (
     Assertion,
@@ -20,10 +24,12 @@ from server.replay import (
     ItemState,
     Judge,
     OnMissingResult,
+    Replay,
     ReplayLimits,
     ReplayMode,
     ReplayState,
 )
+from server.replay_items import ReplayItems
 from server.replay_result import DivergenceKind, Outcome
 from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState
 from tests.conftest import StrataServer
@@ -283,6 +289,8 @@ class TestLimits:
         replays = strata_server.program.replays.replays
         larger = ReplayLimits(repetitions=3, budget_tokens=1_000_000)
         await replays.continue_replay(walk.tenant_id, replay.id, actor=OPERATOR, limits=larger)
+        # What is said after a replay was made is none of its business.
+        await walk.task("Later.", tells("Yes."))
         before = len(emulated.gemini.requests())
         await strata_server.program.replays.items.run_all(replay.id)
         replay = await replays.load_replay(walk.tenant_id, replay.id)
@@ -292,15 +300,23 @@ class TestLimits:
         assert len(emulated.gemini.requests()) - before == 15 - first
 
     async def test_a_provider_that_asks_for_patience_is_asked_again_later(
-        self, strata_server: StrataServer, emulated: EmulatedProviders
+        self, strata_server: StrataServer, emulated: EmulatedProviders, database: Database
     ) -> None:
         walk = await _talk(strata_server, emulated, "anthropic")
         arm_again(emulated, await walk.turns())
+        emulated.anthropic.fails(FaultKind.RATE_LIMITED)
         emulated.anthropic.fails(FaultKind.RATE_LIMITED, retry_after_seconds=1)
         replay = await run_replay(strata_server.program, walk.tenant_id, draft_of([walk.conversation_id]))
         results = await results_of(strata_server.program, replay)
         assert {result.outcome for result in results} == {Outcome.SAME}
-        assert [result.attempt for result in results] == [2, 1, 1, 1, 1]
+        assert [result.attempt for result in results] == [3, 1, 1, 1, 1]
+        # No call left while it was held, by this process or another.
+        tries = [call.start.started_at for call in await _tries(strata_server, replay)]
+        assert (tries[1] - tries[0]).total_seconds() >= 0.5
+        assert (tries[2] - tries[1]).total_seconds() >= 1
+        async with database.connection() as connection:
+            held = await connection.fetchval("SELECT held_until FROM provider_holds WHERE provider = 'anthropic'")
+        assert held > tries[1]
 
     async def test_a_candidate_that_fails_is_told_turn_by_turn(
         self, strata_server: StrataServer, emulated: EmulatedProviders
@@ -337,6 +353,58 @@ class TestLimits:
         assert [(result.outcome, result.attempt) for result in results][:2] == [(Outcome.SAME, 2), (Outcome.SAME, 1)]
         assert [item.lost_count for item in await items_of(program, replay)] == [1]
 
+    async def test_answers_are_compared_later_from_their_bytes_and_not_asked_for_again(
+        self, strata_server: StrataServer, emulated: EmulatedProviders, database: Database
+    ) -> None:
+        walk = await _talk(strata_server, emulated, "gemini")
+        program = strata_server.program
+        arm_again(emulated, await walk.turns())
+        emulated.anthropic.says(*[tells('{"score": 1}')] * 5)
+        judge = Judge(provider="anthropic", model=MODELS["anthropic"], prompt="Which one is better?")
+        replay = await run_replay(program, walk.tenant_id, draft_of([walk.conversation_id], judge=judge))
+        asked_before = len(emulated.gemini.requests()), len(emulated.anthropic.requests())
+        async with database.connection() as connection:
+            await connection.execute("DELETE FROM replay_results; UPDATE replay_items SET state = 'waiting'")
+            await connection.execute("UPDATE replays SET state = 'running'")
+            # By retention: what is gone cannot be compared, and is not taken for an answer without words.
+            await connection.execute("UPDATE replay.calls SET raw_response = NULL WHERE turn_seq = 4")
+
+        await program.replays.items.run_all(replay.id)
+
+        results = await results_of(program, replay)
+        gone = [Outcome.SAME, Outcome.FAILED, Outcome.SAME, Outcome.SAME, Outcome.SAME]
+        assert [result.outcome for result in results] == gone
+        assert results[1].candidate is not None
+        assert results[1].candidate.error_code == "answer_gone"
+        assert [None if result.judge is None else result.judge.score for result in results] == [1, None, 1, 1, 1]
+        assert (len(emulated.gemini.requests()), len(emulated.anthropic.requests())) == asked_before
+
+    async def test_an_answer_that_process_after_process_has_died_over_is_given_up(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        walk = await _talk(strata_server, emulated, "gemini")
+        program = strata_server.program
+        draft = draft_of([walk.conversation_id], mode=ReplayMode.FREE_RUNNING)
+        replay = await create_replay(program, walk.tenant_id, draft)
+        asked_before = len(emulated.gemini.requests())
+        for _ in range(5):
+            for name in BOTH:
+                emulated[name].fails(FaultKind.SILENCE, after_chunks=1)
+            running = asyncio.create_task(program.replays.items.run_all(replay.id))
+            await until_asked(emulated)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            walk.calm()
+
+        await program.replays.items.run_all(replay.id)
+
+        assert len(emulated.gemini.requests()) - asked_before == 5
+        (item,) = await items_of(program, replay)
+        assert (item.state, item.error_code, item.lost_count) == (ItemState.FAILED, "call_lost", 5)
+        (result,) = await results_of(program, replay)
+        assert (result.outcome, result.kinds) == (Outcome.FAILED, (DivergenceKind.ERROR,))
+
 
 class TestAsking:
     async def test_a_draft_is_checked_planned_and_queued(
@@ -361,6 +429,13 @@ class TestAsking:
             with pytest.raises(ValidationFailed) as caught:
                 await service.create(walk.tenant_id, faulty, actor=OPERATOR)
             assert caught.value.details["errors"][0]["path"] == path  # type: ignore[index]  # reason: details are objects
+        unpriced = Judge(provider="gemini", model="gemini-99", prompt="Which one is better?")
+        with pytest.raises(PriceUnknown):
+            await service.create(
+                walk.tenant_id,
+                replace(draft, judge=unpriced, limits=replace(limits, budget_usd=Decimal(1))),
+                actor=OPERATOR,
+            )
         async with database.connection() as connection:
             await connection.execute("DELETE FROM pgqueuer")
 
@@ -372,9 +447,27 @@ class TestAsking:
         async with database.connection() as connection:
             keys = [row["dedupe_key"] for row in await connection.fetch("SELECT dedupe_key FROM pgqueuer ORDER BY id")]
         assert keys == [f"replay:{replay.id}:0", f"replay:{replay.id}:1"]
+        # The newest version is the newest of this moment, for every conversation.
+        newest = replace(draft, candidate=Candidate(assistant_id=walk.assistant_id))
+        pinned = await service.create(walk.tenant_id, newest, actor=OPERATOR)
+        assert pinned.draft.candidate == Candidate(assistant_id=walk.assistant_id, assistant_version=1)
 
 
 class TestAssertionsAndJudges:
+    async def test_nobody_is_asked_where_the_judge_could_not_be(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        walk = await _talk(strata_server, emulated, "gemini")
+        program = strata_server.program
+        judge = Judge(provider="anthropic", model=MODELS["anthropic"], prompt="Which one is better?")
+        replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id], judge=judge))
+        asked_before = len(emulated.gemini.requests())
+        tools = program.replays.items._tools  # noqa: SLF001  reason: the same process, but for a key
+        await ReplayItems(replace(tools, providers={"gemini": tools.providers["gemini"]})).run_all(replay.id)
+        items = await items_of(program, replay)
+        assert [(item.state, item.error_code) for item in items] == [(ItemState.FAILED, "provider_not_configured")]
+        assert len(emulated.gemini.requests()) == asked_before
+
     async def test_what_has_to_hold_is_checked_and_judged(
         self, strata_server: StrataServer, emulated: EmulatedProviders
     ) -> None:
@@ -403,6 +496,24 @@ class TestAssertionsAndJudges:
         kept = await strata_server.program.replays.shadows.list_calls(walk.tenant_id, item.shadow_id, -1)
         assert len(kept) == 5
         assert replay.spent_tokens > sum(call.end.usage.input_tokens for call in kept if call.end is not None)
+        # Five live answers, five of the candidate, five of the judge: each is counted for what it is.
+        async with httpx2.AsyncClient(base_url=strata_server.url) as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        for counter, answers in (
+            ("strata_calls_total{", 5),
+            ('strata_replay_calls_total{.*purpose="answer"', 5),
+            ('strata_replay_calls_total{.*purpose="judge"', 5),
+            ('strata_replay_results_total{outcome="same"', 5),
+            ('strata_replay_items_total{departure="done"', 1),
+        ):
+            assert sum(float(line.rpartition(" ")[2]) for line in lines if re.match(counter, line)) == answers
+
+
+async def _tries(server: StrataServer, replay: Replay) -> Sequence[Call]:
+    """Of the first answer."""
+    item = (await items_of(server.program, replay))[0]
+    assert item.shadow_id is not None
+    return await server.program.replays.shadows.list_calls(replay.tenant_id, item.shadow_id, 2)
 
 
 async def _talk(server: StrataServer, emulated: EmulatedProviders, provider: str) -> Walk:

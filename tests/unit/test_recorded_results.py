@@ -96,6 +96,8 @@ class TestCanonicalArguments:
     def test_numbers_that_were_kept_as_text_count_as_numbers(self) -> None:
         assert canonical_arguments(loads_exact('{"a": 1.0, "b": [2]}')) == canonical_arguments({"b": [2.0], "a": 1})
         assert canonical_arguments({"a": "1"}) != canonical_arguments({"a": 1})
+        # Python reads no longer ones.
+        assert canonical_arguments(loads_exact("9" * 5000)) != canonical_arguments(loads_exact("9" * 5001))
 
 
 def _typed(value: Any) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.errors import PriceUnknown
 from server.replay import CallEstimate, Granted, ReplayLimits, ReplayState, Stopped, Wait
-from server.replay_budget import Standing, is_spent, next_call_after, plan_call
+from server.replay_budget import Standing, is_in_the_way, is_spent, next_call_after, plan_call
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 A_CALL = CallEstimate(usd=Decimal(1), tokens=10)
@@ -49,6 +49,9 @@ def test_the_last_call_that_fits_leaves_and_the_next_one_ends_it() -> None:
 def test_what_is_on_its_way_is_waited_for() -> None:
     limits = ReplayLimits(budget_tokens=20)
     assert isinstance(plan_call(standing(limits=limits, spent_tokens=5, reserved_tokens=6), A_CALL), Wait)
+    assert is_in_the_way(standing(limits=limits, spent_tokens=5, reserved_tokens=6), A_CALL)
+    assert not is_in_the_way(standing(limits=limits, spent_tokens=5, reserved_tokens=5), A_CALL)
+    assert not is_in_the_way(standing(limits=limits, spent_tokens=11, reserved_tokens=5), A_CALL)
 
 
 def test_a_budget_in_money_needs_a_price() -> None:

@@ -1,0 +1,141 @@
+"""A process that was believed dead wakes up, while another one runs its item: it can do no harm."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from server.postgres.engine import Database
+from server.postgres.store import PostgresStore
+from server.replay import ItemState, Replay, ReplayState
+from server.replay_items import ReplayItems
+from server.replay_result import Outcome
+from server.wiring import Program
+from tests.conftest import StrataServer
+from tests.emulated import EmulatedProviders
+from tests.replay_talk import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
+from tests.turn_walk import asks, assert_all_accepted, begin_walk, tells
+
+
+class SleepyStore(PostgresStore):
+    """A store whose owner falls asleep before the nth step of a kind."""
+
+    def __init__(self, database: Database, point: str, nth: int) -> None:
+        super().__init__(database)
+        self._point = point
+        self._left = nth
+        self.sleeps = asyncio.Event()
+        self.wakes = asyncio.Event()
+
+    async def accept_turn(self, *arguments: Any, **options: Any) -> Any:
+        await self._reach("accept_turn")
+        return await super().accept_turn(*arguments, **options)
+
+    async def finish_turn(self, *arguments: Any, **options: Any) -> Any:
+        await self._reach("finish_turn")
+        return await super().finish_turn(*arguments, **options)
+
+    async def list_expired_leases(self, *arguments: Any, **options: Any) -> Any:
+        await self._reach("list_expired_leases")
+        return await super().list_expired_leases(*arguments, **options)
+
+    async def _reach(self, point: str) -> None:
+        self._left -= point == self._point
+        if point == self._point and not self._left:
+            self.sleeps.set()
+            await self.wakes.wait()
+
+
+@pytest.mark.parametrize(
+    ("sleeps_at", "heir_sleeps_at", "asked_again"),
+    [
+        ("accept_turn", None, 0),
+        ("accept_turn", "accept_turn", 0),
+        ("finish_turn", None, 1),
+        ("finish_turn", "list_expired_leases", 0),
+    ],
+)
+async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
+    strata_server: StrataServer,
+    emulated: EmulatedProviders,
+    shadows: Database,
+    sleeps_at: str,
+    heir_sleeps_at: str | None,
+    asked_again: int,
+) -> None:
+    program = strata_server.program
+    walk = await begin_walk(program, strata_server.tenant.id, emulated, "gemini")
+    await walk.task("First.", asks("Oslo"), tells("Cold."))
+    await walk.task("Second.", tells("Wet."))
+    turns = await walk.turns()
+    arm_again(emulated, turns)
+    asked_before = len(emulated.gemini.requests())
+    replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
+
+    sleeper = SleepyStore(shadows, sleeps_at, 3)
+    first = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
+    await sleeper.sleeps.wait()
+    await _let_time_pass(program.database)
+    if asked_again:
+        arm_again(emulated, turns[4:])
+    heir = SleepyStore(shadows, heir_sleeps_at or "", 1)
+    second = asyncio.create_task(_items(program, heir).run_all(replay.id))
+    if heir_sleeps_at is None:
+        await second
+        sleeper.wakes.set()
+        await first
+    else:
+        await heir.sleeps.wait()
+        sleeper.wakes.set()
+        await first
+        heir.wakes.set()
+        await second
+
+    await _assert_done_once(program, replay)
+    assert len(emulated.gemini.requests()) - asked_before == 3 + asked_again
+    assert [turn.blocks for turn in await shadow_turns(program, replay)] == [turn.blocks for turn in turns]
+    assert_all_accepted(emulated.gemini.requests())
+
+
+async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
+    strata_server: StrataServer, emulated: EmulatedProviders, shadows: Database
+) -> None:
+    """As a worker is that has lost its queue: the database may be back in a moment, and the answer is paid for."""
+    program = strata_server.program
+    walk = await begin_walk(program, strata_server.tenant.id, emulated, "gemini")
+    await walk.task("First.", asks("Oslo"), tells("Cold."))
+    await walk.task("Second.", tells("Wet."))
+    arm_again(emulated, await walk.turns())
+    asked_before = len(emulated.gemini.requests())
+    replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
+    sleeper = SleepyStore(shadows, "finish_turn", 2)
+    running = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
+    await sleeper.sleeps.wait()
+    running.cancel()
+    await asyncio.sleep(0.01)
+    sleeper.wakes.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await program.replays.items.run_all(replay.id)
+
+    await _assert_done_once(program, replay)
+    assert len(emulated.gemini.requests()) - asked_before == 3
+    assert [item.lost_count for item in await items_of(program, replay)] == [0]
+
+
+def _items(program: Program, shadows: PostgresStore) -> ReplayItems:
+    tools = program.replays.items._tools  # noqa: SLF001  reason: the same process, but for its sleep
+    return ReplayItems(replace(tools, shadows=shadows))
+
+
+async def _let_time_pass(database: Database) -> None:
+    async with database.connection() as connection:
+        await connection.execute("UPDATE replay_items SET lease_expires_at = now() WHERE state = 'running'")
+
+
+async def _assert_done_once(program: Program, replay: Replay) -> None:
+    assert [item.state for item in await items_of(program, replay)] == [ItemState.DONE]
+    assert [result.outcome for result in await results_of(program, replay)] == [Outcome.SAME] * 3
+    ended = await program.replays.replays.load_replay(replay.tenant_id, replay.id)
+    assert (ended.state, ended.reserved_tokens) == (ReplayState.DONE, 0)
