@@ -102,6 +102,8 @@ _WARNINGS: Final[Mapping[str, str]] = {
     "signatures_withheld": "Answers went back without their signatures: {reason}.",
     "summary": "A call of no turn: it sums up the oldest history.",
     "signed_compaction": "A call of no turn: it asks for a signed block in place of old turns.",
+    "judge": "A call of no turn: it asks a judge about an answer.",
+    "not_asked": "Nobody was asked: it stands in the place of a recorded call.",
 }
 _TEMPLATES: Final[Mapping[str, str]] = {
     "parse": "It does not parse; its own text was sent.",
@@ -122,6 +124,8 @@ _STOPS: Final[Mapping[str, str]] = {
 _PROOFS: Final[Mapping[str, str]] = {
     PROVIDER_UNKNOWN: "This release does not speak with the provider.",
     UNREADABLE: "What is stored for it cannot be read; the server's log says what of it.",
+    "not_asked": "Nobody was asked: it stands in the place of a recorded call.",
+    "call_lost": "The process that made it died before its answer could be read. It was asked once more.",
 }
 _STOPPED: Final[Mapping[TurnState, str]] = {
     TurnState.CANCELLED: "Somebody cancelled the turn. What had arrived is kept.",

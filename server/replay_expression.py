@@ -115,7 +115,9 @@ def read_expression(source: str, names: frozenset[str]) -> Expression:
         raise ExpressionRefused(f"An expression has at most {LONGEST} characters.")
     try:
         tree = ast.parse(source.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except SyntaxError as error:
+        raise ExpressionRefused(f"This is no expression: {error.msg}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
         raise ExpressionRefused(f"This is no expression: {error}.") from error
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(tree):

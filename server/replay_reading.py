@@ -1,12 +1,11 @@
 """Results with what was said, read for people and for files."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-from server.block import TextBlock
-from server.errors import ConversationNotFound
+from server.block import Block, TextBlock
 from server.page import PAGE_LIMIT, Page
 from server.replay import Replay
 from server.replay_comparison import Said
@@ -20,32 +19,32 @@ from server.replay_export import (
 )
 from server.replay_json import to_json
 from server.replay_report import ReplayReport, ReplayReports
-from server.replay_result import ResultFilter, StoredResult
+from server.replay_result import AnswerFacts, Exchanged, ResultFilter, StoredResult
 from server.replay_service import ReplayService
-from server.replay_source import list_turns
 from server.replays import Replays
-from server.store import Store
-from server.turn import ModelResponseTurn, Turn, UserTaskTurn
 
 _EVERYTHING: Final = ResultFilter()
 
 
 class ReplayReader:
-    """Puts the candidate's answers beside the recorded ones."""
+    """Puts the candidate's answers beside the recorded ones: a few queries a page, however many answers it has."""
 
-    def __init__(self, replays: Replays, store: Store) -> None:
+    def __init__(self, replays: Replays) -> None:
         self._replays = replays
-        self._store = store
 
     async def list_full(
         self, replay: Replay, *, wanted: ResultFilter = _EVERYTHING, cursor: str | None = None, limit: int = 20
     ) -> Page[FullResult]:
         """A page of results. Those whose source is erased meanwhile are left out. Raises `CursorInvalid`."""
         page = await self._replays.list_results(replay.tenant_id, replay.id, wanted=wanted, cursor=cursor, limit=limit)
-        return Page(items=await self._fill(replay, page.items), next_cursor=page.next_cursor)
+        places = [(stored.number, stored.result.place) for stored in page.items]
+        said = await self._replays.load_answers(replay.tenant_id, replay.id, places)
+        pairs = zip(page.items, places, strict=True)
+        filled = [_put_together(stored, said[place]) for stored, place in pairs if place in said]
+        return Page(items=filled, next_cursor=page.next_cursor)
 
     async def walk(self, replay: Replay) -> AsyncIterator[FullResult]:
-        """All of them, item by item."""
+        """All of them, item by item, never more than a page in memory."""
         cursor: str | None = None
         while True:
             page = await self.list_full(replay, cursor=cursor, limit=PAGE_LIMIT)
@@ -54,37 +53,6 @@ class ReplayReader:
             cursor = page.next_cursor
             if cursor is None:
                 return
-
-    async def _fill(self, replay: Replay, results: Sequence[StoredResult]) -> list[FullResult]:
-        sources: dict[str, Sequence[Turn] | None] = {}
-        filled = []
-        for stored in results:
-            source = stored.conversation_id
-            if source not in sources:
-                sources[source] = await self._find_turns(replay.tenant_id, source)
-            turns = sources[source]
-            if turns is not None:
-                filled.append(await self._put_together(replay, stored, turns))
-        return filled
-
-    async def _find_turns(self, tenant_id: str, conversation_id: str) -> Sequence[Turn] | None:
-        try:
-            return await list_turns(self._store, tenant_id, conversation_id)
-        except ConversationNotFound:
-            return None
-
-    async def _put_together(self, replay: Replay, stored: StoredResult, turns: Sequence[Turn]) -> FullResult:
-        result = stored.result
-        blocks = await self._replays.load_answer(replay.tenant_id, replay.id, stored.number, result.place)
-        answer = next((turn for turn in turns if turn.seq == result.source_seq), None)
-        return FullResult(
-            stored=stored,
-            task=_find_task(turns, result.source_seq),
-            recorded=_said_by(answer) if isinstance(answer, ModelResponseTurn) else None,
-            candidate=Said(
-                blocks=blocks, stop_reason=None if result.candidate is None else result.candidate.stop_reason
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +78,23 @@ class ReplayDesk:
             yield piece.encode()
 
 
-def _find_task(turns: Sequence[Turn], seq: int | None) -> str:
-    """What the user had asked before this answer; the last task where the candidate went on alone."""
-    tasks = [turn for turn in turns if isinstance(turn, UserTaskTurn) and (seq is None or turn.seq < seq)]
-    return "".join(block.text for block in tasks[-1].blocks if isinstance(block, TextBlock)) if tasks else ""
+def _put_together(stored: StoredResult, exchanged: Exchanged) -> FullResult:
+    return FullResult(
+        stored=stored,
+        task="".join(block.text for block in exchanged.task if isinstance(block, TextBlock)),
+        recorded=None if exchanged.recorded is None else _said(exchanged.recorded, stored.result.recorded),
+        candidate=_said(exchanged.candidate, stored.result.candidate),
+    )
 
 
-def _said_by(turn: ModelResponseTurn) -> Said:
-    return Said(blocks=turn.blocks, stop_reason=turn.stop_reason)
+def _said(blocks: tuple[Block, ...], facts: AnswerFacts | None) -> Said:
+    return Said(blocks=blocks, stop_reason=None if facts is None else facts.stop_reason)
 
 
 async def _write_json(replay: Replay, report: ReplayReport, results: AsyncIterator[FullResult]) -> AsyncIterator[str]:
     """One object, a result a line."""
-    yield f'{{"replay": {json.dumps(to_json(replay))},\n"report": {json.dumps(to_json(report))},\n"results": ['
+    told = {"same_share": report.same_share, **dict(to_json(report))}
+    yield f'{{"replay": {json.dumps(to_json(replay))},\n"report": {json.dumps(told)},\n"results": ['
     is_first = True
     async for full in results:
         yield f"{'' if is_first else ','}\n{json.dumps(result_to_json(full))}"

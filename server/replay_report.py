@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from server.replay_result import DivergenceKind, Outcome
-from server.replay_statistics import Distribution
+from server.replay_statistics import Distribution, Interval
 
 
 class Measure(StrEnum):
@@ -25,6 +25,11 @@ class Measure(StrEnum):
     COST_USD = "cost_usd"
     CACHE_SHARE = "cache_share"
     LATENCY_MS = "latency_ms"
+
+    @property
+    def is_share(self) -> bool:
+        """From 0 to 1."""
+        return self in {Measure.SIMILARITY, Measure.JUDGE_SCORE, Measure.CACHE_SHARE}
 
 
 class Side(StrEnum):
@@ -70,6 +75,8 @@ class ReplayReport:
     """By name, those that failed most often first."""
     measures: Sequence[Measured]
     """In the order of `Measure`; what nobody has is left out."""
+    same_interval: Interval | None = None
+    """Of `same_share`, over the repetitions that are whole; None with less than two of them."""
 
     @property
     def same_share(self) -> float | None:

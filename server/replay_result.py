@@ -4,9 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
+from typing import TypeAlias
 
+from server.block import Block
 from server.turn import StopReason
 from server.usage import Usage
+
+AnswerPlace: TypeAlias = tuple[int, int]
+"""The number of an item, and a place in it."""
+CallPlace: TypeAlias = tuple[int, int]
+"""The turn of a call, below zero for those of no turn, and its attempt."""
 
 
 class Outcome(StrEnum):
@@ -72,7 +79,7 @@ class JudgeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What became of one answer of the candidate's. Its blocks are apart: see `Replays.load_answer`."""
+    """What became of one answer of the candidate's. Its blocks are apart: see `Replays.load_answers`."""
 
     place: int
     """1, 2, 3 within the item: the order in which it was asked."""
@@ -108,6 +115,17 @@ class StoredResult:
     result: TurnResult
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """What was said in the place of a result."""
+
+    task: tuple[Block, ...]
+    """What the user had asked last; empty where nobody has."""
+    recorded: tuple[Block, ...] | None
+    """None where there is no recorded answer."""
+    candidate: tuple[Block, ...]
+
+
 class ResultOrder(StrEnum):
     """How results are listed."""
 
@@ -121,6 +139,8 @@ class ResultFilter:
     """Which results. What is None does not matter."""
 
     number: int | None = None
+    first_place: int | None = None
+    """From this one on."""
     outcome: Outcome | None = None
     kind: DivergenceKind | None = None
     has_failed_assertion: bool = False

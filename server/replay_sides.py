@@ -96,16 +96,23 @@ def pair_calls(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCallBl
 
 
 def _diff_middle(one: list[str], other: list[str]) -> Iterator[tuple[PieceKind, list[str]]]:
+    """White space alone holds nothing together: between two changes it is a part of them."""
     if len(one) * len(other) > _MOST_PAIRS:
         yield PieceKind.REMOVED, one
         yield PieceKind.ADDED, other
         return
+    removed, added = list[str](), list[str]()
     for tag, first, last, other_first, other_last in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        if tag == "equal":
+        if tag == "equal" and any(not word.isspace() for word in one[first:last]):
+            yield PieceKind.REMOVED, removed
+            yield PieceKind.ADDED, added
             yield PieceKind.SAME, one[first:last]
+            removed, added = [], []
         else:
-            yield PieceKind.REMOVED, one[first:last]
-            yield PieceKind.ADDED, other[other_first:other_last]
+            removed += one[first:last]
+            added += other[other_first:other_last]
+    yield PieceKind.REMOVED, removed
+    yield PieceKind.ADDED, added
 
 
 def _join(pieces: Sequence[tuple[PieceKind, list[str]]]) -> Iterator[Piece]:

@@ -1,7 +1,7 @@
 """Numbers of a replay: how what a candidate took is spread, and how sure its means are.
 
-The interval of a mean is Student's, over the means of the repetitions: it says how far another run of the same replay
-might land. With one repetition nobody knows, and there is none.
+The interval of a mean is Student's, over the means of the repetitions that are whole: it says how far another run of
+the same replay might land. With one repetition nobody knows, and there is none.
 """
 
 import math
@@ -41,7 +41,7 @@ class Distribution:
     bins: tuple[int, ...]
     """How many lie in each of `BIN_COUNT` parts of the span that its `Measured` names."""
     interval: Interval | None
-    """None with a single repetition."""
+    """None with a single whole repetition, and for what was recorded: that is what it is."""
 
     @property
     def median(self) -> float:
@@ -49,15 +49,19 @@ class Distribution:
         return self.quantiles[QUANTILES.index(0.5)]
 
 
-def find_interval(means: Sequence[float]) -> Interval | None:
-    """The 95 % interval of the mean of these means, one for each repetition; None for less than two."""
+def find_interval(means: Sequence[float], *, is_share: bool = False) -> Interval | None:
+    """The 95 % interval of the mean of these means, one for each repetition; None for less than two.
+
+    Nothing that is measured is below 0, and no share above 1: there the interval ends too.
+    """
     count = len(means)
     if count < 2:  # noqa: PLR2004  reason: one value is spread over nothing
         return None
     middle = math.fsum(means) / count
     spread = math.sqrt(math.fsum((mean - middle) ** 2 for mean in means) / (count - 1))
     half = student_bound(count - 1) * spread / math.sqrt(count)
-    return Interval(low=middle - half, high=middle + half)
+    high = middle + half
+    return Interval(low=max(middle - half, 0.0), high=min(high, 1.0) if is_share else high)
 
 
 def student_bound(freedom: int) -> float:

@@ -21,6 +21,7 @@ from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
 from server.jobs.sending import JobSender
 from server.postgres.engine import Database
+from server.postgres.inspection import PostgresInspector
 from server.postgres.replay_reports import PostgresReplayReports
 from server.postgres.replays import PostgresReplays
 from server.postgres.shadows import make_shadow_database
@@ -47,6 +48,8 @@ class ReplayParts:
     replays: PostgresReplays
     shadows: PostgresStore
     """The conversations that replays write."""
+    shadow_inspector: PostgresInspector
+    """The same for operators."""
     service: ReplayService
     desk: ReplayDesk
     """For operators."""
@@ -104,12 +107,13 @@ def build_replays(
         database=database,
         replays=replays,
         shadows=store,
+        shadow_inspector=PostgresInspector(shadows),
         service=service,
         desk=ReplayDesk(
             replays=replays,
             service=service,
             reports=PostgresReplayReports(database),
-            reader=ReplayReader(replays, tools.store),
+            reader=ReplayReader(replays),
         ),
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),

@@ -14,12 +14,13 @@ What every implementation promises:
 - **By the database's clock.**
 
 A call of a process that died has no answer that anybody could read. It counts by its estimate from the moment in which
-its item is claimed again, and what it was for is asked once more: the only case in which a provider may charge twice.
+its item is claimed again, or another call would have to wait for it, and what it was for is asked once more: the only
+case in which a provider may charge twice.
 
 Every method raises `DatabaseUnavailable` when the database does not answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -43,7 +44,15 @@ from server.replay import (
     ReplayLimits,
     Selection,
 )
-from server.replay_result import ResultFilter, StoredResult, TurnResult
+from server.replay_result import (
+    AnswerPlace,
+    CallPlace,
+    Exchanged,
+    Outcome,
+    ResultFilter,
+    StoredResult,
+    TurnResult,
+)
 from server.store import ErasureReport
 
 
@@ -107,8 +116,22 @@ class Replays(Protocol):
         """Raises `ReplayNotFound`, `CursorInvalid`."""
         ...
 
-    async def load_answer(self, tenant_id: str | None, replay_id: str, number: int, place: int) -> tuple[Block, ...]:
-        """What the candidate said. Raises `ReplayNotFound`, also where there is no such result."""
+    async def count_outcomes(
+        self, tenant_id: str | None, replay_id: str, numbers: Sequence[int]
+    ) -> Mapping[int, Mapping[Outcome, int]]:
+        """How many answers of each of these items came out how. An item without results is left out."""
+        ...
+
+    async def load_answers(
+        self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
+    ) -> Mapping[AnswerPlace, Exchanged]:
+        """What was said in a page of results. Those that are not there, or were erased meanwhile, are left out."""
+        ...
+
+    async def find_judge_calls(
+        self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
+    ) -> Mapping[int, CallPlace]:
+        """The calls of the shadow that asked the judge about these places of an item, as far as there are such."""
         ...
 
     async def pause_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:

@@ -52,6 +52,7 @@ from server.postgres.usage_reports import PostgresUsageReports
 from server.provider import Provider
 from server.provider_wiring import FOLDS, Providers, open_scribes
 from server.reaper import Reaper
+from server.replay_calls import ReplayCalls
 from server.replay_wiring import ReplayParts, build_replays
 from server.retry_policy import RetryPolicy
 from server.running_turns import RunningTurns
@@ -233,6 +234,13 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
             overviews=PostgresOverviews(database),
             saved_views=PostgresSavedViews(database),
             replay_desk=parts.replays.desk,
+            replay_calls=ReplayCalls(
+                parts.replays.replays,
+                parts.replays.shadow_inspector,
+                CallInspector(
+                    parts.replays.shadow_inspector, parts.replays.shadows, parts.scribes, read_frames, estimate
+                ),
+            ),
             call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
             job_reports=job_reports,
             archives=PostgresArchives(database),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from server.web.replay_bodies import ReplayBody
+from server.web.replay_bodies import LimitsBody, ReplayBody
 
 _FILTERS: Final = {
     "assistant": "assistant_id",
@@ -42,13 +42,32 @@ def read_body(options: dict[str, Any]) -> ReplayBody:
     _lay(candidate, options, _CANDIDATE)
     _change(candidate, options)
     _lay(_part(body, "limits"), options, {name: name for name in _LIMITS})
-    body["assertions"] = [*body.get("assertions", ()), *_read_assertions(options)]
+    said_assertions = body.get("assertions") or []
+    if not isinstance(said_assertions, list):
+        raise click.UsageError("assertions has to be a JSON array.")
+    body["assertions"] = [*said_assertions, *_read_assertions(options)]
+    if options["dry_run"]:
+        body["dry_run"] = True
     try:
         return ReplayBody.model_validate(body)
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(step) for step in fault["loc"])
-        raise click.UsageError(f"{where}: {fault['msg']}") from error
+        raise _refusal_of(error) from error
+
+
+def read_limits(changes: dict[str, Any]) -> LimitsBody:
+    """The limits that options say. Raises `click.UsageError`."""
+    try:
+        return LimitsBody.model_validate({name: value for name, value in changes.items() if value is not None})
+    except ValidationError as error:
+        raise _refusal_of(error) from error
+
+
+def _refusal_of(error: ValidationError) -> click.UsageError:
+    """The first fault, by its field."""
+    fault = error.errors()[0]
+    return click.UsageError(
+        f"{'.'.join(str(step) for step in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
+    )
 
 
 def _choose(selection: dict[str, Any], options: dict[str, Any]) -> None:
@@ -82,7 +101,7 @@ def _lay(target: dict[str, Any], options: dict[str, Any], names: dict[str, str])
 
 
 def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
-    part = body.get(name) or {}
+    part = {} if body.get(name) is None else body[name]
     body[name] = part
     if not isinstance(part, dict):
         raise click.UsageError(f"{name} has to be a JSON object.")
@@ -109,3 +128,5 @@ def _read_json(file: Path) -> Any:
         return json.loads(_read_text(file))
     except ValueError as error:
         raise click.UsageError(f"{file} is not JSON: {error}") from error
+    except RecursionError:
+        raise click.UsageError(f"{file} is nested too deeply.") from None

@@ -23,6 +23,7 @@ from server.replay_report import ReplayReport
 from server.replay_result import Outcome, ResultFilter, ResultOrder, StoredResult
 from server.replay_wiring import ReplayParts, open_replays
 from server.settings import Settings
+from server.web.replay_bodies import ReplayBody
 
 _INTERRUPTED: Final = 130
 _LOOK_SECONDS: Final = 1.0
@@ -85,10 +86,11 @@ def run_replay(**options: Any) -> None:
     """  # noqa: D301  reason: click's mark for lines that stay as they are
     if options["here"] and options["detach"]:
         raise click.UsageError("--here or --detach, not both.")
-    draft = _read_draft(options)
+    body = read_body(options)
+    draft = _read_draft(body)
     made: list[Replay] = []
     try:
-        outcome = run(_run(begin_quietly(), draft, options, made))
+        outcome = run(_run(begin_quietly(), draft, {**options, "dry_run": body.dry_run}, made))
     except KeyboardInterrupt:
         if made and not options["here"]:
             click.secho(f"{made[0].id} goes on. `strata replay cancel {made[0].id}` ends it.", fg="yellow", err=True)
@@ -101,11 +103,11 @@ def run_replay(**options: Any) -> None:
         sys.exit(1 if failed(outcome[0], outcome[1]) else 0)
 
 
-def _read_draft(options: dict[str, Any]) -> ReplayDraft:
+def _read_draft(body: ReplayBody) -> ReplayDraft:
     try:
-        return read_body(options).to_draft()
+        return body.to_draft()
     except ValidationFailed as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(error.message) from error
 
 
 async def _run(

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from server.audit import OPERATOR
+from server.cli.replay_options import read_limits
 from server.cli.replay_run import list_worst
 from server.cli.replay_screen import failed, show_replays, show_report, show_state
 from server.cli.run import begin_quietly, run
@@ -17,7 +18,6 @@ from server.postgres.key_ring import PostgresKeyRing
 from server.replay import Replay
 from server.replay_export import ExportFormat
 from server.replay_wiring import ReplayParts, open_replays
-from server.web.replay_bodies import LimitsBody
 from server.web.replay_views import ReplayView
 
 _TEXT: Final = "text"
@@ -100,21 +100,12 @@ def continue_(replay_id: str, **changes: Any) -> None:
     """Continue a replay that was paused, or with a larger budget one that had spent it."""
 
     async def work(parts: ReplayParts) -> Replay:
-        said = {name: value for name, value in changes.items() if value is not None}
         limits = None
-        if said:
-            before = (await parts.replays.load_replay(None, replay_id)).draft.limits
-            usd = before.budget_usd
-            kept = {
-                "repetitions": before.repetitions,
-                "parallelism": before.parallelism,
-                "calls_per_minute": before.calls_per_minute,
-                "budget_usd": None if usd is None else float(usd),
-                "budget_tokens": before.budget_tokens,
-            }
-            limits = LimitsBody(**(kept | said)).to_limits()
+        if said.model_fields_set:
+            limits = said.lay_over((await parts.replays.load_replay(None, replay_id)).draft.limits)
         return await parts.service.continue_(None, replay_id, actor=OPERATOR, limits=limits)
 
+    said = read_limits(changes)
     show_state(_with_parts(work))
 
 

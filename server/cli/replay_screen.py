@@ -16,7 +16,6 @@ from server.replay_result import StoredResult
 from server.replay_statistics import Distribution
 
 _DOLLARS: Final = frozenset({Measure.COST_USD})
-_SHARES: Final = frozenset({Measure.SIMILARITY, Measure.CACHE_SHARE, Measure.JUDGE_SCORE})
 
 
 def show_estimate(estimate: ReplayEstimate) -> None:
@@ -76,6 +75,10 @@ def show_report(replay: Replay, report: ReplayReport, worst: Sequence[StoredResu
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in report.outcomes.items() if count)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items() if count)
     click.echo(f"Answers: {outcomes or 'none'}.{f' They differ in: {kinds}.' if kinds else ''}")
+    if report.same_share is not None:
+        sure = report.same_interval
+        told = "" if sure is None else f", {sure.low:.1%} to {sure.high:.1%} in 95 of 100 such runs"
+        click.echo(f"The same: {report.same_share:.1%} of those that were compared{told}.")
     if report.measures:
         _show_measures(report.measures)
     for count in report.assertions:
@@ -111,7 +114,7 @@ def _cells(measure: Measure, spread: Distribution) -> tuple[str, ...]:
 def _number(measure: Measure, value: float) -> str:
     if measure in _DOLLARS:
         return f"${value:,.6f}"
-    return f"{value:.3f}" if measure in _SHARES else f"{value:,.1f}"
+    return f"{value:.3f}" if measure.is_share else f"{value:,.1f}"
 
 
 def _show_worst(worst: Sequence[StoredResult]) -> None:

@@ -1,19 +1,19 @@
 """Results of replays: written once, read in pages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from server.block import Block
-from server.block_json import block_from_json, block_to_json
-from server.errors import CursorInvalid, ReplayNotFound
+from server.block_json import block_to_json
+from server.errors import CursorInvalid
 from server.identifiers import REPLAY, decode_id
 from server.page import Page
-from server.postgres.codec import decode_cursor, decode_json, encode_cursor, encode_json
+from server.postgres.codec import decode_cursor, encode_cursor, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded
 from server.postgres.replay_items import lock_item
 from server.postgres.replay_rows import result_from, result_values
-from server.postgres.replay_runs import load_replay, replay_key
+from server.postgres.replay_runs import replay_key, require_replay
 from server.postgres.replay_statements import execute
 from server.replay import ItemLease
 from server.replay_result import Outcome, ResultFilter, ResultOrder, StoredResult, TurnResult
@@ -50,15 +50,16 @@ ORDER BY s.severity DESC, s.number, s.place LIMIT :count
 }
 _FILTERS: Final = {
     "number": "AND s.number = :number",
+    "first_place": "AND s.place >= :first_place",
     "outcome": "AND s.outcome = :outcome",
     "kind": "AND :kind = ANY(s.kinds)",
     "failed": "AND s.has_failed_assertion",
 }
 _LISTS: dict[tuple[ResultOrder, tuple[str, ...]], Statement] = {}
-_LOAD_BLOCKS: Final = Statement("""
-SELECT s.blocks FROM replay_results s JOIN replays r ON r.id = s.replay_id
-WHERE s.replay_id = :replay AND s.number = :number AND s.place = :place
-    AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
+_COUNT: Final = Statement("""
+SELECT s.number, s.outcome, count(*) AS total FROM replay_results s JOIN replays r ON r.id = s.replay_id
+WHERE s.replay_id = :replay AND s.number = ANY(:numbers::int[]) AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
+GROUP BY s.number, s.outcome
 """)
 _WORSE_THAN_ALL: Final = 2.0
 
@@ -78,9 +79,10 @@ async def list_results(
     database: Database, tenant_id: str | None, replay_id: str, wanted: ResultFilter, cursor: str | None, limit: int
 ) -> Page[StoredResult]:
     """See the port."""
-    await load_replay(database, tenant_id, replay_id)
+    await require_replay(database, tenant_id, replay_id)
     used: dict[str, Any] = {
         "number": wanted.number,
+        "first_place": wanted.first_place,
         "outcome": None if wanted.outcome is None else str(wanted.outcome),
         "kind": None if wanted.kind is None else str(wanted.kind),
     }
@@ -100,14 +102,15 @@ async def list_results(
     return Page(items=items, next_cursor=_cursor_behind(items[-1]) if len(rows) > shown else None)
 
 
-async def load_answer(
-    database: Database, tenant_id: str | None, replay_id: str, number: int, place: int
-) -> tuple[Block, ...]:
+async def count_outcomes(
+    database: Database, tenant_id: str | None, replay_id: str, numbers: Sequence[int]
+) -> Mapping[int, Mapping[Outcome, int]]:
     """See the port."""
-    rows = await database.run(_LOAD_BLOCKS, number=number, place=place, **replay_key(tenant_id, replay_id))
-    if not rows:
-        raise ReplayNotFound("There is no such result.")
-    return tuple(block_from_json(item) for item in decode_json(rows[0]["blocks"]))
+    rows = await database.run(_COUNT, numbers=list(numbers), **replay_key(tenant_id, replay_id))
+    counts: dict[int, dict[Outcome, int]] = {row["number"]: dict.fromkeys(Outcome, 0) for row in rows}
+    for row in rows:
+        counts[row["number"]][Outcome(row["outcome"])] = row["total"]
+    return counts
 
 
 def _statement_for(order: ResultOrder, filters: tuple[str, ...]) -> Statement:

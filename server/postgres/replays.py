@@ -6,7 +6,7 @@ lies in schema `replay`, see `shadows`. Each method's statements and their reaso
 delegated to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from server.assistant import AssistantDefinition
@@ -15,6 +15,7 @@ from server.block import Block
 from server.conversation import Conversation, ConversationDraft
 from server.page import Page
 from server.postgres import (
+    replay_answers,
     replay_erasing,
     replay_estimates,
     replay_items,
@@ -39,7 +40,15 @@ from server.replay import (
     ReplayLimits,
     Selection,
 )
-from server.replay_result import ResultFilter, StoredResult, TurnResult
+from server.replay_result import (
+    AnswerPlace,
+    CallPlace,
+    Exchanged,
+    Outcome,
+    ResultFilter,
+    StoredResult,
+    TurnResult,
+)
 from server.store import ErasureReport
 
 _EVERYTHING = ResultFilter()
@@ -95,8 +104,20 @@ class PostgresReplays:
     ) -> Page[StoredResult]:
         return await replay_results.list_results(self._database, tenant_id, replay_id, wanted, cursor, limit)
 
-    async def load_answer(self, tenant_id: str | None, replay_id: str, number: int, place: int) -> tuple[Block, ...]:
-        return await replay_results.load_answer(self._database, tenant_id, replay_id, number, place)
+    async def count_outcomes(
+        self, tenant_id: str | None, replay_id: str, numbers: Sequence[int]
+    ) -> Mapping[int, Mapping[Outcome, int]]:
+        return await replay_results.count_outcomes(self._database, tenant_id, replay_id, numbers)
+
+    async def load_answers(
+        self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
+    ) -> Mapping[AnswerPlace, Exchanged]:
+        return await replay_answers.load_answers(self._database, tenant_id, replay_id, places)
+
+    async def find_judge_calls(
+        self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
+    ) -> Mapping[int, CallPlace]:
+        return await replay_answers.find_judge_calls(self._database, tenant_id, replay_id, number, places)
 
     async def pause_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:
         return await replay_runs.pause_replay(self._database, tenant_id, replay_id, actor)

@@ -26,6 +26,7 @@ from server.overview import Overviews
 from server.rate_limit import RateLimiter
 from server.readiness import Probe
 from server.renderer import Renderer
+from server.replay_calls import ReplayCalls
 from server.replay_reading import ReplayDesk
 from server.running_turns import RunningTurns
 from server.saved_views import SavedViews
@@ -48,6 +49,7 @@ from server.web import (
     operations,
     operator_actions,
     overview,
+    replay_calls,
     replays,
     saved_views,
     turns,
@@ -123,6 +125,10 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     replays.list_replay_items,
     replays.list_replay_results,
     replays.export_replay,
+    replay_calls.show_replayed_conversation,
+    replay_calls.inspect_replayed_call,
+    replay_calls.show_replayed_response,
+    replay_calls.show_replayed_request,
     replays.pause_replay,
     replays.continue_replay,
     replays.cancel_replay,
@@ -151,6 +157,7 @@ class WebParts:
     overviews: Overviews
     saved_views: SavedViews
     replay_desk: ReplayDesk
+    replay_calls: ReplayCalls
     archives: Archives
     assistant_inspector: AssistantInspector
     assistant_editor: AssistantEditor
@@ -239,6 +246,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "assistant_editor": parts.assistant_editor,
         "actions": _build_actions(parts),
         "replay_desk": parts.replay_desk,
+        "replay_calls": parts.replay_calls,
         "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(

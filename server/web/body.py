@@ -5,9 +5,18 @@ pydantic's own limit on strings refuses halves of surrogate pairs. These let the
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 
 from server.web.json_text import encode_json
 
@@ -69,6 +78,30 @@ class JsonLimit:
         return AfterValidator(self.check).__get_pydantic_core_schema__(source, handler)
 
 
+def one_of(kind: type[StrEnum]) -> BeforeValidator:
+    """The mark of a member that is one of these words. Strictness alone would refuse them all: JSON has only texts."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, str) or value in set(kind):
+            return kind(value) if isinstance(value, str) else value
+        message = f"Input should be one of: {', '.join(kind)}"
+        raise ValueError(message)
+
+    return BeforeValidator(read)
+
+
+def _read_moment(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        message = "Input should be a time such as 2026-01-31T09:30:00Z"
+        raise ValueError(message) from None
+
+
+Moment: TypeAlias = Annotated[datetime, BeforeValidator(_read_moment)]
+"""A time as JSON writes it."""
 JsonObject: TypeAlias = Annotated[dict[str, Any], JsonLimit(256 * KIBIBYTE)]
 """Variables, arguments, metadata, settings, the schema of a tool's parameters."""
 CONTEXT_LIMIT: Final = JsonLimit(4096 * KIBIBYTE)

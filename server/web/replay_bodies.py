@@ -1,6 +1,6 @@
 """What is sent to make a replay."""
 
-from datetime import datetime
+from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
@@ -24,7 +24,7 @@ from server.replay import (
 )
 from server.turn import StopReason
 from server.web.assistants import InstructionsBody, ToolBody
-from server.web.body import LARGEST_BIGINT, LARGEST_INTEGER, Body, JsonObject, TextLimit
+from server.web.body import LARGEST_BIGINT, LARGEST_INTEGER, Body, JsonObject, Moment, TextLimit, one_of
 from server.web.validation import in_utc
 from server.web.views import CONVERSATION_ID
 
@@ -34,8 +34,11 @@ _Usd = Annotated[float, Field(gt=0, le=1e9)]
 _Sum = Annotated[float, Field(ge=0, le=1e9)]
 _Tokens = Annotated[int, Field(ge=0, le=2**62)]
 _Text = Annotated[str, TextLimit(200_000)]
-_LAX: Final = Field(default=None, strict=False)
-"""Members that JSON can only write as a text."""
+_Mode = Annotated[ReplayMode, one_of(ReplayMode)]
+_Policy = Annotated[OnMissingResult, one_of(OnMissingResult)]
+_Order = Annotated[LayerOrder, one_of(LayerOrder)]
+_State = Annotated[InspectedState, one_of(InspectedState)]
+_StopReason = Annotated[StopReason, one_of(StopReason)]
 
 EXAMPLE: Final[dict[str, Any]] = {
     "name": "Flash in place of Pro",
@@ -53,8 +56,8 @@ class FiltersBody(Body):
     assistant_id: _Words | None = None
     model: _Words | None = None
     provider: _Words | None = None
-    state: InspectedState | None = _LAX
-    stop_reason: StopReason | None = _LAX
+    state: _State | None = None
+    stop_reason: _StopReason | None = None
     error_code: _Words | None = None
     tool_name: _Words | None = None
     has_repairs: bool = False
@@ -66,8 +69,8 @@ class FiltersBody(Body):
     cost_to: _Sum | None = None
     tokens_from: _Tokens | None = None
     tokens_to: _Tokens | None = None
-    active_after: datetime | None = _LAX
-    active_before: datetime | None = _LAX
+    active_after: Moment | None = None
+    active_before: Moment | None = None
     text: _Words | None = None
     phrase: _Words | None = None
 
@@ -77,7 +80,7 @@ class FiltersBody(Body):
         for name in ("cost_from", "cost_to"):
             values[name] = None if values[name] is None else Decimal(str(values[name]))
         for name in ("active_after", "active_before"):
-            values[name] = in_utc(f"selection.filters.{name}", values[name])
+            values[name] = in_utc(f"selection.filters.{name}", values[name], source="body")
         return InspectionFilter(**values)
 
 
@@ -105,7 +108,7 @@ class CandidateBody(Body):
     instructions: InstructionsBody | None = None
     variables: JsonObject | None = None
     tools: list[ToolBody] | None = Field(default=None, max_length=128)
-    layer_order: LayerOrder | None = _LAX
+    layer_order: _Order | None = None
     compaction: JsonObject | None = Field(default=None, description="As in an assistant's settings.")
     templates: dict[str, _Text] = Field(
         default_factory=dict, max_length=20, description="Sources of layers' templates by the name of their file."
@@ -152,6 +155,11 @@ class LimitsBody(Body):
             budget_tokens=self.budget_tokens,
         )
 
+    def lay_over(self, limits: ReplayLimits) -> ReplayLimits:
+        """These limits with what is said here. What is left out stays, and so do the repetitions."""
+        said = self.to_limits()
+        return replace(limits, **{name: getattr(said, name) for name in self.model_fields_set - {"repetitions"}})
+
 
 class AssertionBody(Body):
     """What has to hold for each answer: an expression or a JSON schema, exactly one of them."""
@@ -188,9 +196,9 @@ class ReplayBody(Body):
     name: _Name
     selection: SelectionBody
     candidate: CandidateBody = Field(default_factory=CandidateBody)
-    mode: ReplayMode = Field(default=ReplayMode.TEACHER_FORCED, strict=False)
-    on_missing_result: OnMissingResult = Field(
-        default=OnMissingResult.STOP, strict=False, description="For a call of a tool that nobody has made before."
+    mode: _Mode = ReplayMode.TEACHER_FORCED
+    on_missing_result: _Policy = Field(
+        default=OnMissingResult.STOP, description="For a call of a tool that nobody has made before."
     )
     limits: LimitsBody = Field(default_factory=LimitsBody)
     assertions: list[AssertionBody] = Field(default_factory=list, max_length=100)
@@ -223,4 +231,7 @@ class ContinueBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"limits": {"budget_usd": 10.0}}]})
 
-    limits: LimitsBody | None = Field(default=None, description="In place of the replay's; repetitions stay.")
+    limits: LimitsBody | None = Field(
+        default=None,
+        description="Laid over the replay's: what is left out stays, null takes a limit away. Repetitions stay.",
+    )

@@ -190,6 +190,8 @@ class ReplayResultView(View):
     repetition: int = Field(examples=[1])
     place: int = Field(description="1, 2, 3 within the item.", examples=[2])
     source_seq: int | None = Field(description="The recorded answer. Null: there is none.", examples=[4])
+    shadow_seq: int | None = Field(description="The turn of the replayed conversation.", examples=[4])
+    attempt: int | None = Field(description="The call of that turn that gave it. Null: nobody was asked.", examples=[1])
     outcome: Outcome = Field(examples=["different"])
     kinds: list[DivergenceKind] = Field(description="In what they differ.", examples=[["text"]])
     similarity: float | None = Field(description="Of the texts, 0 to 1.", examples=[0.86])
@@ -209,6 +211,8 @@ class ReplayResultView(View):
         names = (
             "place",
             "source_seq",
+            "shadow_seq",
+            "attempt",
             "similarity",
             "severity",
             "note",
@@ -239,6 +243,10 @@ class ReplayReportView(View):
 
     result_count: int = Field(examples=[600])
     same_share: float | None = Field(description="Of the answers that were compared.", examples=[0.82])
+    same_interval: dict[str, float] | None = Field(
+        description="Of the share, over the repetitions; null with a single one.",
+        examples=[{"low": 0.8, "high": 0.84}],
+    )
     outcomes: dict[Outcome, int] = Field(examples=[{"same": 490, "different": 108, "not_compared": 2, "failed": 0}])
     kinds: dict[DivergenceKind, int] = Field(examples=[{"text": 101, "tool_arguments": 9}])
     assertions: list[dict[str, Any]] = Field(examples=[[{"name": "answers briefly", "passed": 598, "failed": 2}]])
@@ -255,6 +263,7 @@ class ReplayReportView(View):
         return cls(
             result_count=report.result_count,
             same_share=report.same_share,
+            same_interval=told["same_interval"],
             outcomes=dict(report.outcomes),
             kinds=dict(report.kinds),
             assertions=told["assertions"],

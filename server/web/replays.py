@@ -260,20 +260,24 @@ async def pause_replay(
     status_code=200,
     summary="Continue a replay",
     response_description="The replay.",
-    description="After a pause, or with a larger budget after it was spent: what was skipped waits again.",
+    description="After a pause, or with a larger budget after it was spent: what was skipped waits again. Limits "
+    "that are left out stay as they are; without a body all do.",
     tags=_TAGS,
     responses=document_errors(*_ERRORS, *_BODY, ReplayNotFound, ReplayEnded),
 )
 async def continue_replay(
     request: StrataRequest,
     replay_id: FromPath[str],
-    data: JSONBody[ContinueBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
     entry: NamedDependency[SkipValidation[Entry]],
+    data: JSONBody[ContinueBody | None] = None,
 ) -> Response[ReplayView]:
     """The replay."""
-    limits = None if data.limits is None else data.limits.to_limits()
+    limits = None
+    if data is not None and data.limits is not None:
+        replay = await replay_desk.replays.load_replay(reach_of(caller), replay_id)
+        limits = data.limits.lay_over(replay.draft.limits)
     actor = _actor(request, caller, entry)
     replay = await replay_desk.service.continue_(reach_of(caller), replay_id, actor=actor, limits=limits)
     return answer_json(ReplayView.of(replay))

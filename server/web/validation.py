@@ -32,16 +32,16 @@ def refuse(path: str, message: str, *, source: str = "body") -> ValidationFailed
     return ValidationFailed(errors=[FieldFault(path=path, source=source, message=message).model_dump()])
 
 
-def in_utc(name: str, moment: datetime | None) -> datetime | None:
-    """A time of the query as it is compared. Raises `ValidationFailed` for one that says no moment."""
+def in_utc(name: str, moment: datetime | None, *, source: str = "query") -> datetime | None:
+    """A time as it is compared. Raises `ValidationFailed` for one that says no moment."""
     if moment is None:
         return None
     if moment.tzinfo is None:
-        raise refuse(name, "Expected a time with its offset, such as 2026-01-31T09:30:00Z", source="query")
+        raise refuse(name, "Expected a time with its offset, such as 2026-01-31T09:30:00Z", source=source)
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise refuse(name, "Expected a time between the years 1 and 9999", source="query") from None
+        raise refuse(name, "Expected a time between the years 1 and 9999", source=source) from None
 
 
 def read_faults(error: ValidationException, body: object) -> list[FieldFault]:

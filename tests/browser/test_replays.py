@@ -4,11 +4,11 @@ from playwright.async_api import expect
 
 from server.block import ToolCallBlock
 from server.emulator.reply import Reply
-from server.provider_choice import GEMINI
+from server.provider_choice import ANTHROPIC, GEMINI
 from server.replay_source import list_turns
 from server.turn import ModelResponseTurn
 from tests.browser.conftest import Visit
-from tests.emulated import EmulatedProviders
+from tests.emulated import MODELS, EmulatedProviders
 from tests.replay_talk import arm_again
 from tests.turn_walk import asks, begin_walk, tells
 
@@ -25,6 +25,7 @@ async def record(visit: Visit, emulated: EmulatedProviders) -> str:
     answers = [turn for turn in turns if isinstance(turn, ModelResponseTurn)]
     assert any(isinstance(block, ToolCallBlock) for block in answers[0].blocks)
     arm_again(emulated, turns, {answers[0].seq: asks("Bergen"), answers[1].seq: Reply(text=HOSTILE)})
+    emulated[ANTHROPIC].says(*(Reply(text='{"score": 0.25, "reason": "<b>Warm</b>?"}') for _ in answers))
     return walk.conversation_id
 
 
@@ -36,13 +37,19 @@ async def start(visit: Visit, conversation_id: str) -> str:
     await page.get_by_role("link", name="New replay").click()
     await page.get_by_label("Name", exact=True).fill("Is <i>Bergen</i> warm?")
     await page.get_by_label("By id").fill(conversation_id)
-    await page.get_by_label("Settings (JSON)").fill("low")
+    await page.get_by_label("Settings (JSON)", exact=True).fill("low")
     await page.get_by_label("An expression a line").fill("'Oslo' in text or tool_calls\nsimilarity >= 0")
     await page.get_by_role("button", name="Estimate").click()
-    await expect(page.get_by_role("alert")).to_contain_text("settings: This takes a JSON object.")
-    await page.get_by_label("Settings (JSON)").fill("")
+    await expect(page.get_by_role("alert")).to_have_text("settings: This takes a JSON object.")
+    await page.get_by_label("Settings (JSON)", exact=True).fill("")
+    await page.get_by_label("Judge's provider").select_option(ANTHROPIC)
+    await page.get_by_label("What it has to look at").fill("Is it as good?")
+    await page.get_by_label("Budget (tokens)").fill("1")
     await page.get_by_role("button", name="Estimate").click()
-    await expect(page.locator("#estimate")).to_contain_text("3calls")
+    await expect(page.get_by_role("alert")).to_contain_text("judge.model")
+    await page.get_by_label("Judge's model").fill(MODELS[ANTHROPIC])
+    await page.get_by_role("button", name="Estimate").click()
+    await expect(page.locator("#estimate")).to_contain_text("6calls")
     await visit.look("replay-new")
     await page.get_by_role("button", name="Start the replay").click()
     await expect(page.locator("#progress")).to_contain_text("0 of 1 items are over")
@@ -56,6 +63,9 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
     await visit.log_in()
     replay_id = await start(visit, conversation_id)
     await visit.server.program.replays.items.run_all(replay_id)
+    await expect(page.locator("#progress")).to_contain_text("stopped by budget")
+    await give_more(visit)
+    await visit.server.program.replays.items.run_all(replay_id)
     # Nobody presses anything: the page asks by itself, and stops asking when there is nothing to wait for.
     await expect(page.locator("#progress")).to_contain_text("1 of 1 items are over")
     await expect(page.locator("#progress[hx-get]")).to_have_count(0)
@@ -67,6 +77,7 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
     await expect(rows.last).to_contain_text("same")
     await expect(page.locator(".tiles")).to_contain_text("33.3%")
     await visit.look("replay")
+    await look_at_items(visit)
     await page.get_by_label("Differs in").select_option("text")
     await page.get_by_role("button", name="Filter").click()
     await expect(rows).to_have_count(1)
@@ -77,12 +88,71 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
     await expect(answer.locator("section").last).to_contain_text("<img src=x onerror=alert(1)> [U+202E]warm")
     assert await page.locator("main img").count() == 0
     await expect(page.locator("article").first).to_contain_text("Bergen")
+    await expect(answer).to_contain_text("Judge: 0.25 <b>Warm</b>?")
+    await expect(answer.locator(".figures")).to_contain_text("Stop reason")
     await visit.look("replay-item")
+    await look_at_calls(visit)
     exported = await visit.context.request.get(f"{visit.server.url}/admin/replays/{replay_id}/export?format=csv")
     assert (exported.status, (await exported.text()).count("\r\n")) == (200, 4)
     await visit.go("/admin/replays")
     await visit.look("replays")
     await delete(visit, replay_id)
+
+
+async def give_more(visit: Visit) -> None:
+    """What the budget has stopped goes on with a larger one; one that is spent already is refused."""
+    page = visit.page
+    await page.get_by_role("link", name="Continue").click()
+    await page.get_by_label("Budget (tokens)").fill("0.5")
+    await page.get_by_role("button", name="Continue it").evaluate("button => button.form.noValidate = true")
+    await page.get_by_role("button", name="Continue it").click()
+    await expect(page.get_by_role("alert")).to_contain_text("budget_tokens: This takes a whole number.")
+    await visit.look("replay-continue")
+    await page.get_by_label("Budget (tokens)").fill("1000000")
+    await page.get_by_role("button", name="Continue it").click()
+    await expect(page.locator("#progress")).to_contain_text("running")
+
+
+async def look_at_items(visit: Visit) -> None:
+    """All of them with what came out, those of one state, and back."""
+    page = visit.page
+    report = page.url
+    await page.get_by_role("link", name="All items").click()
+    row = page.locator("#results tbody tr")
+    await expect(row).to_contain_text("Item 1")
+    assert [await row.locator("td.number").nth(place).inner_text() for place in range(4)] == ["1", "2", "0", "0"]
+    await visit.look("replay-items")
+    await page.get_by_label("State").select_option("failed")
+    await page.get_by_role("button", name="Filter").click()
+    await expect(page.get_by_text("There is no item in this state.")).to_be_visible()
+    assert page.url.endswith("/items?state=failed")
+    await visit.go(report.removeprefix(visit.server.url))
+    await page.locator("#progress").get_by_role("link", name="1 done").click()
+    await row.get_by_role("link", name="Item 1").click()
+    await expect(page.get_by_role("heading", name="Item 1")).to_be_visible()
+    await visit.go(report.removeprefix(visit.server.url))
+
+
+async def look_at_calls(visit: Visit) -> None:
+    """From an answer to the call that gave it, and to the judge's, as for any other call."""
+    page = visit.page
+    await page.locator("article:target").get_by_role("link", name="Its call").click()
+    await expect(page.locator("#proof")).to_contain_text("Proven")
+    await expect(page.locator("#answer .blocks")).to_contain_text("warm in Bergen")
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    await visit.look("replay-call")
+    for part in ("request", "response", "json"):
+        got = await visit.context.request.get(f"{page.url}/{part}")
+        assert (got.status, len(await got.body()) > 100) == (200, True), part
+    await page.get_by_role("navigation", name="Where this is").get_by_role("link", name="Item 1").click()
+    await expect(page.locator("article:target")).to_be_visible()
+    await expect(page.get_by_role("region", name="Calls of no turn").locator("tbody tr")).to_have_count(3)
+    await page.locator("article:target").get_by_role("link", name="The judge's call").click()
+    await expect(page.locator("#proof")).to_contain_text("Proven")
+    await expect(page.locator("#answer")).to_contain_text("Warm")
+    # What it was shown is the very answer that it was asked about.
+    await expect(page.locator("main")).to_contain_text("the sun shines")
+    await page.go_back()
 
 
 async def delete(visit: Visit, replay_id: str) -> None:

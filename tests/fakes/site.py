@@ -108,6 +108,7 @@ async def open_site(
         overviews=untouched("the overviews"),
         saved_views=untouched("the saved views"),
         replay_desk=untouched("the replays"),
+        replay_calls=untouched("the calls of replays"),
         job_reports=untouched("the job reports"),
         archives=untouched("the archives"),
         assistant_inspector=untouched("the inspector of assistants"),

@@ -2,7 +2,9 @@
 
 import asyncio
 import csv
+import hashlib
 import io
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,24 +15,40 @@ import pytest
 from server.api_key import Scope
 from server.emulator.reply import Reply
 from server.postgres.connecting import DatabaseOptions
+from server.postgres.indexing import index_news
 from server.provider_choice import GEMINI, KEY_VARIABLES
 from server.replay_source import list_turns
 from server.turn import ModelResponseTurn
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.http_talk import Talk, open_talk
-from tests.page_talk import audited
+from tests.page_talk import audited, open_operator
 from tests.replay_talk import arm_again
-from tests.strata_process import strata
-from tests.turn_walk import begin_walk, tells
+from tests.strata_process import strata_here
+from tests.turn_walk import asks, begin_walk, tells
 
 REPLAYS = "/admin/api/replays"
 REPLAY_ROUTES = (
     *(("GET", f"{REPLAYS}/{{replay_id}}{part}") for part in ("", "/report", "/items", "/results", "/export")),
+    ("GET", f"{REPLAYS}/{{replay_id}}/items/{{number}}/conversation"),
+    *(
+        ("GET", f"{REPLAYS}/{{replay_id}}/items/{{number}}/calls/{{turn_seq}}/{{attempt}}{part}")
+        for part in ("", "/request", "/response")
+    ),
     *(("POST", f"{REPLAYS}/{{replay_id}}{part}") for part in ("/pause", "/continue", "/cancel")),
     ("DELETE", f"{REPLAYS}/{{replay_id}}"),
 )
 """Those with an id: none of them opens another tenant's replay."""
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"mode": "telepathy"}, "mode"),
+    ({"candidate": {"layer_order": 5}}, "candidate.layer_order"),
+    ({"limits": {"budget_usd": 0}}, "limits.budget_usd"),
+    ({"assertions": [{"name": "x", "expression": "import os"}]}, "assertions.0"),
+    ({"selection": {"filters": {"active_after": "2026-01-31T09:30:00"}}}, "selection.filters.active_after"),
+    ({"selection": {"filters": {"active_before": "soon"}}}, "selection.filters.active_before"),
+    ({"candidat": {}}, "candidat"),
+)
+"""What cannot be run, and the field that is wrong."""
 
 
 @pytest.fixture
@@ -91,6 +109,7 @@ async def test_a_replay_from_its_estimate_to_its_report(
 
     [worst, *_] = (await admin.expect(200, "GET", f"{url}/results?order=worst&limit=1"))["data"]
     assert (worst["outcome"], worst["source_seq"], worst["item"]) == ("different", 4, 1)
+    await look_at_call(admin, f"{url}/items/{worst['item']}", worst)
     assert len((await admin.expect(200, "GET", f"{url}/results?item=2&outcome=same"))["data"]) == 1
     assert [item["diverged_at_seq"] for item in (await admin.expect(200, "GET", f"{url}/items"))["data"]] == [4, 4]
     exported = await admin.expect(200, "GET", f"{url}/export")
@@ -106,6 +125,51 @@ async def test_a_replay_from_its_estimate_to_its_report(
     assert (await admin.expect(404, "GET", url))["code"] == "replay_not_found"
 
 
+async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+) -> None:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await walk.task("How is Oslo?", asks("Oslo"), tells("It is cold."))
+    await walk.task("And Rome?", tells("It is warm."))
+    emulated[GEMINI].says(asks("Oslo"), asks("Oslo"), tells("It is cold."), tells("It is warm."))
+    asked = body(walk.conversation_id, mode="free_running", limits={}, assertions=[])
+    url = f"{REPLAYS}/{(await admin.expect(201, 'POST', REPLAYS, asked))['id']}"
+    await strata_server.program.replays.items.run_all(url.rpartition("/")[2])
+    results = (await admin.expect(200, "GET", f"{url}/export"))["results"]
+    assert [(told["place"], told["source_seq"], told["task"]) for told in results] == [
+        (1, 2, "How is Oslo?"), (2, 4, "How is Oslo?"), (3, None, "How is Oslo?"), (4, 6, "And Rome?"),
+    ]  # fmt: skip
+    async with open_operator(strata_server.url) as operator:
+        await operator.log_in(strata_server.admin_key)
+        page = (await operator.get(f"{url.replace('/api', '')}/items/1")).text
+        assert "Answer 3, where nobody was" in page
+        assert "There is no recorded answer." in page
+        call = (await operator.get(f"{url.replace('/api', '')}/items/1/calls/6/1")).text
+        # A free-running candidate's answer is its turn, and says what its bytes say.
+        assert "say something else than the stored turn" not in call
+        assert "The turn is complete." in call
+        for wrong in ("items/0", f"items/{2**40}", "items/1/calls/99/1", "items/1/calls/99/1/request"):
+            assert (await operator.get(f"{url.replace('/api', '')}/{wrong}")).status_code == 404, wrong
+
+
+async def look_at_call(admin: Talk, item: str, told: dict[str, Any]) -> None:
+    """What was asked and what came back is kept to the byte, though the shadow's turn says what was recorded."""
+    call = f"{item}/calls/{told['shadow_seq']}/{told['attempt']}"
+    found = await admin.expect(200, "GET", call)
+    assert (found["request"]["proof"], found["differs_from_turn"]) == ("equal", False)
+    assert {"static", "trigger"} <= {layer["layer"] for layer in found["layers"] if layer["tokens"]}
+    sent = await admin.ask("GET", f"{call}/request")
+    assert hashlib.sha256(sent.content).hexdigest() == found["request"]["stored_hash"]
+    assert b'"text": "=HOT() "' in (await admin.ask("GET", f"{call}/response")).content
+    went = await admin.expect(200, "GET", f"{item}/conversation?after=2")
+    assert [(told["turn"]["seq"], len(told["calls"])) for told in went["turns"]] == [(3, 0), (4, 1)]
+    assert "It is warm." in str(went["turns"][1])
+    assert (await admin.expect(404, "GET", f"{item}/calls/99/1"))["code"] == "call_not_found"
+    for number in ("9", "0", str(2**40)):
+        other = item.replace("/items/1", f"/items/{number}")
+        assert (await admin.expect(404, "GET", f"{other}/conversation"))["code"] == "replay_not_found"
+
+
 async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
     strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
 ) -> None:
@@ -113,14 +177,23 @@ async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
     url = f"{REPLAYS}/{(await admin.expect(201, 'POST', REPLAYS, body(conversation_id)))['id']}"
     assert (await admin.expect(409, "DELETE", url))["code"] == "replay_busy"
     assert (await admin.expect(200, "POST", f"{url}/pause"))["state"] == "paused"
-    longer = {"limits": {"parallelism": 2, "budget_usd": 9.5}}
-    going = await admin.expect(200, "POST", f"{url}/continue", longer)
-    assert (going["state"], float(going["draft"]["limits"]["budget_usd"])) == ("running", 9.5)
+    waiting = await admin.expect(404, "GET", f"{url}/items/1/conversation")
+    assert waiting["code"] == "conversation_not_found"
+    longer = {"limits": {"parallelism": 2, "calls_per_minute": 30, "repetitions": 9}}
+    await admin.expect(200, "POST", f"{url}/continue", longer)
+    assert (await admin.expect(200, "POST", f"{url}/continue"))["draft"]["limits"]["calls_per_minute"] == 30
+    # What is left out stays: whoever raises a budget does not take the rate limit away.
+    going = await admin.expect(200, "POST", f"{url}/continue", {"limits": {"budget_usd": 9.5}})
+    limits = going["draft"]["limits"]
+    assert (going["state"], float(limits.pop("budget_usd"))) == ("running", 9.5)
+    assert limits == {"repetitions": 2, "parallelism": 2, "calls_per_minute": 30, "budget_tokens": None}
+    free = await admin.expect(200, "POST", f"{url}/continue", {"limits": {"calls_per_minute": None}})
+    assert free["draft"]["limits"]["calls_per_minute"] is None
     assert (await admin.expect(200, "POST", f"{url}/cancel"))["items"]["cancelled"] == 2
     assert (await admin.expect(409, "POST", f"{url}/continue", {}))["code"] == "replay_ended"
     actions = [action for action, _, _ in await audited(strata_server.program.database)]
     assert [action for action in actions if action.startswith("replay")] == [
-        "replay.create", "replay.pause", "replay.continue", "replay.cancel",
+        "replay.create", "replay.pause", *("replay.continue",) * 4, "replay.cancel",
     ]  # fmt: skip
 
     other = await strata_server.key_ring.create_tenant("other")
@@ -130,26 +203,37 @@ async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
     async with open_talk(strata_server, key) as stranger:
         assert (await stranger.expect(200, "GET", REPLAYS))["data"] == []
         for method, path in REPLAY_ROUTES:
-            sent: dict[str, Any] | None = {} if path.endswith("/continue") else None
             for tried in (url.rpartition("/")[2], "replay_", "nonsense", "replay_%00"):
-                problem = await stranger.expect(404, method, path.format(replay_id=tried), sent)
+                tried_path = path.format(replay_id=tried, number=1, turn_seq=2, attempt=1)
+                problem = await stranger.expect(404, method, tried_path)
                 assert problem["code"] == "replay_not_found", (method, path, tried)
         assert (await stranger.expect(404, "POST", REPLAYS, body(conversation_id)))["code"] == "conversation_not_found"
 
 
-@pytest.mark.parametrize(
-    ("change", "path"),
-    [
-        ({"mode": "telepathy"}, "mode"),
-        ({"limits": {"budget_usd": 0}}, "limits.budget_usd"),
-        ({"assertions": [{"name": "x", "expression": "import os"}]}, "assertions.0.expression"),
-        ({"selection": {"filters": {"active_after": "2026-01-31T09:30:00"}}}, "selection.filters.active_after"),
-        ({"candidat": {}}, "candidat"),
-    ],
-)
-async def test_what_cannot_be_run_is_refused_with_its_field(admin: Talk, change: dict[str, Any], path: str) -> None:
-    problem = await admin.expect(422, "POST", REPLAYS, body("conv_x", **change))
-    assert path.startswith(problem["errors"][0]["path"].removesuffix(".expression"))
+async def test_everything_that_a_draft_can_say_can_be_said_over_http(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+) -> None:
+    await record(strata_server, emulated)
+    filters = {
+        "provider": GEMINI, "state": "complete", "stop_reason": "end_turn", "cost_from": 0, "tokens_to": 10**9,
+        "active_after": "2026-01-31T09:30:00Z", "active_before": "2100-01-31T09:30:00+01:00", "text": "Oslo",
+    }  # fmt: skip
+    await index_news(strata_server.program.database)
+    asked = {
+        "name": "All",
+        "selection": {"filters": filters, "sample_count": 5, "sample_seed": -3},
+        "candidate": {"settings": {"thinking": "low"}, "layer_order": "layered", "variables": {"city": "Oslo"}},
+        "mode": "free_running",
+        "on_missing_result": "synthetic_error",
+        "judge": {"provider": GEMINI, "model": "gemini-3-flash-preview", "prompt": "Is it good?"},
+        "dry_run": True,
+    }
+    estimate = await admin.expect(200, "POST", REPLAYS, asked)
+    assert (estimate["conversation_count"], estimate["call_count"], estimate["is_rough"]) == (1, 4, True)
+    for change, path in WRONG:
+        problem = await admin.expect(422, "POST", REPLAYS, {**asked, **change})
+        [fault] = problem["errors"]
+        assert (fault["path"], fault["source"]) == (path, "body"), fault
 
 
 async def test_the_command_runs_a_replay_and_fails_with_its_assertions(
@@ -165,11 +249,23 @@ async def test_the_command_runs_a_replay_and_fails_with_its_assertions(
 
     async def replay(*arguments: str, code: int = 0) -> str:
         """Beside this loop, in which the emulator answers."""
-        result = await asyncio.to_thread(strata, "replay", *arguments, env=env)
+        result = await asyncio.to_thread(strata_here, "replay", *arguments, env=env)
         assert result.returncode == code, result.stderr
         return result.stdout + result.stderr
 
     assert "2 calls." in await replay("run", *chosen, "--dry-run")
+    draft = tmp_path / "draft.json"
+    draft.write_text(json.dumps({"dry_run": True, "assertions": None}))
+    assert "2 calls." in await replay("run", *chosen, "--draft", str(draft))
+    assert "There are no replays." in await replay("list")
+    for wrong, sentence in (
+        ('{"assertions": 5}', "assertions"), ('{"selection": []}', "selection"), ("[" * 10**6, "nested"),
+        ('{"name": 5}', "name"), ("{", "JSON"), ('{"limits": {"parallelism": 65}}', "limits.parallelism"),
+    ):  # fmt: skip
+        draft.write_text(wrong)
+        said = await replay("run", *chosen, "--draft", str(draft), code=2)
+        assert sentence in said and "Traceback" not in said, wrong  # noqa: PT018  reason: what was said is the message
+    assert "parallelism" in await replay("continue", "replay_x", "--parallelism", "65", code=2)
     assert "NAME=VALUE" in await replay("run", *chosen, "--setting", "x", code=2)
     ran = await replay("run", *chosen, "--here", "--assert", "'warm' in text", "--name", "Hot?", code=1)
     assert "1 same, 1 different" in ran

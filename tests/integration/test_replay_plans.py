@@ -5,7 +5,15 @@ import re
 
 import pytest
 
-from server.postgres import replay_erasing, replay_items, replay_results, replay_runs, replay_spending
+from server.postgres import (
+    replay_answers,
+    replay_erasing,
+    replay_items,
+    replay_results,
+    replay_runs,
+    replay_spending,
+    replay_statements,
+)
 from server.postgres.engine import Database, Statement
 from server.postgres.erasable import LIVE, SHADOWY
 from server.replay_result import ResultOrder
@@ -29,13 +37,17 @@ BY_KEY = {
     "count running": replay_items._COUNT_RUNNING,
     "renew": replay_items._RENEW,
     "lock": replay_items._LOCK,
+    "whether anything is open": replay_statements._HAS_OPEN,
     "abandoned": replay_items._LIST_ABANDONED,
     "open work": replay_items._LIST_OPEN,
     "reserve": replay_spending._RESERVE,
     "settle": replay_spending._SETTLE,
     "record": replay_results._RECORD,
-    "answer": replay_results._LOAD_BLOCKS,
+    "answers": replay_answers._LOAD,
+    "calls of the judge": replay_answers._JUDGE_CALLS,
+    "outcomes of items": replay_results._COUNT,
     "load": replay_runs._LOAD,
+    "find": replay_runs._FIND,
     **{f"erase {name}": statement for name, statement in (*LIVE._deletions, *SHADOWY._deletions)},
 }
 

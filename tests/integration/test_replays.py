@@ -22,6 +22,7 @@ from server.identifiers import REPLAY, new_id
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.replay_runs import lock_replay
 from server.replay import (
     CallSpending,
     Candidate,
@@ -86,7 +87,6 @@ async def test_another_tenant_finds_nothing(rig: ReplayRig, key_ring: PostgresKe
         rig.replays.load_item(other, made.id, 1),
         rig.replays.list_items(other, made.id),
         rig.replays.list_results(other, made.id),
-        rig.replays.load_answer(other, made.id, 1, 1),
         rig.replays.pause_replay(other, made.id, actor=OPERATOR),
         rig.replays.continue_replay(other, made.id, actor=OPERATOR),
         rig.replays.cancel_replay(other, made.id, actor=OPERATOR),
@@ -95,6 +95,9 @@ async def test_another_tenant_finds_nothing(rig: ReplayRig, key_ring: PostgresKe
     ):
         with pytest.raises(ReplayNotFound):
             await attempt
+    for owner, count in ((rig.tenant.id, 1), (other, 0)):
+        assert len(await rig.replays.load_answers(owner, made.id, [(1, 1)])) == count
+        assert len(await rig.replays.count_outcomes(owner, made.id, [1])) == count
     with pytest.raises(ConversationNotFound):
         await rig.replays.create_replay(other, draft(), [claimed.item.conversation_id], actor=OPERATOR)
     chosen = Selection(conversation_ids=(claimed.item.conversation_id,))
@@ -275,10 +278,19 @@ async def test_a_result_is_written_once_and_read_back_whole(rig: ReplayRig) -> N
 
     (stored,) = (await rig.replays.list_results(rig.tenant.id, made.id)).items
     assert (stored.result, stored.number, stored.repetition) == (written, 1, 1)
-    assert await rig.replays.load_answer(rig.tenant.id, made.id, 1, 1) == (TextBlock(text=NASTY),)
+    said = await rig.replays.load_answers(rig.tenant.id, made.id, [(1, 1), (1, 2)])
+    assert {place: exchanged.candidate for place, exchanged in said.items()} == {(1, 1): (TextBlock(text=NASTY),)}
     assert (await rig.replays.load_item(None, made.id, 1)).diverged_at_seq == 2
-    with pytest.raises(ReplayNotFound):
-        await rig.replays.load_answer(rig.tenant.id, made.id, 1, 2)
+
+
+async def test_a_result_does_not_wait_for_who_decides_about_the_replay(rig: ReplayRig, database: Database) -> None:
+    """Whoever holds the replay may want the item next: each would wait for the other."""
+    made = await rig.begin()
+    claimed = await rig.claim(made)
+    async with database.transaction() as connection, asyncio.timeout(20):
+        await lock_replay(connection, None, made.id)
+        await rig.replays.record_result(claimed.lease, result(), [])
+    assert len((await rig.replays.list_results(None, made.id)).items) == 1
 
 
 async def test_results_come_in_their_order_or_worst_first_and_by_what_they_are(rig: ReplayRig) -> None:

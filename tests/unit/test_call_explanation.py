@@ -25,6 +25,9 @@ from server.call_explanation import (
     explain_withheld,
 )
 from server.errors import every_error
+from server.judge_payload import JUDGE
+from server.replay_answers import NOT_ASKED
+from server.replay_call import CALL_LOST
 from server.turn import ModelResponseTurn, StopReason, TurnState
 from server.usage import Usage
 from server.withholding import Withheld
@@ -133,3 +136,8 @@ def test_every_repair_has_a_sentence(kind: str) -> None:
 
     assert any(f'"{kind}"' in source for source in sources)
     assert explain_repair({"kind": kind}).endswith(".")
+
+
+def test_what_only_calls_of_replays_end_with_is_explained() -> None:
+    assert all(explain_error(code).message for code in (NOT_ASKED, CALL_LOST))
+    assert all(explain_warning({"kind": kind}) for kind in (NOT_ASKED, JUDGE))

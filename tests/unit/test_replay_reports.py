@@ -16,7 +16,7 @@ from server.replay_comparison import Said
 from server.replay_export import CSV_HEADER, FullResult, make_harmless, write_csv_row, write_promptfoo_test
 from server.replay_result import DivergenceKind, Outcome, StoredResult
 from server.replay_sides import PieceKind, diff_words, pair_calls
-from server.replay_statistics import find_interval, student_bound
+from server.replay_statistics import Interval, find_interval, student_bound
 from server.turn import StopReason
 from tests.replay_rig import result
 
@@ -55,6 +55,9 @@ def test_words_are_not_cut_and_long_texts_are_bounded() -> None:
     assert [(piece.kind.value, piece.text) for piece in diff_words("It is cold.", "It is colder.")] == [
         ("same", "It is "), ("removed", "cold"), ("added", "colder"), ("same", "."),
     ]  # fmt: skip
+    assert [(piece.kind.value, piece.text) for piece in diff_words("Say it snows now.", "Say the sun shines now.")] == [
+        ("same", "Say "), ("removed", "it snows"), ("added", "the sun shines"), ("same", " now."),
+    ]  # fmt: skip
     long, other = "one two " * 5_000, "two three " * 5_000
     assert {piece.kind for piece in diff_words(f"start {long}", f"start {other}")} == set(PieceKind)
 
@@ -74,7 +77,11 @@ def test_an_interval_needs_two_repetitions_and_is_students() -> None:
     assert find_interval([]) is None
     found = find_interval([1.0, 2.0, 3.0])
     assert found is not None
-    assert (round(found.low, 3), round(found.high, 3)) == (-0.484, 4.484)
+    assert (found.low, round(found.high, 3)) == (0.0, 4.484)
+    wide = find_interval([7.0, 8.0, 9.0])
+    assert wide is not None
+    assert (round(wide.low, 3), round(wide.high, 3)) == (5.516, 10.484)
+    assert find_interval([0.0, 1.0], is_share=True) == Interval(low=0.0, high=1.0)
     assert student_bound(21) == pytest.approx(2.0796, abs=1e-3)
     assert student_bound(99) == pytest.approx(1.9842, abs=1e-3)
 

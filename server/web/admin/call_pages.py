@@ -14,6 +14,7 @@ from server.inspection import Inspector
 from server.payload import ManifestEntry
 from server.web.admin.call_answer import show_answer
 from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
+from server.web.admin.call_links import CallLinks, ConversationLinks
 from server.web.admin.call_notes import show_headers, show_notes, show_signatures, show_usage
 from server.web.admin.call_request import show_difference, show_request
 from server.web.admin.page_room import Room, open_window
@@ -45,9 +46,7 @@ async def show_call(
     if found.previous is not None:
         place = found.previous.turn_seq, found.previous.start.attempt
         previous = await call_inspector.rebuild_request(reach, conversation_id, *place)
-    # Requests and answers may be megabytes of JSON: other turns stream meanwhile.
-    values = await asyncio.to_thread(_describe, found, previous)
-    return answer_page(request, "call.html", **values)
+    return await answer_call(request, found, previous, ConversationLinks(conversation_id=conversation_id))
 
 
 @get(f"{_PATH}/request")
@@ -89,8 +88,22 @@ async def download_call(
 ) -> Response[Any]:
     """The call as `/admin/api` answers it, for those who have a session and no key at hand."""
     found = await call_inspector.inspect_call(session.sees_tenant_id, conversation_id, turn_seq, attempt)
-    name = f'attachment; filename="call-{turn_seq}-{attempt}.json"'
-    return answer_json(CallView.of(found), headers={"content-disposition": name, "cache-control": "no-store"})
+    return answer_call_json(found, f"call-{turn_seq}-{attempt}")
+
+
+async def answer_call(
+    request: StrataRequest, found: CallInspection, previous: RebuiltRequest | None, links: CallLinks
+) -> Response[bytes]:
+    """The answer with the page of a call, wherever it was made."""
+    # Requests and answers may be megabytes of JSON: other turns stream meanwhile.
+    values = await asyncio.to_thread(_describe, found, previous)
+    return answer_page(request, "call.html", links=links, **values)
+
+
+def answer_call_json(found: CallInspection, name: str) -> Response[Any]:
+    """The answer with all of a call as a file."""
+    headers = {"content-disposition": f'attachment; filename="{name}.json"', "cache-control": "no-store"}
+    return answer_json(CallView.of(found), headers=headers)
 
 
 def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[str, Any]:
@@ -101,7 +114,6 @@ def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[st
         "found": found,
         "start": found.call.start,
         "end": found.call.end,
-        "base": f"/admin/conversations/{found.conversation_id}/calls",
         "outcome": explain_outcome(found.call, found.turn, stop_reason),
         "cache": explain_cache(found.call),
         "cache_bars": draw_cache(found),

@@ -10,11 +10,12 @@ from litestar.params import FromPath, SkipValidation
 
 from server.admin_sessions import AdminSession
 from server.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
+from server.provider_choice import KEY_VARIABLES
 from server.replay import OnMissingResult, Replay, ReplayMode, ReplayState
 from server.replay_reading import ReplayDesk
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.rendering import answer_page, answer_redirect
-from server.web.admin.replay_forms import read_draft, read_fields, seal
+from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
 from server.web.request import StrataRequest
 
 _DEFAULTS: Final = {"repetitions": "1", "parallelism": "4", "mode": ReplayMode.TEACHER_FORCED.value}
@@ -38,8 +39,7 @@ ACTIONS: Final[Mapping[str, ReplayAction]] = {
     ),
     "continue": ReplayAction(
         question="Continue this replay?",
-        consequence="It goes on where it was, with the limits that it has. A larger budget is given on the command "
-        "line or over HTTP.",
+        consequence="It goes on where it was, with these limits. One that is left empty holds no longer.",
         button="Continue it",
     ),
     "cancel": ReplayAction(
@@ -87,7 +87,7 @@ async def make_replay(
             return answer_redirect(f"/admin/replays/{replay.id}")
         plan = await replay_desk.service.plan(tenant_id, draft)
     except (ValidationFailed, ConversationNotFound, AssistantNotFound) as error:
-        return _answer_form(request, session, fields, fault=str(error), status_code=422)
+        return _answer_form(request, session, fields, fault=error.message, status_code=422)
     return _answer_form(request, session, fields, estimate=plan.estimate, seen=seal(fields))
 
 
@@ -100,9 +100,9 @@ async def confirm_replay_action(
     replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
 ) -> Response[bytes]:
     """Whether you are sure."""
-    chosen = _find_action(action)
+    _find_action(action)
     replay = await replay_desk.replays.load_replay(session.sees_tenant_id, replay_id)
-    return answer_page(request, "replay_action.html", replay=replay, action=action, chosen=chosen)
+    return _ask_again(request, replay, action, fill_limits(replay.draft.limits))
 
 
 @post("/replays/{replay_id:str}/{action:str}", status_code=303)
@@ -117,11 +117,17 @@ async def do_replay_action(
     """Does it, and shows what became of it."""
     _find_action(action)
     reach, actor = session.sees_tenant_id, session.actor(entry.address_of(request))
+    form = await read_form(request)
     match action:
         case "pause":
             await replay_desk.replays.pause_replay(reach, replay_id, actor=actor)
         case "continue":
-            await replay_desk.service.continue_(reach, replay_id, actor=actor)
+            replay = await replay_desk.replays.load_replay(reach, replay_id)
+            try:
+                limits = read_limits(form, replay.draft.limits)
+                await replay_desk.service.continue_(reach, replay_id, actor=actor, limits=limits)
+            except ValidationFailed as error:
+                return _ask_again(request, replay, action, form, fault=error.message)
         case "cancel":
             await replay_desk.replays.cancel_replay(reach, replay_id, actor=actor)
         case _:
@@ -139,6 +145,21 @@ def actions_for(replay: Replay) -> tuple[str, ...]:
             return ("continue", "cancel", "delete")
         case ReplayState.DONE | ReplayState.CANCELLED:
             return ("delete",)
+
+
+def _ask_again(
+    request: StrataRequest, replay: Replay, action: str, fields: Mapping[str, str], *, fault: str | None = None
+) -> Response[bytes]:
+    return answer_page(
+        request,
+        "replay_action.html",
+        status_code=200 if fault is None else 422,
+        replay=replay,
+        action=action,
+        chosen=ACTIONS[action],
+        fields=fields,
+        fault=fault,
+    )
 
 
 def _find_action(action: str) -> ReplayAction:
@@ -163,6 +184,7 @@ def _answer_form(
         fields=fields,
         modes=list(ReplayMode),
         policies=list(OnMissingResult),
+        providers=list(KEY_VARIABLES),
         tenant_name=session.key.tenant_name,
         **shown,
     )

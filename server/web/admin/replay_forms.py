@@ -1,4 +1,4 @@
-"""The form of a new replay, as the body that programs send."""
+"""The forms of replays, as the bodies that programs send."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from server.errors import ValidationFailed
-from server.replay import ReplayDraft
-from server.web.replay_bodies import ReplayBody
+from server.replay import ReplayDraft, ReplayLimits
+from server.web.replay_bodies import LimitsBody, ReplayBody
 
 FIELDS: Final = (
     "name",
@@ -36,6 +36,10 @@ FIELDS: Final = (
     "budget_usd",
     "budget_tokens",
     "assertions",
+    "judge_provider",
+    "judge_model",
+    "judge_prompt",
+    "judge_settings",
 )
 _FILTERS: Final = {
     "assistant_id": "assistant_id",
@@ -45,6 +49,9 @@ _FILTERS: Final = {
     "text": "text",
 }
 _LIMITS: Final = ("repetitions", "parallelism", "calls_per_minute", "budget_tokens")
+_JUDGE: Final = {"judge_provider": "provider", "judge_model": "model", "judge_prompt": "prompt"}
+CHANGEABLE: Final = ("parallelism", "calls_per_minute", "budget_usd", "budget_tokens")
+"""Limits that a replay can be given anew when it goes on."""
 
 
 def read_fields(form: Mapping[str, str]) -> dict[str, str]:
@@ -70,6 +77,7 @@ def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
             for line in map(str.strip, fields.get("assertions", "").splitlines())
             if line
         ],
+        "judge": _read_judge(fields),
     }
     body |= {name: fields[name] for name in ("mode", "on_missing_result") if name in fields}
     if "budget_usd" in fields:
@@ -77,8 +85,31 @@ def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
     try:
         return ReplayBody.model_validate(body).to_draft()
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise _refusal(".".join(str(step) for step in fault["loc"]), fault["msg"]) from error
+        raise _refusal_of(error) from error
+
+
+def read_limits(form: Mapping[str, str], limits: ReplayLimits) -> ReplayLimits | None:
+    """The limits with what a form says: an empty field takes a limit away, one that is not there leaves it. None where
+    it says nothing. Raises `ValidationFailed`, which names the field.
+    """
+    said = {name: form[name].strip() for name in CHANGEABLE if name in form}
+    try:
+        body = LimitsBody.model_validate({name: _read_limit(name, text) for name, text in said.items()})
+    except ValidationError as error:
+        raise _refusal_of(error) from error
+    return body.lay_over(limits) if said else None
+
+
+def fill_limits(limits: ReplayLimits) -> dict[str, str]:
+    """The fields of that form as they are now."""
+    usd = limits.budget_usd
+    filled = {
+        "parallelism": limits.parallelism,
+        "calls_per_minute": limits.calls_per_minute,
+        "budget_usd": None if usd is None else f"{usd.normalize():f}",
+        "budget_tokens": limits.budget_tokens,
+    }
+    return {name: "" if value is None else str(value) for name, value in filled.items()}
 
 
 def _read_selection(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -106,10 +137,24 @@ def _read_candidate(fields: Mapping[str, str]) -> dict[str, Any]:
     return candidate
 
 
+def _read_judge(fields: Mapping[str, str]) -> dict[str, Any] | None:
+    """None where no field of it is filled in."""
+    judge: dict[str, Any] = {member: fields[name] for name, member in _JUDGE.items() if name in fields}
+    if "judge_settings" in fields:
+        judge["settings"] = _read_object("judge_settings", fields["judge_settings"])
+    return judge or None
+
+
+def _read_limit(name: str, text: str) -> float | None:
+    if not text:
+        return None
+    return _read_amount(name, text) if name == "budget_usd" else _read_number(name, text)
+
+
 def _read_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _refusal(name, "This takes a JSON object.") from None
     if not isinstance(value, dict):
         raise _refusal(name, "This takes a JSON object.")
@@ -128,6 +173,11 @@ def _read_amount(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise _refusal(name, "This takes an amount in dollars, such as 2.50.") from None
+
+
+def _refusal_of(error: ValidationError) -> ValidationFailed:
+    fault = error.errors()[0]
+    return _refusal(".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, "))
 
 
 def _refusal(name: str, sentence: str) -> ValidationFailed:

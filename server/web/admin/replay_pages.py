@@ -1,7 +1,6 @@
 """Replays: the list, what came out of one, and its turns side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -11,37 +10,27 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
 from server.admin_sessions import AdminSession
-from server.block import Block, TextBlock
-from server.replay import ENDED_ITEM_STATES, ItemState, Replay, ReplayState
-from server.replay_comparison import Said
-from server.replay_export import ExportFormat, FullResult
+from server.inspection import CallOutline
+from server.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
+from server.replay_calls import ReplayCalls
+from server.replay_export import ExportFormat
 from server.replay_reading import ReplayDesk
 from server.replay_result import DivergenceKind, Outcome, ResultFilter, ResultOrder
-from server.replay_sides import Sides, lay_side_by_side
+from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
 from server.web.admin.rendering import answer_page
 from server.web.admin.replay_action_pages import ACTIONS, actions_for
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
-from server.web.json_text import encode_json
+from server.web.admin.replay_turns import show_turn
 from server.web.replays import answer_export
 from server.web.request import StrataRequest
 
 _ROWS: Final = 50
 _WORST_ROWS: Final = 20
-_TURNS: Final = 20
-_LONGEST: Final = 12_000
-"""Characters of an answer on a page; the export has the whole."""
+_FAILED_ROWS: Final = 10
+_LAST_PAGE: Final = 10**6
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in DivergenceKind}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownTurn:
-    """A result as its page shows it."""
-
-    full: FullResult
-    sides: Sides
-    task: str
-    is_cut: bool
+_STATES: Final = {state.value: state for state in ItemState}
 
 
 @get("/replays")
@@ -86,6 +75,9 @@ async def show_replay_page(
     results = await replay_desk.replays.list_results(
         session.sees_tenant_id, replay.id, wanted=wanted, cursor=cursor, limit=_WORST_ROWS
     )
+    failed = await replay_desk.replays.list_items(
+        session.sees_tenant_id, replay.id, state=ItemState.FAILED, limit=_FAILED_ROWS
+    )
     report = await replay_desk.reports.report_replay(session.sees_tenant_id, replay.id)
     named = {"outcome": outcome, "kind": kind, "failed_assertion": failed_assertion}
     filters = {name: value for name, value in named.items() if value}
@@ -99,16 +91,17 @@ async def show_replay_page(
         chart_width=WIDTH,
         chart_height=HEIGHT,
         results=results.items,
+        links_of=lambda number: ItemLinks(replay=replay, number=number),
         filters=filters,
         outcomes=list(_OUTCOMES),
         kinds=list(_KINDS),
         is_first=cursor is None,
         first_url=f"/admin/replays/{replay.id}?{urlencode(filters)}",
         next_url=f"/admin/replays/{replay.id}?{behind}" if behind else None,
-        failed_items=(
-            await replay_desk.replays.list_items(session.sees_tenant_id, replay.id, state=ItemState.FAILED, limit=10)
-        ).items,
+        failed_items=failed.items,
+        has_more_failed=failed.next_cursor is not None,
         formats=list(ExportFormat),
+        changed=_list_changed(replay.draft.candidate),
     )
 
 
@@ -124,6 +117,37 @@ async def show_replay_progress(
     return answer_page(request, "_replay_progress.html", **_progress(replay))
 
 
+@get("/replays/{replay_id:str}/items")
+async def show_replay_items(
+    request: StrataRequest,
+    replay_id: FromPath[str],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    # `state` is a reserved name of the framework's.
+    named: Annotated[str, QueryParameter(name="state")] = "",
+    cursor: FromQuery[str | None] = None,
+) -> Response[bytes]:
+    """A page of all conversations in all repetitions, by number, with what came out of each."""
+    reach = session.sees_tenant_id
+    replay = await replay_desk.replays.load_replay(reach, replay_id)
+    state = _STATES.get(named)
+    page = await replay_desk.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
+    counts = await replay_desk.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
+    home = f"/admin/replays/{replay.id}/items"
+    filters = {} if state is None else {"state": state.value}
+    return answer_page(
+        request,
+        "replay_items.html",
+        replay=replay,
+        home=home,
+        state=state,
+        rows=[(item, counts.get(item.number)) for item in page.items],
+        is_first=cursor is None,
+        first_url=f"{home}?{urlencode(filters)}" if filters else home,
+        next_url=f"{home}?{urlencode({**filters, 'cursor': page.next_cursor})}" if page.next_cursor else None,
+    )
+
+
 @get("/replays/{replay_id:str}/items/{number:int}")
 async def show_replay_item(
     request: StrataRequest,
@@ -131,24 +155,30 @@ async def show_replay_item(
     number: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
-    cursor: FromQuery[str | None] = None,
+    replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
+    page: Annotated[int, QueryParameter(ge=1, le=_LAST_PAGE)] = 1,
 ) -> Response[bytes]:
     """The turns of one conversation in one repetition, recorded and candidate beside each other."""
-    replay = await replay_desk.replays.load_replay(session.sees_tenant_id, replay_id)
-    item = await replay_desk.replays.load_item(session.sees_tenant_id, replay_id, number)
-    page = await replay_desk.reader.list_full(replay, wanted=ResultFilter(number=number), cursor=cursor, limit=_TURNS)
-    behind = f"?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None
-    here = f"/admin/replays/{replay.id}/items/{number}"
+    reach = session.sees_tenant_id
+    replay = await replay_desk.replays.load_replay(reach, replay_id)
+    item = await replay_desk.replays.load_item(reach, replay_id, number)
+    wanted = ResultFilter(number=number, first_place=(page - 1) * TURNS_ON_PAGE + 1)
+    found = await replay_desk.reader.list_full(replay, wanted=wanted, limit=TURNS_ON_PAGE)
+    judged = [full.stored.result.place for full in found.items if full.stored.result.judge is not None]
+    background: Sequence[CallOutline] = ()
+    if item.shadow_id is not None:
+        background = (await replay_calls.load_timeline(reach, replay_id, number, limit=1)).background_calls
     return answer_page(
         request,
         "replay_item.html",
         replay=replay,
         item=item,
-        turns=[_show(full) for full in page.items],
-        is_first=cursor is None,
-        first_url=here,
-        next_url=f"{here}{behind}" if behind else None,
-        as_json=_as_text,
+        links=ItemLinks(replay=replay, number=number),
+        turns=[show_turn(full) for full in found.items],
+        background=background,
+        judge_calls=await replay_desk.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
+        page=page,
+        has_more=found.next_cursor is not None,
     )
 
 
@@ -164,8 +194,14 @@ async def export_replay_page(
 
 
 def count_ended(replay: Replay) -> int:
-    """Items that are over, however."""
-    return sum(replay.item_counts[state] for state in ENDED_ITEM_STATES)
+    """Items that are over, however. Those that the budget has skipped go on with a larger one."""
+    return sum(replay.item_counts[state] for state in ENDED_ITEM_STATES if state is not ItemState.SKIPPED)
+
+
+def _list_changed(candidate: Candidate) -> list[str]:
+    """What of it is too long for the page: the export has it."""
+    parts = ("instructions", "variables", "tools", "compaction")
+    return [*(part for part in parts if getattr(candidate, part) is not None), *candidate.templates]
 
 
 def _progress(replay: Replay) -> dict[str, Any]:
@@ -176,26 +212,3 @@ def _progress(replay: Replay) -> dict[str, Any]:
         "is_moving": is_moving,
         "actions": {name: ACTIONS[name] for name in actions_for(replay)},
     }
-
-
-def _show(full: FullResult) -> ShownTurn:
-    recorded = Said(blocks=(), stop_reason=None) if full.recorded is None else full.recorded
-    cut = [_cut(said) for said in (recorded, full.candidate)]
-    return ShownTurn(
-        full=full,
-        sides=lay_side_by_side(*cut),
-        task=full.task[:_LONGEST],
-        is_cut=any(len(said.text) > _LONGEST for said in (recorded, full.candidate)),
-    )
-
-
-def _cut(said: Said) -> Said:
-    text = TextBlock(text=said.text[:_LONGEST])
-    calls: Sequence[Block] = said.calls
-    return Said(blocks=(text, *calls), stop_reason=said.stop_reason)
-
-
-def _as_text(value: object) -> str:
-    """Arguments of a call, bounded."""
-    text = encode_json(value).decode()
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -37,9 +37,16 @@ from server.web.admin.replay_action_pages import (
     make_replay,
     show_replay_form,
 )
+from server.web.admin.replay_call_pages import (
+    download_replayed_call,
+    download_replayed_request,
+    download_replayed_response,
+    show_replayed_call_page,
+)
 from server.web.admin.replay_pages import (
     export_replay_page,
     show_replay_item,
+    show_replay_items,
     show_replay_page,
     show_replay_progress,
     show_replays,
@@ -103,7 +110,12 @@ PAGES: Final = (
     make_replay,
     show_replay_page,
     show_replay_progress,
+    show_replay_items,
     show_replay_item,
+    show_replayed_call_page,
+    download_replayed_request,
+    download_replayed_response,
+    download_replayed_call,
     export_replay_page,
     confirm_replay_action,
     do_replay_action,

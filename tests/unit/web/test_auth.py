@@ -49,7 +49,7 @@ def test_every_route_under_v1_and_admin_api_is_guarded(site: Site) -> None:
                 assert not guards
                 open_paths.add(route.path)
     assert open_paths == OPEN
-    assert len(ROUTES) == 62
+    assert len(ROUTES) == 66
 
 
 @pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x", "/admin/api/jobs"])

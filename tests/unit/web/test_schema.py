@@ -81,6 +81,10 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         "/admin/api/replays/{replay_id}/items", "/admin/api/replays/{replay_id}/results",
         "/admin/api/replays/{replay_id}/export", "/admin/api/replays/{replay_id}/pause",
         "/admin/api/replays/{replay_id}/continue", "/admin/api/replays/{replay_id}/cancel",
+        "/admin/api/replays/{replay_id}/items/{number}/conversation",
+        "/admin/api/replays/{replay_id}/items/{number}/calls/{turn_seq}/{attempt}",
+        "/admin/api/replays/{replay_id}/items/{number}/calls/{turn_seq}/{attempt}/request",
+        "/admin/api/replays/{replay_id}/items/{number}/calls/{turn_seq}/{attempt}/response",
     }  # fmt: skip
     ids = [operation["operationId"] for _, _, operation in found]
     assert len(set(ids)) == len(ids)

@@ -1,0 +1,82 @@
+"""Calls of replays under the lens: the same page as for any other call, and the same downloads."""
+
+from typing import Any, Final
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, SkipValidation
+
+from server.admin_sessions import AdminSession
+from server.replay_calls import ReplayCalls
+from server.replay_reading import ReplayDesk
+from server.web.admin.call_links import ItemLinks
+from server.web.admin.call_pages import answer_call, answer_call_json
+from server.web.inspection import answer_bytes
+from server.web.request import StrataRequest
+
+_PATH: Final = "/replays/{replay_id:str}/items/{number:int}/calls/{turn_seq:int}/{attempt:int}"
+
+
+@get(_PATH)
+async def show_replayed_call_page(
+    request: StrataRequest,
+    replay_id: FromPath[str],
+    number: FromPath[int],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
+) -> Response[bytes]:
+    """The whole call."""
+    reach = session.sees_tenant_id
+    found = await replay_calls.inspect_call(reach, replay_id, number, turn_seq, attempt)
+    previous = None
+    if found.previous is not None:
+        place = found.previous.turn_seq, found.previous.start.attempt
+        previous = await replay_calls.rebuild_request(reach, replay_id, number, *place)
+    replay = await replay_desk.replays.load_replay(reach, replay_id)
+    return await answer_call(request, found, previous, ItemLinks(replay=replay, number=number))
+
+
+@get(f"{_PATH}/request")
+async def download_replayed_request(
+    replay_id: FromPath[str],
+    number: FromPath[int],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
+) -> Response[bytes]:
+    """Every byte of the request, made again."""
+    made = await replay_calls.rebuild_request(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    name = f"request-{number}-{turn_seq}-{attempt}"
+    return answer_bytes(made.body or b"", name, {"x-strata-proof": made.proof.value})
+
+
+@get(f"{_PATH}/response")
+async def download_replayed_response(
+    replay_id: FromPath[str],
+    number: FromPath[int],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
+) -> Response[bytes]:
+    """Every byte that came back."""
+    raw = await replay_calls.load_response(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    return answer_bytes(raw, f"response-{number}-{turn_seq}-{attempt}")
+
+
+@get(f"{_PATH}/json")
+async def download_replayed_call(
+    replay_id: FromPath[str],
+    number: FromPath[int],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    session: NamedDependency[SkipValidation[AdminSession]],
+    replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
+) -> Response[Any]:
+    """The call as `/admin/api` answers it."""
+    found = await replay_calls.inspect_call(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    return answer_call_json(found, f"call-{number}-{turn_seq}-{attempt}")
