@@ -54,6 +54,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What people may ask for."""
+    parser.addoption("--shots", type=Path, metavar="DIR", help="pictures of the pages that are looked at, into DIR")
+
+
 def pytest_configure() -> None:
     """STRATA_ variables of whoever runs the tests must not reach the code under test."""
     for name in [name for name in os.environ if name.startswith("STRATA_") and name != "STRATA_TEST_DATABASE_URL"]:

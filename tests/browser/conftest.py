@@ -30,6 +30,10 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # Fewer processes: starting one for every page takes longer than most pages do.
+    "--renderer-process-limit=1",
+    "--disable-site-isolation-trials",
+    "--disable-features=SpareRendererForSitePerProcess,BackForwardCache",
     # Whatever it still wants to know elsewhere, there is nobody.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
@@ -45,7 +49,7 @@ class Visit:
     server: StrataServer
     context: BrowserContext
     page: Page
-    shots: Path
+    shots: Path | None
     troubles: list[str] = field(default_factory=list)
     """What must not happen, and did."""
     refusals: set[int] = field(default_factory=set)
@@ -63,16 +67,17 @@ class Visit:
         await self.page.wait_for_load_state("load")
 
     async def look(self, name: str) -> None:
-        """Pictures in both themes, at a desk and on a phone, for people to look at; what a program can see is checked:
-        nothing sticks out of a phone, every text can be told from its ground, every control has a name.
+        """Both themes, at a desk and on a phone. What a program sees is checked: nothing sticks out of a phone, every
+        text can be told from its ground, every control has a name. `--shots` takes pictures for people to look at.
         """
         for width, size in (("desk", DESK), ("phone", PHONE)):
             await self.page.set_viewport_size(size)
             for theme in ("light", "dark"):
                 await self.page.emulate_media(color_scheme=theme)
-                path = self.shots / f"{name}-{width}-{theme}.png"
-                await self.page.screenshot(path=path, full_page=True)
-                assert await find_faint_texts(self.page) == [], path.stem
+                where = f"{name}-{width}-{theme}"
+                if self.shots is not None:
+                    await self.page.screenshot(path=self.shots / f"{where}.png", full_page=True)
+                assert await find_faint_texts(self.page) == [], where
             assert await self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{name} on a {width}"
             )
@@ -105,10 +110,12 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest.fixture
-async def visit(browser: Browser, strata_server: StrataServer, tmp_path: Path) -> AsyncIterator[Visit]:
+async def visit(browser: Browser, strata_server: StrataServer, pytestconfig: pytest.Config) -> AsyncIterator[Visit]:
     context = await browser.new_context(viewport=DESK)
     context.set_default_timeout(10_000)
-    visit = Visit(server=strata_server, context=context, page=await context.new_page(), shots=tmp_path)
+    visit = Visit(
+        server=strata_server, context=context, page=await context.new_page(), shots=pytestconfig.getoption("--shots")
+    )
 
     async def note_violation(_source: object, directive: str, stopped: str) -> None:
         visit.troubles.append(f"stopped by {directive}: {stopped}")

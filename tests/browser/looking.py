@@ -3,11 +3,16 @@
 from playwright.async_api import Page
 
 _FAINT_TEXTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const known = new Map();
   const channels = (colour) => {
-    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
+    if (!known.has(colour)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      known.set(colour, [...canvas.getImageData(0, 0, 1, 1).data]);
+    }
+    return known.get(colour);
   };
   const luminance = ([red, green, blue]) => {
     const [r, g, b] = [red, green, blue].map((value) => {
