@@ -52,6 +52,16 @@ def write_filters(filters: Mapping[str, str], **more: str) -> str:
     return f"{LIST}?{query}" if query else LIST
 
 
+def tell_filters(filters: InspectionFilter) -> dict[str, str]:
+    """Those that were said, in words. What a conversation has or has not is said by its name alone."""
+    said = {name: getattr(filters, name) for name in FILTER_NAMES}
+    return {
+        name.replace("_", " "): "" if value is True else str(value)
+        for name, value in said.items()
+        if value is not None and value is not False
+    }
+
+
 def _read_text(name: str, value: str) -> str:
     if len(value) > _TEXT_LIMIT:
         raise _refusal(name, f"It is longer than {_TEXT_LIMIT} characters.")

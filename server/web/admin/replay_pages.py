@@ -17,6 +17,7 @@ from server.replay_export import ExportFormat
 from server.replay_reading import ReplayDesk
 from server.replay_result import DivergenceKind, Outcome, ResultFilter, ResultOrder
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
+from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.rendering import answer_page
 from server.web.admin.replay_action_pages import ACTIONS, actions_for
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
@@ -102,6 +103,7 @@ async def show_replay_page(
         has_more_failed=failed.next_cursor is not None,
         formats=list(ExportFormat),
         changed=_list_changed(replay.draft.candidate),
+        chosen_by=tell_filters(replay.draft.selection.filters),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from server.block import ToolCallBlock
 from server.errors import ValidationFailed
+from server.inspection import InspectionFilter
 from server.replay import ItemState, Judge, OnMissingResult, Replay, ReplayDraft, ReplayLimits, ReplayMode, ReplayState
 from server.replay_comparison import Said
 from server.replay_export import FullResult
@@ -19,6 +20,7 @@ from server.replay_statistics import BIN_COUNT, Distribution, Interval
 from server.turn import StopReason
 from server.usage import Usage
 from server.web.admin.call_links import ItemLinks
+from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.replay_action_pages import ACTIONS
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart, show_value
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
@@ -129,6 +131,18 @@ def test_limits_of_a_replay_that_goes_on_are_those_of_the_form() -> None:
     for name, text in (("budget_usd", "-1"), ("budget_usd", "much"), ("parallelism", ""), ("budget_tokens", "1.5")):
         with pytest.raises(ValidationFailed, match=name):
             read_limits({**shown, name: text}, limits)
+
+
+def test_filters_are_told_as_far_as_they_were_said() -> None:
+    since = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
+    said = InspectionFilter(provider="gemini", has_repairs=True, cost_from=Decimal(0), active_after=since)
+    assert tell_filters(said) == {
+        "provider": "gemini",
+        "has repairs": "",
+        "cost from": "0",
+        "active after": "2026-11-01 09:30:00+00:00",
+    }
+    assert tell_filters(InspectionFilter()) == {}
 
 
 def test_a_seal_is_for_these_fields_alone() -> None:
