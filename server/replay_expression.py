@@ -120,8 +120,11 @@ def read_expression(source: str, names: frozenset[str]) -> Expression:
     except (ValueError, RecursionError, MemoryError) as error:
         raise ExpressionRefused(f"This is no expression: {error}.") from error
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         _check(node, names | bound | _FUNCTIONS.keys())
+        if id(node) not in called:
+            _check_uncalled(node, names | bound)
     return Expression(source=source, tree=tree.body)
 
 
@@ -149,6 +152,17 @@ def _check(node: ast.AST, names: frozenset[str]) -> None:
             raise ExpressionRefused("Functions and methods are called by their names, without keywords.")
         case ast.comprehension(is_async=1):
             raise ExpressionRefused("Nothing can be waited for here.")
+        case _:
+            return
+
+
+def _check_uncalled(node: ast.AST, values: frozenset[str]) -> None:
+    """A function by itself is true whatever was said: where its brackets are forgotten, nothing would be asserted."""
+    match node:
+        case ast.Name() if node.id not in values:
+            raise ExpressionRefused(f"{node.id} has to be called: {node.id}(...).")
+        case ast.Attribute():
+            raise ExpressionRefused(f".{node.attr} has to be called: .{node.attr}(...).")
         case _:
             return
 
