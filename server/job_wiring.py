@@ -72,11 +72,10 @@ def build_background(
     observer: CompactionObserver,
     estimate: TokenEstimate,
     *,
-    more_jobs: Sequence[Job] = (),
+    lengths: TypicalLengths,
 ) -> Background:
-    """The parts for a server. `more_jobs`: those that are not built here."""
+    """The parts for a server."""
     texts = HeldTexts()
-    lengths = build_lengths(database)
     compactor = build_compactor(
         settings, store, renderer, providers, observer, lengths=lengths, texts=texts, estimate=estimate
     )
@@ -93,7 +92,7 @@ def build_background(
             lengths=lengths,
             alarms=PostgresOverviews(database),
         ),
-        jobs=(*build_jobs(settings, database, compactor), *more_jobs),
+        jobs=build_jobs(settings, database, compactor),
     )
 
 
@@ -200,7 +199,7 @@ def build_compactor(
 
 
 def build_jobs(settings: Settings, database: Database, compactor: Compactor) -> tuple[Job, ...]:
-    """All jobs that there are."""
+    """All jobs but those of replays."""
 
     async def compact(tenant_id: str, conversation_id: str) -> datetime | None:
         return (await compactor.compact(tenant_id, conversation_id)).look_again_at

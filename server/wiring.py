@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
@@ -63,6 +63,7 @@ from server.telemetry.turns import TurnTelemetry
 from server.token_estimate import TokenEstimate
 from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
+from server.typical_lengths import TypicalLengths
 from server.web.app import WebParts, build_app
 from server.web.edge import Edge
 from server.wire.frames import read_frames
@@ -136,21 +137,21 @@ async def open_program(
                 renderer=renderer,
                 scribes=await stack.enter_async_context(open_scribes(settings)),
                 metrics=metrics,
+                lengths=lengths,
                 replays=build_replays(
                     settings, database, shadows, renderer, providers, lengths=lengths, observer=metrics.replays
                 ),
             )
         )
-        watching = asyncio.create_task(reaper.watch(), name="reaper")
-        stack.push_async_callback(_end, watching)
-        counting = asyncio.create_task(program.job_watch.watch(), name="job watch")
-        stack.push_async_callback(_end, counting)
-        lagging = asyncio.create_task(program.index_watch.watch(), name="index watch")
-        stack.push_async_callback(_end, lagging)
-        keeping = asyncio.create_task(program.cache_keeper.watch(), name="cache keeper")
-        stack.push_async_callback(_end, keeping)
+        watches = {
+            "reaper": reaper.watch,
+            "job watch": program.job_watch.watch,
+            "index watch": program.index_watch.watch,
+            "cache keeper": program.cache_keeper.watch,
+        }
+        for name, watch in watches.items():
+            stack.push_async_callback(_end, asyncio.create_task(watch(), name=name))
         stack.push_async_callback(program.cache_keeper.close)
-        stack.push_async_callback(program.background.lengths.close)
         await stack.enter_async_context(
             working_inside(settings, database, program.background.jobs, program.replays.stop_sign)
         )
@@ -172,6 +173,7 @@ class _Parts:
     renderer: JinjaRenderer
     scribes: Mapping[str, Provider]
     metrics: Metrics
+    lengths: TypicalLengths
     replays: ReplayParts
 
 
@@ -198,7 +200,6 @@ def _build_cache_keeper(parts: _Parts, estimate: TokenEstimate) -> CacheKeeper:
 def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
     settings, database = parts.settings, parts.database
     running_turns = RunningTurns()
-    key_ring = PostgresKeyRing(database)
     metrics = parts.metrics
     store = PostgresStore(database)
     estimate = TokenEstimate()
@@ -211,75 +212,82 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         parts.providers,
         metrics.compactions,
         estimate,
-        more_jobs=parts.replays.jobs,
+        lengths=parts.lengths,
     )
+    background = replace(background, jobs=(*background.jobs, *parts.replays.jobs))
     tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
     turn_service = TurnService(tools, running_turns)
-    job_reports = PostgresJobReports(database)
-    inspector = PostgresInspector(database)
     index_watch = IndexWatch(partial(find_progress, database))
     metrics.gauge_callback(
         "strata_index_lag_seconds", "How far lists and searches are behind the turns.", lambda: index_watch.lag_seconds
-    )
-    app = build_app(
-        WebParts(
-            key_ring=RememberedKeys(key_ring, parts.announcements),
-            store=store,
-            turn_service=turn_service,
-            compactor=background.compactor,
-            renderer=parts.renderer,
-            rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
-            usage_reports=PostgresUsageReports(database),
-            inspector=inspector,
-            overviews=PostgresOverviews(database),
-            saved_views=PostgresSavedViews(database),
-            replay_desk=parts.replays.desk,
-            replay_calls=ReplayCalls(
-                parts.replays.replays,
-                parts.replays.shadow_inspector,
-                CallInspector(
-                    parts.replays.shadow_inspector, parts.replays.shadows, parts.scribes, read_frames, estimate
-                ),
-            ),
-            call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
-            job_reports=job_reports,
-            archives=PostgresArchives(database),
-            assistant_inspector=PostgresAssistantInspector(database),
-            assistant_editor=_build_editor(parts, store, estimate),
-            admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
-            audit_log=PostgresAuditLog(database),
-            behind_proxy=settings.behind_proxy,
-            default_provider=parts.providers.default,
-            provider_names=tuple(parts.providers.by_name),
-            image_limit_bytes=settings.image_limit_bytes,
-            keep_alive_seconds=settings.keep_alive_seconds,
-            probes=[DatabaseProbe(database)],
-            running_turns=running_turns,
-            metrics=metrics,
-            tracing=parts.tracing,
-            body_limit_bytes=settings.body_limit_bytes,
-            cors_origins=settings.cors_origins,
-            version=__version__,
-        )
     )
     program = Program(
         settings=settings,
         options=parts.options,
         database=database,
         store=store,
-        key_ring=key_ring,
+        key_ring=PostgresKeyRing(database),
         running_turns=running_turns,
         turn_service=turn_service,
         cache_keeper=cache_keeper,
         background=background,
         replays=parts.replays,
-        job_watch=JobWatch(job_reports, metrics.jobs, names=[job.name for job in background.jobs]),
+        job_watch=JobWatch(PostgresJobReports(database), metrics.jobs, names=[job.name for job in background.jobs]),
         index_watch=index_watch,
         providers=parts.providers,
         owner=tools.owner,
-        app=app,
+        app=build_app(_build_web_parts(parts, store, turn_service, running_turns, background, estimate)),
     )
     return program, Reaper(tools)
+
+
+def _build_web_parts(
+    parts: _Parts,
+    store: PostgresStore,
+    turn_service: TurnService,
+    running_turns: RunningTurns,
+    background: Background,
+    estimate: TokenEstimate,
+) -> WebParts:
+    settings, database, replays = parts.settings, parts.database, parts.replays
+    inspector = PostgresInspector(database)
+    return WebParts(
+        key_ring=RememberedKeys(PostgresKeyRing(database), parts.announcements),
+        store=store,
+        turn_service=turn_service,
+        compactor=background.compactor,
+        renderer=parts.renderer,
+        rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
+        usage_reports=PostgresUsageReports(database),
+        inspector=inspector,
+        overviews=PostgresOverviews(database),
+        saved_views=PostgresSavedViews(database),
+        replay_desk=replays.desk,
+        replay_calls=ReplayCalls(
+            replays.replays,
+            replays.shadow_inspector,
+            CallInspector(replays.shadow_inspector, replays.shadows, parts.scribes, read_frames, estimate),
+        ),
+        call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
+        job_reports=PostgresJobReports(database),
+        archives=PostgresArchives(database),
+        assistant_inspector=PostgresAssistantInspector(database),
+        assistant_editor=_build_editor(parts, store, estimate),
+        admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
+        audit_log=PostgresAuditLog(database),
+        behind_proxy=settings.behind_proxy,
+        default_provider=parts.providers.default,
+        provider_names=tuple(parts.providers.by_name),
+        image_limit_bytes=settings.image_limit_bytes,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        probes=[DatabaseProbe(database)],
+        running_turns=running_turns,
+        metrics=parts.metrics,
+        tracing=parts.tracing,
+        body_limit_bytes=settings.body_limit_bytes,
+        cors_origins=settings.cors_origins,
+        version=__version__,
+    )
 
 
 def _build_editor(parts: _Parts, store: PostgresStore, estimate: TokenEstimate) -> AssistantEditor:
