@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from server.cli import main
 from server.provider_choice import KEY_VARIABLES
+from tests.fakes.log_capture import logs_put_back
 
 PROJECT = Path(__file__).parents[1]
 
@@ -40,7 +41,7 @@ def strata_here(*arguments: str, env: Mapping[str, str], stdin: str = "") -> sub
     """
     wanted = environment(env)
     changes: dict[str, str | None] = {name: None for name in os.environ if name not in wanted}
-    with ThreadPoolExecutor(1) as thread:
+    with logs_put_back(), ThreadPoolExecutor(1) as thread:
         result = thread.submit(CliRunner().invoke, main, arguments, input=stdin, env=changes | dict(env)).result(120)
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception

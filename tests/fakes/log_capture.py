@@ -13,12 +13,19 @@ _TOUCHED = ("", "strata", "uvicorn", "uvicorn.access", "alembic", "opentelemetry
 @contextmanager
 def capture_log(level: str = "debug", log_format: LogFormat = "json") -> Iterator[StringIO]:
     """What is logged inside the block, as an operator would see it."""
+    stream = StringIO()
+    with logs_put_back():
+        configure_logs(level, log_format, stream=stream)
+        yield stream
+
+
+@contextmanager
+def logs_put_back() -> Iterator[None]:
+    """However logs are set up inside the block, it is not so behind it."""
     loggers = [logging.getLogger(name) for name in _TOUCHED]
     before = [(logger, logger.handlers, logger.level, logger.propagate, logger.disabled) for logger in loggers]
-    stream = StringIO()
-    configure_logs(level, log_format, stream=stream)
     try:
-        yield stream
+        yield
     finally:
         logging.captureWarnings(capture=False)
         for logger, handlers, old_level, propagate, disabled in before:
