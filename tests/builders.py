@@ -16,6 +16,8 @@ from server.store import Accepted, NewAnswer, NewInput, Store
 from server.turn import Native, StopReason, TurnKind, TurnState
 from server.usage import Usage
 
+# For values that are only compared with each other. Calls that a store keeps are made now, like the database's own
+# times: a fixed time would fall into "the last 24 hours" on some dates and out of it on others.
 A_TIME = datetime(2026, 11, 16, 12, 0, 0, 123456, tzinfo=UTC)
 LEASE_SECONDS = 60.0
 NASTY = (
@@ -115,7 +117,7 @@ def call_start(**changes: Any) -> CallStart:
         "model": "gemini-3.1-pro-preview",
         "account": "acct-1",
         "epoch": 1,
-        "started_at": A_TIME,
+        "started_at": datetime.now(UTC),
         "manifest": ({"layer": "static", "hash": "ab", "length": 10}, {"layer": "trigger", "hash": "cd", "length": 5}),
         "request_hash": hashlib.sha256(b"request").digest(),
         "dynamic": b'{"todos":[]}',
@@ -126,9 +128,10 @@ def call_start(**changes: Any) -> CallStart:
 
 
 def call_end(**changes: Any) -> CallEnd:
+    now = datetime.now(UTC)
     values: dict[str, Any] = {
-        "ended_at": A_TIME,
-        "first_byte_at": A_TIME,
+        "ended_at": now,
+        "first_byte_at": now,
         "status": 200,
         "headers": {"x-request-id": "abc"},
         "raw_response": b'data: {"text":"It rains."}\n\n' * 20,

@@ -57,7 +57,7 @@ async def test_versions_are_found_and_compared(visit: Visit) -> None:
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     assistant_id = await make_versions(store, tenant_id)
     await visit.log_in()
-    await visit.page.get_by_role("link", name="Assistants").click()
+    await visit.page.get_by_role("navigation").get_by_role("link", name="Assistants").click()
     row = visit.page.locator("#results tbody tr")
     await expect(row).to_contain_text(assistant_id)
     await visit.look("assistants")

@@ -35,7 +35,7 @@ async def fill(visit: Visit, database: Database, count: int) -> list[str]:
 async def test_conversations_are_found_by_what_was_said_and_what_went_wrong(visit: Visit, database: Database) -> None:
     made = await fill(visit, database, 3)
     await visit.log_in()
-    await visit.page.get_by_role("link", name="Conversations").click()
+    await visit.page.get_by_role("navigation").get_by_role("link", name="Conversations").click()
     rows = visit.page.locator("#results tbody tr")
     await expect(rows).to_have_count(3)
     await visit.look("conversations")

@@ -255,11 +255,11 @@ class CompactionContract:
         calls = [Call(turn_seq=-2, start=start, end=None) for start in starts]
         taken = await asyncio.gather(*(store.record_call(tenant.id, conversation_id, call) for call in calls))
         assert sorted(taken) == [False, False, False, True]
-        winner = calls[taken.index(True)]
+        winner, end = calls[taken.index(True)], call_end()
         for call in calls:
-            ended = replace(call, end=call_end())
+            ended = replace(call, end=end)
             assert await store.record_call(tenant.id, conversation_id, ended) == (call is winner)
-        assert await store.list_calls(tenant.id, conversation_id, -2) == [replace(winner, end=call_end())]
+        assert await store.list_calls(tenant.id, conversation_id, -2) == [replace(winner, end=end)]
 
     async def test_a_call_of_no_turn_is_found_with_what_it_was_made_of(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 2)

@@ -23,8 +23,8 @@ def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
         first_byte_at=A_TIME + timedelta(seconds=2),
         ended_at=A_TIME + timedelta(seconds=5),
     )
-    watched.observer.call_ended(lease(), call_start(), failed, assistant_id=ASSISTANT)
-    watched.observer.call_ended(lease(), call_start(attempt=2), good, assistant_id=ASSISTANT)
+    watched.observer.call_ended(lease(), call_start(started_at=A_TIME), failed, assistant_id=ASSISTANT)
+    watched.observer.call_ended(lease(), call_start(attempt=2, started_at=A_TIME), good, assistant_id=ASSISTANT)
     assert watched.value("strata_calls_total", status="5xx", error_code="provider_overloaded") == 1
     assert watched.value("strata_calls_total", status="2xx", error_code="none") == 1
     assert watched.value("strata_call_retries_total") == 1

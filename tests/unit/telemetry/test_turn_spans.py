@@ -21,7 +21,7 @@ from tests.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, USAGE, W
 
 def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) -> None:
     held = lease()
-    start = call_start(provider="anthropic", model="claude-opus-5-5", attempt=2)
+    start = call_start(provider="anthropic", model="claude-opus-5-5", attempt=2, started_at=A_TIME)
     end = call_end(
         usage=USAGE,
         first_byte_at=A_TIME + timedelta(seconds=0.5),
