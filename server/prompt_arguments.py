@@ -4,7 +4,7 @@
     message         the text and language of the newest user task           dynamic layer only
     assistant       name, id, language, description
     conversation    id, identifier, source, direction, created_date; updated_date and duration in the dynamic layer only
-    session         mode, and only where the conversation has one
+    session         mode; empty if the conversation has none
     args            the conversation's args, with those of the turn over them in the dynamic layer
     <any name>      every arg again, and the assistant's variables where no arg has their name
 
@@ -99,7 +99,6 @@ def _find_newest_task(turns: Sequence[BufferedTurn]) -> BufferedTurn | None:
 
 def _named(assistant: Assistant, conversation: Conversation, args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     root = {name: clone(value) for name, value in {**assistant.definition.variables, **args}.items()}
-    session = {"session": {"mode": conversation.mode}} if conversation.mode else {}
     return {
         **{name: value for name, value in root.items() if name not in NAMESPACES},
         "assistant": {
@@ -115,7 +114,8 @@ def _named(assistant: Assistant, conversation: Conversation, args: Mapping[str, 
             "direction": conversation.direction or "",
             "created_date": _rfc3339(conversation.created_at),
         },
-        **session,
+        # Without a mode it is empty but there: `session.mode` is then undefined, which renders as an empty text.
+        "session": {"mode": conversation.mode} if conversation.mode else {},
         "args": clone(args),
     }
 

@@ -126,8 +126,6 @@ def _doubt(path: str, variables: set[str]) -> str | None:
     root, _, member = path.partition(".")
     if path in _VOLATILE or root in _VOLATILE or path == "args":
         return None
-    if root == "session":
-        return "`session` is there only where a conversation has a mode; elsewhere this is an error."
     if root in STATIC_MEMBERS:
         is_known = not member or member in STATIC_MEMBERS[root]
         return None if is_known else f"There is no `{path}`: it is empty."

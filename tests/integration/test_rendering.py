@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import AssistantDefinition, Instructions
+from server.assistant import Assistant, AssistantDefinition, Instructions
 from server.errors import Internal, TemplateInvalid
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
+from server.prompt_arguments import build_static_arguments
 from server.renderer import RenderedStatic
-from tests.builders import NASTY, definition
+from tests.builders import A_TIME, NASTY, build_conversation, definition
 from tests.strata_process import PROJECT, environment, wait_until
 from tests.strategies import any_text, json_objects
 
@@ -70,6 +71,17 @@ async def test_an_instruction_is_rendered_with_the_arguments(renderer: JinjaRend
 
     assert rendered.text == "You are helper for Kari and Kari.\n"
     assert rendered.failures == ()
+
+
+@pytest.mark.parametrize(("mode", "text"), [("voice", "Mode: voice."), (None, "Mode: ."), ("", "Mode: .")])
+async def test_the_mode_of_a_conversation_that_has_none_is_an_empty_text(
+    renderer: JinjaRenderer, mode: str | None, text: str
+) -> None:
+    assistant = Assistant(id="asst_1", version=1, created_at=A_TIME, definition=instructed("Mode: {{ session.mode }}."))
+    values = build_static_arguments(assistant=assistant, conversation=build_conversation(mode=mode))
+    rendered = await renderer.render_static("gemini", assistant.definition, values)
+
+    assert (rendered.text, rendered.failures) == (text, ())
 
 
 async def test_each_instruction_fails_for_itself() -> None:

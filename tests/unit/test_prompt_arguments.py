@@ -181,14 +181,14 @@ def test_session_has_the_mode() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, ""])
-def test_session_is_there_only_with_a_mode(mode: str | None) -> None:
-    assert "session" not in arguments(conversation=a_conversation(mode=mode))
+def test_session_is_empty_without_a_mode(mode: str | None) -> None:
+    assert arguments(conversation=a_conversation(mode=mode))["session"] == {}
 
 
 def test_no_arg_can_pretend_to_be_the_session() -> None:
     pretender = a_conversation(mode=None, args={"session": {"mode": "admin"}})
 
-    assert "session" not in arguments(conversation=pretender)
+    assert arguments(conversation=pretender)["session"] == {}
 
 
 def test_message_is_what_the_user_said() -> None:
@@ -334,7 +334,8 @@ def test_static_arguments_stay_the_same_when_a_conversation_goes_on() -> None:
 def test_static_arguments_take_no_volatile_name_from_an_arg(args: dict[str, Any]) -> None:
     given_args = static_arguments(conversation=a_conversation(args=args))
 
-    assert not {"system", "message", "session"} & given_args.keys()
+    assert not {"system", "message"} & given_args.keys()
+    assert given_args["session"] == {}
 
 
 # --- their hash

@@ -69,7 +69,7 @@ async def test_what_does_not_hold_is_said_in_words(renderer: JinjaRenderer, role
         ("{{ city }} {{ city }}", ["city"]),
         ("{{ assistant.nam }}", ["assistant.nam"]),
         ("{{ args.tone }}", ["args.tone"]),
-        ("{{ session.mode }}", ["session"]),
+        ("{{ session.mode }} {{ session.id }}", ["session.id"]),
         ("{% if vip %}{{ vip }}{% endif %}{{ town | default('here') }}{{ 'x' if args.late else '' }}", []),
         ("{% for city in cities %}{{ city }}{% endfor %}{% set x = 1 %}{{ x }}", ["cities"]),
         ("no template, { city }", []),
