@@ -21,6 +21,7 @@ from server.block import JsonValue
 from server.compaction_policy import read_policy
 from server.errors import ValidationFailed
 from server.explicit_cache_policy import CacheSettings, ExplicitChoice
+from server.model_name import check_model_name
 from server.model_profile import ModelProfile, ThinkingControl, find_profile
 from server.payload import CallSettings, LayerOrder
 
@@ -66,7 +67,11 @@ def read_cache_settings(settings: Mapping[str, JsonValue]) -> CacheSettings:
 
 
 def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue]) -> None:
-    """That the model takes them, for the time when an assistant is saved. Raises `ValidationFailed`."""
+    """That there can be such a model and that it takes them, for the time when an assistant is saved.
+
+    Raises `ValidationFailed`.
+    """
+    check_model_name(provider, model)
     profile = find_profile(provider, model)
     asked = read_settings(settings)
     read_policy(settings.get(_COMPACTION) or {})

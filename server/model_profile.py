@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from server.model_name import names_in_tables
 from server.payload import LayerOrder
 
 
@@ -191,14 +192,19 @@ def profile_warnings(profile: ModelProfile) -> tuple[dict[str, str], ...]:
 
 
 def find_profile(provider: str, model: str) -> ModelProfile:
-    """The profile of a model; that of its family, marked as assumed, where the model is not listed."""
-    listed = PROFILES.get(model)
-    if listed is not None and listed.provider == provider:
-        return listed
+    """The profile of a model; that of its family, marked as assumed, if the model is not listed.
+
+    A dated release of a listed model is listed with it.
+    """
+    names = names_in_tables(model)
+    for name in names:
+        listed = PROFILES.get(name)
+        if listed is not None and listed.provider == provider:
+            return listed if name == model else replace(listed, model=model)
     fitting = [
         (beginning, profile)
         for beginning, profile in _FAMILIES
-        if profile.provider == provider and model.startswith(beginning)
+        if profile.provider == provider and names[0].startswith(beginning)
     ]
     fallback = next(profile for _, profile in reversed(_FAMILIES) if profile.provider == provider)
     family = max(fitting, key=lambda pair: len(pair[0]))[1] if fitting else fallback

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Final
 
+from server.model_name import names_in_tables
 from server.usage import Usage
 
 _MILLION: Final = Decimal(1_000_000)
@@ -77,12 +78,13 @@ class CostLine:
 
 
 def find_price(model: str, at: datetime, prompt_tokens: int) -> Price | None:
-    """The price of a model at a moment for a prompt of this size."""
+    """The price of a model at a moment for a prompt of this size. A dated release costs what its family costs."""
     day = at.astimezone(UTC).date()
+    listed = next((name for name in names_in_tables(model) if name in _PRICED), None)
     rows = [
         price
         for price in PRICES
-        if price.model == model and price.valid_from <= day and price.from_prompt_tokens <= prompt_tokens
+        if price.model == listed and price.valid_from <= day and price.from_prompt_tokens <= prompt_tokens
     ]
     return max(rows, key=lambda price: (price.valid_from, price.from_prompt_tokens), default=None)
 
@@ -211,3 +213,4 @@ PRICES: Final = (
     _claude("claude-haiku-4-5", "1", "0.10", "5"),
 )
 """As of November 2026. Rows with a later date are announced changes."""
+_PRICED: Final = frozenset(price.model for price in PRICES)

@@ -7,6 +7,7 @@ from server.assistant import AssistantDefinition
 from server.block import JsonValue
 from server.call_settings import check_settings
 from server.errors import ValidationFailed
+from server.model_name import names_in_tables
 from server.model_profile import PROFILES
 from server.provider_choice import KEY_VARIABLES
 from server.replay import Candidate
@@ -23,7 +24,7 @@ def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> Ass
     if provider != recorded.provider and candidate.model is None:
         _refuse("model", f"Another provider needs a model: {recorded.model} is {recorded.provider}'s.")
     model = candidate.model or recorded.model
-    listed = PROFILES.get(model)
+    listed = next((PROFILES[name] for name in names_in_tables(model) if name in PROFILES), None)
     if listed is not None and listed.provider != provider:
         _refuse("model", f"{model} is not one of {provider}'s.")
     definition = replace(

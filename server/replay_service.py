@@ -7,6 +7,7 @@ from typing import Final
 from server.audit import Actor
 from server.call_settings import check_settings
 from server.errors import PriceUnknown, TemplateInvalid, ValidationFailed
+from server.model_name import find_name_fault
 from server.provider_choice import KEY_VARIABLES
 from server.renderer import Renderer
 from server.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
@@ -108,6 +109,8 @@ def _check_judge(judge: Judge | None) -> None:
         return
     if judge.provider not in KEY_VARIABLES:
         _refuse("judge.provider", f"There is no provider called {judge.provider}.")
+    if fault := find_name_fault(judge.provider, judge.model):
+        _refuse("judge.model", fault)
     try:
         check_settings(judge.provider, judge.model, judge.settings)
     except ValidationFailed as error:

@@ -11,6 +11,7 @@ from server.anthropic import request
 from server.anthropic.sdk_errors import translate_error
 from server.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.block import Blob, Block
+from server.model_name import check_model_name
 from server.model_profile import ModelProfile, find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import Fold, ProviderAnswer
@@ -46,6 +47,7 @@ class AnthropicProvider:
         )
 
     def open_stream(self, payload: Payload) -> WireStream:
+        check_model_name(self.name, payload.model)
         return WireStream(self._prepare(payload), AnthropicFold())
 
     async def encode_request(self, payload: Payload) -> bytes:
@@ -77,6 +79,7 @@ class AnthropicProvider:
 
     async def count_tokens(self, payload: Payload) -> int:
         """Free of charge; ignores caching."""
+        check_model_name(self.name, payload.model)
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
         counted = {name: parameters[name] for name in ("model", "thinking") if name in parameters}

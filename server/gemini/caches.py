@@ -4,20 +4,23 @@ A cache holds the static text and the tools of a payload. A request that names i
 model and the account, lives for its time to live, and is paid for by the hour.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
 from google import genai
 from google.genai import types
 
-from server.errors import ProviderMalformed
+from server.errors import CacheGone, ProviderMalformed
 from server.gemini import request
 from server.gemini.sdk_errors import translate_error
+from server.model_name import check_model_name
 from server.payload import Payload
 from server.provider import ExplicitCache
 from server.wire.unary import call_through
 
 _PAGE_SIZE: Final = 1000
+_NAME: Final = re.compile(r"cachedContents/[A-Za-z0-9_-]+")
 
 
 class GeminiCaches:
@@ -31,6 +34,7 @@ class GeminiCaches:
         return bool(payload.static_text or payload.tools) and not request.adds_tool_config(payload.settings)
 
     async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
+        check_model_name("gemini", payload.model)
         tools = request.build_tools(payload)
         config = types.CreateCachedContentConfig(
             system_instruction=request.build_system(payload),
@@ -52,7 +56,7 @@ class GeminiCaches:
             lambda: self._client.aio.caches.list(config=config), holes={}, translate=translate_error
         )
         while True:
-            names += [cache.name for cache in pages.page if cache.display_name == label and cache.name is not None]
+            names += [cache.name for cache in pages.page if cache.display_name == label and _is_name(cache.name)]
             try:
                 await call_through(pages.next_page, holes={}, translate=translate_error)
             except IndexError:
@@ -60,6 +64,7 @@ class GeminiCaches:
                 return names
 
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
+        _check_name(name)
         config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")
         changed = await call_through(
             lambda: self._client.aio.caches.update(name=name, config=config), holes={}, translate=translate_error
@@ -67,11 +72,22 @@ class GeminiCaches:
         return _read(changed)
 
     async def delete(self, name: str) -> None:
+        _check_name(name)
         await call_through(lambda: self._client.aio.caches.delete(name=name), holes={}, translate=translate_error)
 
 
+def _is_name(name: str | None) -> TypeGuard[str]:
+    """Whether it can be a cache's name: the SDK writes it into the address as it is."""
+    return name is not None and _NAME.fullmatch(name) is not None
+
+
+def _check_name(name: str) -> None:
+    if not _is_name(name):
+        raise CacheGone("The provider has no cache of such a name.")
+
+
 def _read(cache: types.CachedContent) -> ExplicitCache:
-    if cache.name is None or cache.expire_time is None:
+    if not _is_name(cache.name) or cache.expire_time is None:
         raise ProviderMalformed("The provider made a cache without a name or an end.")
     tokens = cache.usage_metadata.total_token_count if cache.usage_metadata is not None else None
     return ExplicitCache(name=cache.name, expires_at=cache.expire_time, token_count=tokens or 0)

@@ -15,6 +15,7 @@ from server.gemini import request
 from server.gemini.caches import GeminiCaches
 from server.gemini.sdk_errors import translate_error
 from server.gemini.stream import DIALECT, GeminiFold, fold_body
+from server.model_name import check_model_name
 from server.model_profile import find_profile, profile_warnings
 from server.payload import Payload
 from server.provider import Fold, ProviderAnswer
@@ -64,6 +65,8 @@ class GeminiProvider:
         self.caches = GeminiCaches(self._client)
 
     def open_stream(self, payload: Payload) -> WireStream:
+        # The SDK writes the name into the address as it is. A stored one may be from before names were checked.
+        check_model_name(self.name, payload.model)
         return WireStream(self._prepare(payload), GeminiFold())
 
     async def encode_request(self, payload: Payload) -> bytes:
@@ -95,6 +98,7 @@ class GeminiProvider:
 
     async def count_tokens(self, payload: Payload) -> int:
         """Of the contents alone: this API counts neither the system instruction nor the tools."""
+        check_model_name(self.name, payload.model)
         holes = Holes()
         options = types.HttpOptions(extra_body={"contents": [holes.make(request.join_contents(payload))]})
         count = await call_through(

@@ -17,6 +17,7 @@ from server.archive_values import FieldKind
 from server.audit import OPERATOR, Action, AuditDraft
 from server.errors import ArchiveInvalid, AssistantExists, ConversationExists
 from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
+from server.model_name import find_name_fault
 from server.postgres.archive_fields import ARCHIVED, FIELDS
 from server.postgres.auditing import APPEND, audit_values
 from server.postgres.codec import encode_raw
@@ -97,6 +98,8 @@ class Importer:
         # In their order, and quick to look into.
         found: dict[str, None] = {}
         for record in read_archive(lines, FIELDS):
+            if record.kind is RecordKind.ASSISTANT:
+                _check_assistant(record)
             if record.kind is not RecordKind.CONVERSATION:
                 continue
             conversation_id = encode_id(CONVERSATION, record.values["id"])
@@ -208,6 +211,7 @@ class Importer:
         """Writes a row of a table that conversations share, where it is not there yet."""
         row = dict(record.values)
         if record.kind is RecordKind.ASSISTANT:
+            _check_assistant(record)
             row["id"] = self._assistant_id(row["id"])
         if record.kind is not RecordKind.TEMPLATE:
             row["tenant_id"] = self._tenant
@@ -238,6 +242,12 @@ class Importer:
         async with self._database.connection() as connection:
             if await connection.fetchval("SELECT EXISTS (SELECT FROM conversations WHERE id = $1)", conversation):
                 raise _exists(conversation)
+
+
+def _check_assistant(record: Record) -> None:
+    """Raises `ArchiveInvalid` for an assistant whose model cannot be one: its name would go into an address."""
+    if find_name_fault(record.values["provider"], record.values["model"]):
+        raise _invalid(record, "the assistant's model is no name of a model")
 
 
 def _exists(conversation: UUID) -> ConversationExists:

@@ -296,6 +296,27 @@ async def test_a_file_that_lacks_its_last_conversation_brings_none(
     assert await import_lines(database, tenant.id, lines) == ids
 
 
+async def test_an_assistant_whose_model_is_no_name_is_refused(
+    store: PostgresStore, database: Database, tenant: Tenant
+) -> None:
+    """Its name would go into an address at the provider."""
+    conversation_id = await exchange(store, tenant, count=1)
+    lines = await export_lines(database, tenant.id, conversation_id)
+    await store.erase_conversation(tenant.id, conversation_id)
+    at = next(at for at, line in enumerate(lines) if b'"record":"assistant"' in line)
+    forged = json.loads(lines[at])
+    forged["model"] = "x/%2e%2e/gemini-3.8-flash"
+    lines[at] = json.dumps(forged, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    *told, end, close = lines
+    renewed = json.loads(end) | {"sha256": hashlib.sha256(b"".join(told[1:])).hexdigest()}
+    file = [*told, json.dumps(renewed, separators=(",", ":")).encode() + b"\n", close]
+    importer = Importer(database, ImportOptions(tenant_id=tenant.id, new_ids=True))
+    with pytest.raises(ArchiveInvalid, match=f"Line {at + 1}.*model"):
+        await importer.check(file)
+    with pytest.raises(ArchiveInvalid, match=f"Line {at + 1}.*model"):
+        await import_lines(database, tenant.id, file)
+
+
 async def test_a_row_that_fits_no_table_is_refused_as_one(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:

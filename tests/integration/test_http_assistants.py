@@ -142,3 +142,12 @@ async def test_a_query_out_of_range_is_refused(talk: Talk, query: str) -> None:
 
 async def test_a_cursor_that_was_not_made_here_is_refused(talk: Talk) -> None:
     assert (await talk.expect(400, "GET", "/v1/assistants?cursor=nonsense"))["code"] == "cursor_invalid"
+
+
+@pytest.mark.parametrize("model", ["%2e%2e/cachedContents#", "x/%2e%2e/gemini-3.1-pro-preview", "gemini-3?key=x"])
+async def test_a_name_that_would_change_the_address_is_refused(talk: Talk, model: str) -> None:
+    problem = await talk.expect(422, "POST", "/v1/assistants", {"name": "helper", "provider": "gemini", "model": model})
+    assert [fault["path"] for fault in problem["errors"]] == ["model"]
+    assert model not in str(problem)
+    made = await talk.expect(201, "POST", "/v1/assistants", {"name": "helper"})
+    await talk.expect(422, "PUT", f"/v1/assistants/{made['id']}", {"name": "helper", "model": model})

@@ -47,6 +47,11 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"selection": {"filters": {"active_after": "2026-01-31T09:30:00"}}}, "selection.filters.active_after"),
     ({"selection": {"filters": {"active_before": "soon"}}}, "selection.filters.active_before"),
     ({"candidat": {}}, "candidat"),
+    ({"candidate": {"model": "x/%2e%2e/gemini-3.8-flash"}}, "candidate.model"),
+    (
+        {"judge": {"provider": "gemini", "model": "%2e%2e/cachedContents#", "prompt": "Is it good?"}},
+        "judge.model",
+    ),
 )
 """What cannot be run, and the field that is wrong."""
 

@@ -11,7 +11,7 @@ from google.genai import types
 
 from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.emulator.gemini.app import build_gemini_app
-from server.errors import CacheGone, ProviderFailed, SignatureRejected
+from server.errors import CacheGone, ProviderFailed, SignatureRejected, ValidationFailed
 from server.gemini.provider import GeminiProvider
 from server.payload import CallSettings
 from server.provider import Provider, ProviderStream, StreamState
@@ -167,3 +167,29 @@ async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: 
 @pytest.mark.parametrize("recorded", [one for one in RECORDINGS if one.vendor == "gemini"], ids=str)
 async def test_every_recording_is_told_live_as_its_bytes_say(rig: Rig, recorded: Recorded) -> None:
     await tell(rig, recorded)
+
+
+@pytest.mark.parametrize("model", ["%2e%2e/cachedContents#", "x/%2e%2e/gemini-3.8-flash", "models/../files"])
+async def test_a_stored_name_cannot_reach_another_endpoint(rig: Rig, model: str) -> None:
+    """A name from before names were checked: nothing leaves, whichever way it is used."""
+    payload = replace(rig.ask(), model=model)
+    caches = rig.provider.caches
+    assert caches is not None
+    with pytest.raises(ValidationFailed):
+        await consume(rig.provider.open_stream(payload))
+    with pytest.raises(ValidationFailed):
+        await rig.provider.count_tokens(payload)
+    with pytest.raises(ValidationFailed):
+        await caches.create(payload, lifetime_seconds=300, label="x")
+    assert rig.requests() == []
+
+
+@pytest.mark.parametrize("name", ["cachedContents/../files/x", "cachedContents/%2e%2e", "models/x", "", "a?b"])
+async def test_a_cache_whose_name_is_none_is_gone(rig: Rig, name: str) -> None:
+    caches = rig.provider.caches
+    assert caches is not None
+    with pytest.raises(CacheGone):
+        await caches.delete(name)
+    with pytest.raises(CacheGone):
+        await caches.prolong(name, lifetime_seconds=300)
+    assert rig.requests() == []
