@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
-from server.emulator.reply import FaultKind
+from server.emulator.reply import Fault, FaultKind
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -60,6 +60,10 @@ class Exchange:
     async def answer_json(self, status: int, value: Any, *, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps(value, ensure_ascii=False).encode()
         await self.answer(status, body, content_type="application/json; charset=utf-8", headers=headers)
+
+    async def answer_raw(self, fault: Fault) -> None:
+        """The bytes of a `raw` fault."""
+        await self.answer(fault.status, fault.body, content_type=fault.content_type or "text/event-stream")
 
     async def start(self, status: int, *, content_type: str, headers: Mapping[str, str] | None = None) -> None:
         """The head of an answer whose body follows by `send`."""

@@ -1,5 +1,7 @@
 """Faults on demand: for one request by a header, or for the next ones by a call to the emulator."""
 
+import base64
+import binascii
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -7,7 +9,10 @@ from typing import Any, Final
 from server.emulator.reply import Fault, FaultKind
 
 FAULT_HEADER: Final = "x-emulator-fault"
-_OPTIONS: Final = frozenset({"kind", "times", "after_chunks", "retry_after_seconds", "message"})
+_OPTIONS: Final = frozenset(
+    {"kind", "times", "after_chunks", "retry_after_seconds", "message", "body_base64", "status", "content_type"}
+)
+_STATUSES: Final = range(200, 600)
 
 
 class FaultInvalid(ValueError):
@@ -63,6 +68,9 @@ def build_fault(
     after_chunks: object = 0,
     retry_after_seconds: object = None,
     message: object = "",
+    body_base64: object = "",
+    status: object = 200,
+    content_type: object = "",
 ) -> Fault:
     """A fault from loose values. Raises `FaultInvalid`."""
     if kind not in list(FaultKind):
@@ -73,7 +81,24 @@ def build_fault(
         after_chunks=_number(after_chunks, "after_chunks", int),
         retry_after_seconds=delay,
         message=str(message),
+        body=_bytes(body_base64),
+        status=_status(status),
+        content_type=str(content_type),
     )
+
+
+def _bytes(value: object) -> bytes:
+    try:
+        return base64.b64decode(str(value), validate=True)
+    except (ValueError, binascii.Error):
+        raise FaultInvalid("body_base64 is not base64.") from None
+
+
+def _status(value: object) -> int:
+    status: int = _number(value, "status", int)
+    if status not in _STATUSES:
+        raise FaultInvalid(f"status is {value!r}, which no response has.")
+    return status
 
 
 def _number(value: object, name: str, kind: type[int] | type[float]) -> Any:

@@ -3,7 +3,8 @@
 GET    /__healthz                 it runs
 GET    /__requests[?after=N]      what was asked, oldest first
 DELETE /__requests                forget it
-POST   /__faults                  {"kind", "times", "after_chunks", "retry_after_seconds", "message"}
+POST   /__faults                  {"kind", "times", "after_chunks", "retry_after_seconds", "message"}; for `raw` also
+                                  {"body_base64", "status", "content_type"}
 DELETE /__faults                  disarm them
 """
 

@@ -68,6 +68,10 @@ class FaultKind(StrEnum):
     """A good answer with fields, parts or blocks that nobody has documented yet."""
     BAD_AUTH = "bad_auth"
     """401, whatever the key."""
+    NO_CREDIT = "no_credit"
+    """The account has no money left: 400 of Claude, 429 without a delay of Gemini."""
+    RAW = "raw"
+    """Exactly the bytes that were given, with the status and content type that were given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,12 @@ class Fault:
     retry_after_seconds: float | None = None
     message: str = ""
     """In place of the provider's usual text."""
+    body: bytes = b""
+    """Of `raw`."""
+    status: int = 200
+    """Of `raw`."""
+    content_type: str = ""
+    """Of `raw`; empty: that of an event stream."""
 
 
 Turn: TypeAlias = Reply | Fault

@@ -29,7 +29,9 @@ from server.emulator.reply import Reply, ToolCall, Turn
 
 _CONDITIONS: Final = frozenset({"when", "after_tools", "at", "times"})
 _REPLY_KEYS: Final = frozenset({"thinking", "text", "tool_calls"})
-_FAULT_KEYS: Final = frozenset({"fault", "after_chunks", "retry_after", "message", "then"})
+_FAULT_KEYS: Final = frozenset(
+    {"fault", "after_chunks", "retry_after", "message", "body_base64", "status", "content_type", "then"}
+)
 _CALL_KEYS: Final = frozenset({"name", "arguments"})
 _ALWAYS: Final = "always"
 
@@ -127,6 +129,7 @@ def _read_fault(fields: dict[str, yaml.Node], node: yaml.Node) -> Turn:
             after_chunks=_construct(fields["after_chunks"]) if "after_chunks" in fields else 0,
             retry_after_seconds=_construct(fields["retry_after"]) if "retry_after" in fields else None,
             message=_construct(fields["message"]) if "message" in fields else "",
+            **{name: _construct(fields[name]) for name in ("body_base64", "status", "content_type") if name in fields},
         )
     except FaultInvalid as error:
         raise ScriptInvalid(f"{_place(node)}: {error}") from error

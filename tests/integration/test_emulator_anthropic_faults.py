@@ -62,6 +62,7 @@ async def drain(client: anthropic.AsyncAnthropic, fault: str, seen: list[str]) -
         ("gateway_timeout", anthropic.APIStatusError, 504, "timeout_error", None),
         ("overloaded", anthropic.APIStatusError, 529, "overloaded_error", None),
         ("bad_auth", anthropic.AuthenticationError, 401, "authentication_error", None),
+        ("no_credit", anthropic.BadRequestError, 400, "invalid_request_error", None),
     ],
 )
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -285,3 +286,12 @@ async def test_the_stream_and_the_message_are_the_same() -> None:
         async with other.client().messages.stream(**body) as stream:
             streamed = await stream.get_final_message()
     assert streamed.to_dict() == whole.to_dict()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_raw_bytes_arrive_as_they_are(emulator: AnthropicEmulator, *, is_stream: bool) -> None:
+    order = {"kind": "raw", "body_base64": "/wCA", "status": 502, "content_type": "text/html"}
+    await emulator.http.post("/__faults", json=order)
+    response = await emulator.post({**asking(HELLO), "stream": is_stream})
+    assert (response.status_code, response.content) == (502, b"\xff\x00\x80")
+    assert response.headers["content-type"] == "text/html"

@@ -210,6 +210,15 @@ async def test_every_fault_can_befall_a_unary_call(emulator: GeminiEmulator, kin
     assert emulator.state.request_log.list()[-1]["fault"] == kind
 
 
+async def test_raw_bytes_arrive_as_they_are(emulator: GeminiEmulator) -> None:
+    order = {"kind": "raw", "times": 2, "body_base64": "/wCA", "status": 502, "content_type": "text/html"}
+    await emulator.http.post("/__faults", json=order)
+    for method in ("generateContent", "streamGenerateContent"):
+        response = await emulator.call(method, asking(user("hi")))
+        assert (response.status_code, response.content) == (502, b"\xff\x00\x80")
+        assert response.headers["content-type"] == "text/html"
+
+
 async def test_armed_faults_befall_the_next_requests_to_the_model(emulator: GeminiEmulator) -> None:
     order = {"kind": "rate_limited", "times": 2, "retry_after_seconds": 7}
     armed = await emulator.http.post("/__faults", json=order)

@@ -16,6 +16,10 @@ _JSON: Final = "application/json"
 _SPEND_LIMIT: Final = (
     "You have reached your specified API usage limits. You will regain access on the first of the month."
 )
+_NO_CREDIT: Final = (
+    "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase "
+    "credits."
+)
 
 _PROBLEMS: Final = {
     FaultKind.RATE_LIMITED: ApiProblem(
@@ -28,6 +32,7 @@ _PROBLEMS: Final = {
     FaultKind.UNAVAILABLE: ApiProblem(type="api_error", message="Service Unavailable", status=503),
     FaultKind.OVERLOADED: ApiProblem(type="overloaded_error", message="Overloaded"),
     FaultKind.GATEWAY_TIMEOUT: ApiProblem(type="timeout_error", message="Request timed out"),
+    FaultKind.NO_CREDIT: ApiProblem(type="invalid_request_error", message=_NO_CREDIT),
     FaultKind.BAD_AUTH: ApiProblem(type="authentication_error", message="invalid x-api-key"),
 }
 _BROKEN_STREAMS: Final = {

@@ -25,7 +25,7 @@ from server.emulator.anthropic.model_rules import load_model
 from server.emulator.anthropic.question import improvise_reply, read_question
 from server.emulator.exchange import ASGIApp, Exchange
 from server.emulator.front import EmulatorFront
-from server.emulator.reply import Fault
+from server.emulator.reply import Fault, FaultKind
 from server.emulator.state import EmulatorState
 
 _LARGEST_BODY_BYTES: Final = 32 * 1024 * 1024
@@ -79,6 +79,9 @@ class AnthropicApi:
         started_at = state.clock()
         admitted = admit(_read_body(exchange), caller, self._desk, counting=False)
         fault, composed = self._speak(exchange, admitted)
+        if fault is not None and fault.kind is FaultKind.RAW:
+            await exchange.answer_raw(fault)
+            return
         plan = self._plan_cache(admitted, started_at)
         answer = self._build_answer(admitted, composed, plan)
         headers |= self._limits(answer, started_at)

@@ -17,6 +17,7 @@ from server.emulator.gemini.models import MODELS, Model, find_model
 from server.emulator.gemini.prompt import read_prompt
 from server.emulator.gemini.sending import ArrayFraming, EventFraming, send_error, send_stream, send_unary
 from server.emulator.gemini.turn_order import check_shape
+from server.emulator.reply import FaultKind
 from server.emulator.state import EmulatorState
 
 _PATH: Final = re.compile(r"/(v1|v1beta)/(models|cachedContents)(?:/([^/:]+))?(?::(\w+))?")
@@ -72,6 +73,9 @@ class _Gemini:
             raise error
         generation = self._generator.accept(exchange.request.body, caller)
         documents, fault = self._generator.answer(generation, exchange, fault, streaming=True)
+        if fault is not None and fault.kind is FaultKind.RAW:
+            await exchange.answer_raw(fault)
+            return
         framing = EventFraming() if _wants_events(exchange.request) else ArrayFraming()
         await send_stream(exchange, documents, framing, self._state.pace, fault)
 
@@ -81,6 +85,9 @@ class _Gemini:
             raise error
         generation = self._generator.accept(exchange.request.body, caller)
         (document,), fault = self._generator.answer(generation, exchange, fault, streaming=False)
+        if fault is not None and fault.kind is FaultKind.RAW:
+            await exchange.answer_raw(fault)
+            return
         await send_unary(exchange, document, self._state.pace, fault)
 
     async def _count(self, exchange: Exchange, caller: Caller) -> None:

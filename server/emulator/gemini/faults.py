@@ -15,6 +15,7 @@ _QUOTA: Final = (
     " head to: https://ai.google.dev/gemini-api/docs/rate-limits."
 )
 _INTERNAL: Final = "An internal error has occurred. Please retry or report in https://developers.generativeai.google/guide/troubleshooting"
+_NO_CREDIT: Final = "Your prepayment credits are depleted. Please go to AI Studio to manage your project and billing."
 _OVERLOADED: Final = "The model is overloaded. Please try again later."
 _DEADLINE: Final = "The request timed out. Please try again."
 _SAFETY_RATINGS: Final = [{"category": "HARM_CATEGORY_DANGEROUS_CONTENT", "probability": "HIGH", "blocked": True}]
@@ -40,6 +41,8 @@ def error_before_answer(fault: Fault | None, model: Model) -> ApiError | None:
             return rate_limited(text, model.id, delay)
         case FaultKind.RATE_LIMITED_NO_DELAY:
             return rate_limited(fault.message or _QUOTA, model.id, None)
+        case FaultKind.NO_CREDIT:
+            return rate_limited(fault.message or _NO_CREDIT, model.id, None)
         case FaultKind.BAD_AUTH:
             return key_rejected(401, fault.message or "API key not valid. Please pass a valid API key.")
         case FaultKind.CONTEXT_EXCEEDED:

@@ -43,3 +43,14 @@ def test_a_body_arms_a_fault_so_many_times() -> None:
 def test_a_body_that_makes_no_sense_is_refused(body: Any) -> None:
     with pytest.raises(FaultInvalid):
         parse_fault_order(body)
+
+
+def test_raw_bytes_are_given_in_base64() -> None:
+    fault, _ = parse_fault_order({"kind": "raw", "body_base64": "/w==", "status": 502, "content_type": "text/html"})
+    assert fault == Fault(kind=FaultKind.RAW, body=b"\xff", status=502, content_type="text/html")
+
+
+@pytest.mark.parametrize("wrong", [{"body_base64": "?"}, {"status": 42}, {"status": "x"}])
+def test_raw_bytes_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(FaultInvalid):
+        parse_fault_order({"kind": "raw", **wrong})
