@@ -13,7 +13,9 @@
 
 Promises of every implementation, checked by `tests/contracts/provider_contract.py`:
 
-- A stream is one request to the provider. Nothing is retried, continued or repeated inside it.
+- A stream is one request to the provider. Nothing is retried, continued or repeated inside it, except a request whose
+  pooled connection the provider had closed before it arrived: it is sent again, once, on a fresh connection.
+- A stream ends. A provider that sends nothing, or never stops sending, fails with `ProviderTimedOut`.
 - `answer` and the events are folds of the recorded bytes: feeding `record.body` through `fold_body` gives the same
   answer, whatever pieces it came in.
 - A partial answer never has a signature that did not arrive, and its `native` holds only what the provider would take

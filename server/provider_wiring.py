@@ -71,7 +71,9 @@ async def open_scribes(settings: Settings) -> AsyncIterator[Mapping[str, Provide
 def _build(settings: Settings, name: str, key: str) -> Provider:
     """An SDK takes a second or more to import: only who asks its provider waits for it."""
     limits = WireLimits(
-        connect_seconds=settings.provider_connect_seconds, silence_seconds=settings.provider_silence_seconds
+        connect_seconds=settings.provider_connect_seconds,
+        silence_seconds=settings.provider_silence_seconds,
+        call_seconds=settings.provider_call_seconds,
     )
     match name:
         case "gemini":

@@ -186,7 +186,17 @@ class Settings(BaseSettings):
         default=10.0, gt=0, le=300, description="How long a connection to a provider may take to be made."
     )
     provider_silence_seconds: float = Field(
-        default=120.0, gt=0, le=3600, description="How long a provider may send nothing before its call is given up."
+        default=120.0,
+        gt=0,
+        le=3600,
+        description="A provider call is ended when nothing arrives for this long. A call that is not streamed, such as "
+        "counting tokens, has to be complete within this time.",
+    )
+    provider_call_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        le=86_400,
+        description="A provider call is ended when it takes longer than this in total, even if bytes keep arriving.",
     )
 
     # --- telemetry

@@ -19,6 +19,8 @@ class Recording:
     ended_at: datetime | None = None
     """None while bytes may still come."""
     pieces: list[bytes] = field(default_factory=list)
+    resent: bool = False
+    """Whether it was sent again because a pooled connection was closed, see `server.wire.transport`."""
 
     @property
     def body(self) -> bytes:
@@ -28,6 +30,7 @@ class Recording:
     def leave(self, request_body: bytes) -> None:
         """Notes that the request goes out now."""
         self.started_at = datetime.now(UTC)
+        self.ended_at = None
         self.request_body = request_body
 
     def answer(self, status: int, headers: Mapping[str, str]) -> None:

@@ -56,6 +56,8 @@ class WireStream:
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
+        if self._tap.recording.resent:
+            return (*self._call.warnings, {"kind": "request_resent"})
         return self._call.warnings
 
     @property
@@ -170,7 +172,7 @@ def translate_wire(error: BaseException | None) -> ProviderFailed | None:
     """What the network did, however deep an SDK has wrapped it."""
     while error is not None:
         if isinstance(error, WireTimedOut):
-            return ProviderTimedOut()
+            return ProviderTimedOut(str(error))
         if isinstance(error, WireUnreachable):
             return ProviderUnavailable("The provider cannot be reached.")
         if isinstance(error, WireCut):

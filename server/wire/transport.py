@@ -3,16 +3,30 @@
 What differs from an ordinary one: a request that is made while a `Tap` is open is answered to the tap and not to the
 SDK; the SDK sees an empty answer, which both of them take for a stream that has ended. An answer that is an error goes
 to the SDK too, so that it raises what it would have raised. With a dry tap the request does not leave at all.
+
+Every call is timed here and not by the HTTP library, whose read timeout does not cover a broken transfer coding:
+`WireLimits` bounds the wait for the head of the answer, the silence between two pieces of its body, and the whole call.
+
+A request is sent a second time in one case only, on a fresh connection, and never a third time: it went out on a pooled
+connection that had carried a request before, no byte of an answer came, and the provider closed or reset that
+connection within `WireLimits.idle_close_seconds`. That is how it looks when a provider closes a connection that was
+idle for too long while a request is on its way. Whatever fails on a fresh connection, after the first byte of an
+answer, or later than that may have been processed, and so billed: it is not repeated here.
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import aiohttp
 import httpx2
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
 
 from server.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
 
@@ -20,6 +34,9 @@ _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-l
 _OK: Final = 200
 _ERRORS: Final = 400
 _OPEN_TAP: ContextVar["Tap | None"] = ContextVar("strata_open_tap", default=None)
+_ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
+
+_log = logging.getLogger("strata.wire")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +44,18 @@ class WireLimits:
     """How long the network may take, and how much of it there is."""
 
     connect_seconds: float = 10.0
+    """For the resolution of the name, the connection and its TLS handshake."""
     silence_seconds: float = 120.0
-    """Between two reads. A model that thinks sends pings or thoughts; one that sends nothing for so long is gone."""
+    """For the head of the answer, from the connection on, and between two pieces of a streamed body. A model that
+    thinks sends pings or thoughts; one that sends nothing for so long is gone. An answer that is not streamed, and the
+    body of an error, have to be complete within this time."""
+    call_seconds: float = 3600.0
+    """For the whole of a streamed call, however lively it is."""
+    idle_seconds: float = 15.0
+    """How long a connection without a request is kept for the next one. Well below what providers keep, so that they
+    are rarely the ones who close it."""
+    idle_close_seconds: float = 5.0
+    """How soon after a request its pooled connection has to break for the request to be sent again, see the module."""
     connections: int = 256
 
 
@@ -88,17 +115,29 @@ def _written(hole: str) -> bytes:
 class LiveAnswer:
     """An answer whose body is still coming. See `server.wire.exchange.Exchange`."""
 
-    def __init__(self, response: aiohttp.ClientResponse, recording: Recording) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, recording: Recording, *, silence_seconds: float, deadline: float
+    ) -> None:
+        """`deadline`: when the body has to be complete, by the clock of the event loop."""
         self._response = response
+        self._silence_seconds = silence_seconds
+        self._deadline = deadline
         self.recording = recording
 
     async def pieces(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        content = self._response.content
         try:
-            async for piece in self._response.content.iter_any():
+            while True:
+                # Runs only while this waits for the provider, not while whoever takes the pieces is busy.
+                async with asyncio.timeout_at(min(loop.time() + self._silence_seconds, self._deadline)):
+                    piece = await content.readany()
+                if not piece:
+                    return
                 self.recording.append(piece)
                 yield piece
         except TimeoutError as error:
-            raise WireTimedOut("Nothing came for too long.") from error
+            raise WireTimedOut(self._describe_timeout(loop.time())) from error
         except (aiohttp.ClientError, OSError) as error:
             raise WireCut("The connection ended in the middle.") from error
         finally:
@@ -107,7 +146,17 @@ class LiveAnswer:
     async def close(self) -> None:
         """Not `release`: that would read on, and a model that is not listened to any more would go on being paid."""
         self.recording.end()
+        connection = self._response.connection
+        transport = None if connection is None else connection.transport
         self._response.close()
+        if transport is not None:
+            # A close alone would wait for a peer that takes nothing more.
+            transport.abort()
+
+    def _describe_timeout(self, now: float) -> str:
+        if now >= self._deadline:
+            return "The answer was not complete in time."
+        return "Nothing came for too long."
 
 
 async def take_request(request: httpx2.Request) -> tuple[Tap | None, Recording]:
@@ -133,37 +182,127 @@ def empty_stream(status: int = _OK) -> httpx2.Response:
     return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """What is known about one request on the wire."""
+
+    connection: "_PooledConnection | None" = None
+    """None until there is one."""
+    transport: asyncio.BaseTransport | None = None
+    sent_at: float = 0.0
+    silence_seconds: float = 0.0
+    limit: asyncio.Timeout | None = None
+    """How long the head of the answer may take. Shortened when there is a connection."""
+
+    def begin(self, connection: "_PooledConnection") -> None:
+        """The request goes out on this connection now."""
+        self.connection, self.transport = connection, connection.transport
+        self.sent_at = asyncio.get_running_loop().time()
+        if self.limit is not None:
+            self.limit.reschedule(self.sent_at + self.silence_seconds)
+
+
+class _PooledConnection(ResponseHandler):
+    """A connection that counts the requests that it carried, and the bytes of the answer to the present one."""
+
+    request_count = 0
+    answer_bytes = 0
+
+    def set_response_params(self, **options: Any) -> None:
+        """Called by aiohttp when it gives the connection to a request."""
+        self.request_count += 1
+        self.answer_bytes = 0
+        attempt = _ATTEMPT.get()
+        if attempt is not None:
+            attempt.begin(self)
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes a broken transfer coding on to whoever reads the body, whom aiohttp leaves waiting."""
+        self.answer_bytes += len(data)
+        payload = self._payload
+        super().data_received(data)
+        if payload is not None and isinstance(self.exception(), HttpProcessingError) and not payload.is_eof():
+            payload.set_exception(aiohttp.ClientPayloadError("The transfer coding is broken."))
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes connections that count. aiohttp has no public way to choose their class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]  # reason: a subclass
+
+
 class WireTransport(httpx2.AsyncBaseTransport):
     """One per process and provider; opens its connections on first use."""
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
+        self._fresh_session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         tap, recording = await take_request(request)
         if tap is not None and tap.dry:
             return empty_stream()
+        deadline = asyncio.get_running_loop().time() + self._limits.call_seconds
         response = await self._send(request, recording)
-        return await answer_sdk(tap, LiveAnswer(response, recording), response.status)
+        if tap is None or not tap.streamed or response.status >= _ERRORS:
+            deadline = min(deadline, asyncio.get_running_loop().time() + self._limits.silence_seconds)
+        answer = LiveAnswer(response, recording, silence_seconds=self._limits.silence_seconds, deadline=deadline)
+        return await answer_sdk(tap, answer, response.status)
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._fresh_session):
+            if session is not None:
+                await session.close()
 
     async def _send(self, request: httpx2.Request, recording: Recording) -> aiohttp.ClientResponse:
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _OMITTED_HEADERS]
+        if self._session is None:
+            self._session = self._open_session(keepalive_timeout=self._limits.idle_seconds)
+        attempt = _Attempt(silence_seconds=self._limits.silence_seconds)
         try:
-            response = await self._opened().request(
-                request.method,
-                str(request.url),
-                data=recording.request_body or None,
-                # What is stored is what was sent: no compression in between.
-                headers=[*headers, ("accept-encoding", "identity")],
-                allow_redirects=False,
-            )
+            return await self._send_once(self._session, request, recording, attempt)
+        except WireCut:
+            if not self._may_send_again(attempt):
+                raise
+        _log.info("provider.request_resent", extra={"host": request.url.host})
+        recording.resent = True
+        recording.leave(recording.request_body)
+        if self._fresh_session is None:
+            self._fresh_session = self._open_session(force_close=True)
+        return await self._send_once(
+            self._fresh_session, request, recording, _Attempt(silence_seconds=attempt.silence_seconds)
+        )
+
+    def _may_send_again(self, attempt: _Attempt) -> bool:
+        """Whether the pooled connection was closed as an idle one, see the module."""
+        connection = attempt.connection
+        if connection is None or connection.request_count == 1 or connection.answer_bytes > 0:
+            return False
+        return asyncio.get_running_loop().time() - attempt.sent_at <= self._limits.idle_close_seconds
+
+    async def _send_once(
+        self, session: aiohttp.ClientSession, request: httpx2.Request, recording: Recording, attempt: _Attempt
+    ) -> aiohttp.ClientResponse:
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _OMITTED_HEADERS]
+        token = _ATTEMPT.set(attempt)
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds + self._limits.silence_seconds) as attempt.limit:
+                response = await session.request(
+                    request.method,
+                    str(request.url),
+                    data=recording.request_body or None,
+                    # What is stored is what was sent: no compression in between.
+                    headers=[*headers, ("accept-encoding", "identity")],
+                    allow_redirects=False,
+                )
         except (TimeoutError, aiohttp.ServerTimeoutError) as error:
             recording.end()
+            if attempt.transport is not None:
+                # A close alone would wait for a peer that does not read the request.
+                attempt.transport.abort()  # type: ignore[attr-defined]
             raise WireTimedOut("No answer came in time.") from error
         except aiohttp.ClientConnectorError as error:
             recording.end()
@@ -171,19 +310,18 @@ class WireTransport(httpx2.AsyncBaseTransport):
         except (aiohttp.ClientError, OSError) as error:
             recording.end()
             raise WireCut("The connection ended before an answer.") from error
+        finally:
+            _ATTEMPT.reset(token)
         recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
         return response
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            limits = self._limits
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=limits.connections),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=limits.connect_seconds, sock_read=limits.silence_seconds
-                ),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("content-type", "user-agent"),
-            )
-        return self._session
+    def _open_session(self, **options: Any) -> aiohttp.ClientSession:
+        limits = self._limits
+        return aiohttp.ClientSession(
+            connector=_Connector(limit=limits.connections, **options),
+            # Only the connection is left to aiohttp; what comes after it is timed by us.
+            timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("content-type", "user-agent"),
+        )
