@@ -82,6 +82,7 @@
     │   ├── SignatureRejected       the provider refused a signature in the history
     │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
     │   ├── OpeningRejected         the provider refused a summary that it had signed
+    │   ├── CallLimitReached        this server makes as many provider calls as it may at the same time
     │   └── CacheGone               an explicit cache is expired or deleted
     └── Internal                    a bug of ours; its text never reaches a client
 
@@ -655,6 +656,13 @@ class OpeningRejected(ProviderFailed):
 
     code = "opening_rejected"
     hint = "Send the message again: the conversation goes on with the text of the summary."
+
+
+class CallLimitReached(ProviderFailed):
+    """This server makes as many provider calls at the same time as it may, and none ended in time."""
+
+    code = "call_limit_reached"
+    hint = "Try again after `Retry-After`; operators can raise STRATA_PROVIDER_CALL_LIMIT or add servers."
 
 
 class CacheGone(ProviderFailed):

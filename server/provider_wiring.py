@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.anthropic.stream import AnthropicFold
+from server.call_slots import CallSlots
 from server.errors import SettingsInvalid
 from server.gemini.stream import GeminiFold
 from server.provider import Fold, Provider
 from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice, find_key
 from server.settings import Settings
-from server.wire.transport import WireLimits
+from server.wire.transport import WireLimits, WireTransport
 
 FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
     GEMINI: GeminiFold,
@@ -28,6 +29,8 @@ class Providers:
     default: str | None = None
     """Whom an assistant gets that names nobody."""
     by_name: Mapping[str, Provider] = field(default_factory=dict)
+    call_slots: CallSlots = field(default_factory=CallSlots)
+    """Shared by all of them."""
 
 
 @asynccontextmanager
@@ -37,52 +40,60 @@ async def open_providers(
     """The chosen provider, and every other one whose key is in the environment, until the block ends."""
     keys = {name: key for name in KEY_VARIABLES if (key := find_key(name, environment))}
     keys[choice.provider] = choice.api_key
+    slots = _build_slots(settings)
     async with AsyncExitStack() as stack:
         opened = {}
         for name, key in keys.items():
-            opened[name] = _build(settings, name, key)
+            opened[name] = _build(settings, name, key, slots)
             stack.push_async_callback(opened[name].close)
-        yield Providers(default=choice.provider, by_name=opened)
+        yield Providers(default=choice.provider, by_name=opened, call_slots=slots)
 
 
 @asynccontextmanager
 async def open_available_providers(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[Providers]:
     """Every provider whose key is in the environment, be it none, until the block ends."""
+    slots = _build_slots(settings)
     async with AsyncExitStack() as stack:
         opened = {}
         for name in KEY_VARIABLES:
             if key := find_key(name, environment):
-                opened[name] = _build(settings, name, key)
+                opened[name] = _build(settings, name, key, slots)
                 stack.push_async_callback(opened[name].close)
-        yield Providers(by_name=opened)
+        yield Providers(by_name=opened, call_slots=slots)
 
 
 @asynccontextmanager
 async def open_scribes(settings: Settings) -> AsyncIterator[Mapping[str, Provider]]:
     """All providers by name, for writing requests again and reading answers. They have no key: nobody can be asked."""
+    slots = _build_slots(settings)
     async with AsyncExitStack() as stack:
         opened = {}
         for name in KEY_VARIABLES:
-            opened[name] = _build(settings, name, _NO_KEY)
+            opened[name] = _build(settings, name, _NO_KEY, slots)
             stack.push_async_callback(opened[name].close)
         yield opened
 
 
-def _build(settings: Settings, name: str, key: str) -> Provider:
+def _build_slots(settings: Settings) -> CallSlots:
+    return CallSlots(settings.provider_call_limit, settings.provider_call_wait_seconds)
+
+
+def _build(settings: Settings, name: str, key: str, slots: CallSlots) -> Provider:
     """An SDK takes a second or more to import: only who asks its provider waits for it."""
     limits = WireLimits(
         connect_seconds=settings.provider_connect_seconds,
         silence_seconds=settings.provider_silence_seconds,
         call_seconds=settings.provider_call_seconds,
     )
+    transport = WireTransport(limits, slots)
     match name:
         case "gemini":
             from server.gemini.provider import GeminiProvider  # noqa: PLC0415  reason: see above
 
-            return GeminiProvider(key, base_url=settings.gemini_base_url, limits=limits)
+            return GeminiProvider(key, base_url=settings.gemini_base_url, transport=transport)
         case "anthropic":
             from server.anthropic.provider import AnthropicProvider  # noqa: PLC0415  reason: see above
 
-            return AnthropicProvider(key, base_url=settings.anthropic_base_url, limits=limits)
+            return AnthropicProvider(key, base_url=settings.anthropic_base_url, transport=transport)
         case _:
             raise SettingsInvalid(f"There is no provider called {name}.")

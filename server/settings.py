@@ -192,6 +192,20 @@ class Settings(BaseSettings):
         description="A provider call is ended when nothing arrives for this long. A call that is not streamed, such as "
         "counting tokens, has to be complete within this time.",
     )
+    provider_call_limit: int = Field(
+        default=2000,
+        ge=1,
+        le=100_000,
+        description="Maximum number of provider calls that one process makes at the same time. Each takes a file "
+        "descriptor, and so does the client that waits for it.",
+    )
+    provider_call_wait_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        le=300,
+        description="How long a turn waits for another provider call to end when the limit is reached, before the "
+        "request gets a 503 with the code `call_limit_reached`.",
+    )
     provider_call_seconds: float = Field(
         default=3600.0,
         gt=0,

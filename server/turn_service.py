@@ -8,8 +8,9 @@ import asyncio
 import time
 from uuid import uuid4
 
+from server.call_slots import Reservation
 from server.conversation import ConversationState, OnBusy
-from server.errors import ConversationBusy, ShuttingDown, TurnNotFound
+from server.errors import CallLimitReached, ConversationBusy, ShuttingDown, TurnNotFound
 from server.live_turn import LiveHandle, LiveTurn
 from server.reaper import Reaper
 from server.running_turns import RunningTurns
@@ -37,7 +38,7 @@ class TurnService:
         """Accepts the input and begins the answer. Returns when the input is durable, or was known already.
 
         Cancelling this call cancels nothing but the call: a turn that was asked for is taken. Raises what
-        `Store.accept_turn` raises, `QueueFull` and `ShuttingDown`.
+        `Store.accept_turn` raises, `QueueFull`, `CallLimitReached` and `ShuttingDown`.
         """
         began = time.monotonic()
         accepted: asyncio.Future[TurnHandle] = asyncio.get_running_loop().create_future()
@@ -76,16 +77,22 @@ class TurnService:
     async def _take(
         self, tenant_id: str, request: TurnRequest, accepted: "asyncio.Future[TurnHandle]", began: float
     ) -> None:
+        reservation: Reservation | None = None
         try:
-            outcome = await self._accept(tenant_id, request)
+            turn = self._input_of(request)
+            reservation = await self._reserve(tenant_id, turn)
+            outcome = await self._accept(tenant_id, turn, request.on_busy, reservation)
         except asyncio.CancelledError:
+            _drop(reservation)
             accepted.set_exception(ShuttingDown())
             raise
         # Whatever it was: whoever asked gets to see it, and there is no turn yet that would have to be ended.
         except Exception as error:  # noqa: BLE001  reason: handed on
+            _drop(reservation)
             accepted.set_exception(error)
             return
         if isinstance(outcome, Duplicate):
+            _drop(reservation)
             accepted.set_result(self._duplicate(tenant_id, request.conversation_id, outcome))
             return
         live = LiveTurn(
@@ -101,20 +108,36 @@ class TurnService:
             await TurnRunner(self._tools, tenant_id, outcome.lease, live, began=began).run()
         finally:
             del self._live[key]
+            _drop(reservation)
 
-    async def _accept(self, tenant_id: str, request: TurnRequest) -> AcceptOutcome:
+    async def _reserve(self, tenant_id: str, turn: NewInput) -> Reservation | None:
+        """A slot for the turn's provider call. None for a turn that was accepted before, which needs none.
+
+        Raises `CallLimitReached`.
+        """
+        try:
+            return await self._tools.call_slots.reserve()
+        except CallLimitReached:
+            if await self._tools.store.find_duplicate(tenant_id, turn) is None:
+                raise
+            return None
+
+    async def _accept(
+        self, tenant_id: str, turn: NewInput, on_busy: OnBusy, reservation: Reservation | None
+    ) -> AcceptOutcome:
         """By the request's own policy for a busy conversation."""
 
         async def accept(turn: NewInput) -> AcceptOutcome:
             return await self._accept_or_reap(tenant_id, turn)
 
-        turn = self._input_of(request)
         try:
             return await accept(turn)
         except ConversationBusy:
-            if request.on_busy is OnBusy.REJECT:
+            if on_busy is OnBusy.REJECT:
                 raise
-        return await self._queue.wait_in(tenant_id, turn, request.on_busy, accept)
+        # It may wait for minutes, and takes a slot only when it makes its call.
+        _drop(reservation)
+        return await self._queue.wait_in(tenant_id, turn, on_busy, accept)
 
     async def _accept_or_reap(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
         """A conversation that only a dead process holds is not busy."""
@@ -158,3 +181,8 @@ class TurnService:
             seq=seq,
             duplicate=duplicate,
         )
+
+
+def _drop(reservation: Reservation | None) -> None:
+    if reservation is not None:
+        reservation.drop()

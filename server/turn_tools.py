@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from server.announcements import Announcements
 from server.cache_keeper import CacheKeeper
+from server.call_slots import CallSlots
 from server.payload_preparation import PayloadPreparation
 from server.retry_policy import RetryPolicy
 from server.store import Store
@@ -45,5 +46,6 @@ class TurnTools:
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
     follower: TurnFollower = field(default_factory=NoFollower)
     """Told of every answer, when it is durable and everybody else has heard of it."""
+    call_slots: CallSlots = field(default_factory=CallSlots)
     cache_keeper: CacheKeeper | None = None
     """None where nobody keeps explicit caches."""

@@ -19,6 +19,7 @@ from server.admin_sessions import SessionLimits
 from server.assistant_editor import AssistantEditor, EditorTools
 from server.cache_keeper import CacheKeeper
 from server.call_inspection import CallInspector
+from server.call_slots import CallSlots
 from server.database_wiring import open_database_options
 from server.errors import DatabaseUnavailable, StrataError
 from server.index_watch import IndexWatch
@@ -124,7 +125,7 @@ async def open_program(
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
         providers = providers or Providers()
-        metrics, lengths = _build_metrics(database), build_lengths(database)
+        metrics, lengths = _build_metrics(database, providers.call_slots), build_lengths(database)
         stack.push_async_callback(lengths.close)
         program, reaper = _assemble(
             _Parts(
@@ -177,13 +178,25 @@ class _Parts:
     replays: ReplayParts
 
 
-def _build_metrics(database: Database) -> Metrics:
+def _build_metrics(database: Database, slots: CallSlots) -> Metrics:
     metrics = Metrics(version=__version__)
     metrics.gauge_callback(
         "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
     )
     metrics.gauge_callback(
         "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
+    )
+    metrics.gauge_callback(
+        "strata_provider_calls_in_use", "Provider calls that are made now, or reserved by turns.", lambda: slots.in_use
+    )
+    metrics.gauge_callback("strata_provider_calls_limit", "Maximum number of them.", lambda: slots.limit)
+    metrics.gauge_callback(
+        "strata_provider_calls_waiting", "Provider calls that wait for another one to end.", lambda: slots.waiting
+    )
+    metrics.counter_callback(
+        "strata_provider_calls_refused_total",
+        "Provider calls that were refused because none of the others ended in time.",
+        lambda: slots.refused_count,
     )
     return metrics
 
@@ -331,6 +344,7 @@ def _build_tools(
         estimate=estimate,
         cache_keeper=cache_keeper,
         follower=background.watch,
+        call_slots=parts.providers.call_slots,
     )
 
 

@@ -11,7 +11,7 @@ import click
 from server.api_key import Scope, parse_key_text
 from server.asgi import serve as serve_http
 from server.assistant import AssistantDefinition, Instructions, Tool
-from server.cli.run import begin, run
+from server.cli.run import begin, raise_file_limit, run
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.pace import LIKE_A_MODEL
@@ -42,6 +42,7 @@ def demo(port: int | None) -> None:
     first. Ctrl-C ends all of it.
     """
     settings = begin(port=port).model_copy(update={"database_url": None})
+    raise_file_limit(settings)
     run(_demo(settings))
 
 

@@ -1,8 +1,10 @@
 """Running async work from a command."""
 
 import asyncio
+import logging
+import resource
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -10,6 +12,12 @@ from server.settings import Settings, read_settings
 from server.telemetry.logs import configure_logs
 
 Result = TypeVar("Result")
+
+_OTHER_FILES: Final = 200
+"""Listening sockets, logs, libraries, requests that make no provider call."""
+_ENOUGH_FILES: Final = 1024 * 1024
+
+_log = logging.getLogger("strata.program")
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -30,3 +38,16 @@ def begin_quietly(level: str = "warning") -> Settings:
     settings = read_settings()
     configure_logs(level, settings.log_format)
     return settings
+
+
+def raise_file_limit(settings: Settings) -> None:
+    """Raises the soft limit for open files to the hard one. Logs a warning if that is too low for the settings."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+        soft = highest
+    # A provider call has two connections: the provider's, and that of the client that waits for it.
+    needed = 2 * settings.provider_call_limit + settings.database_pool_size + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        _log.warning("program.file_limit_low", extra={"limit": soft, "needed": needed})

@@ -5,7 +5,7 @@ import os
 import click
 
 from server.asgi import serve as serve_http
-from server.cli.run import begin, run
+from server.cli.run import begin, raise_file_limit, run
 from server.http_server import bind, url_of
 from server.provider_choice import KEY_VARIABLES, ProviderChoice, choose_provider
 from server.provider_wiring import open_providers
@@ -30,6 +30,7 @@ def serve(host: str | None, port: int | None, provider: str | None, api_key: str
     """
     settings = begin(host=host, port=port)
     choice = choose_provider(provider, api_key, os.environ)
+    raise_file_limit(settings)
     run(_serve(settings, choice, migrate=migrate))
 
 

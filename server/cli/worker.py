@@ -4,7 +4,7 @@ import os
 
 import click
 
-from server.cli.run import begin, run
+from server.cli.run import begin, raise_file_limit, run
 from server.jobs.worker import WorkerOptions, run_worker
 from server.settings import Settings
 from server.worker_wiring import open_worker
@@ -22,7 +22,9 @@ def worker() -> None:
     worker without a key leaves that to others. Replays take the keys of the providers that they ask. Ctrl-C or SIGTERM
     lets a running job finish, and a replay the call at hand.
     """
-    run(_work(begin()))
+    settings = begin()
+    raise_file_limit(settings)
+    run(_work(settings))
 
 
 async def _work(settings: Settings) -> None:

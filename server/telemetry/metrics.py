@@ -6,7 +6,7 @@ scrape the processes.
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from prometheus_client import (
@@ -21,6 +21,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from server.model_profile import PROFILES
 from server.telemetry.call_metrics import CallMetrics
@@ -80,6 +82,10 @@ class Metrics:
         """A gauge that is read when it is scraped. `read` is quick, does no I/O and does not raise."""
         Gauge(name, description, registry=self.registry).set_function(read)
 
+    def counter_callback(self, name: str, description: str, read: Callable[[], int]) -> None:
+        """A counter that is kept elsewhere and read when it is scraped. `read` is as for `gauge_callback`."""
+        self.registry.register(_CallbackCounter(name, description, read))
+
     def request_begun(self) -> None:
         """Each call is followed by exactly one of `request_ended`."""
         self._in_flight += 1
@@ -99,3 +105,15 @@ class Metrics:
     def render(self) -> bytes:
         """Everything, in the format that `CONTENT_TYPE` names."""
         return generate_latest(self.registry)
+
+
+class _CallbackCounter(Collector):
+    """A counter whose value is read when it is collected."""
+
+    def __init__(self, name: str, description: str, read: Callable[[], int]) -> None:
+        self._name = name
+        self._description = description
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._description, value=self._read())

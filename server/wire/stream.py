@@ -12,7 +12,14 @@ from typing import Final
 import httpx2
 
 from server.block import JsonValue
-from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut, ProviderUnavailable, ValidationFailed
+from server.errors import (
+    CallLimitReached,
+    ProviderCut,
+    ProviderFailed,
+    ProviderTimedOut,
+    ProviderUnavailable,
+    ValidationFailed,
+)
 from server.event import ProviderEvent
 from server.provider import CallRecord, Fold, ProviderAnswer, StreamState
 from server.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
@@ -171,6 +178,8 @@ async def encode_request(call: VendorCall) -> bytes:
 def translate_wire(error: BaseException | None) -> ProviderFailed | None:
     """What the network did, however deep an SDK has wrapped it."""
     while error is not None:
+        if isinstance(error, CallLimitReached):
+            return error
         if isinstance(error, WireTimedOut):
             return ProviderTimedOut(str(error))
         if isinstance(error, WireUnreachable):

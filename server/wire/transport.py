@@ -28,6 +28,7 @@ import httpx2
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 
+from server.call_slots import CallSlots
 from server.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
 
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
@@ -41,7 +42,7 @@ _log = logging.getLogger("strata.wire")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """How long the network may take, and how much of it there is."""
+    """How long the network may take."""
 
     connect_seconds: float = 10.0
     """For the resolution of the name, the connection and its TLS handshake."""
@@ -56,7 +57,6 @@ class WireLimits:
     are rarely the ones who close it."""
     idle_close_seconds: float = 5.0
     """How soon after a request its pooled connection has to break for the request to be sent again, see the module."""
-    connections: int = 256
 
 
 class Tap:
@@ -116,10 +116,20 @@ class LiveAnswer:
     """An answer whose body is still coming. See `server.wire.exchange.Exchange`."""
 
     def __init__(
-        self, response: aiohttp.ClientResponse, recording: Recording, *, silence_seconds: float, deadline: float
+        self,
+        response: aiohttp.ClientResponse,
+        recording: Recording,
+        slots: CallSlots,
+        *,
+        silence_seconds: float,
+        deadline: float,
     ) -> None:
-        """`deadline`: when the body has to be complete, by the clock of the event loop."""
+        """`slots`: where the call's slot goes back to. `deadline`: when the body has to be complete, by the clock of
+        the event loop.
+        """
         self._response = response
+        self._slots = slots
+        self._closed = False
         self._silence_seconds = silence_seconds
         self._deadline = deadline
         self.recording = recording
@@ -146,6 +156,10 @@ class LiveAnswer:
     async def close(self) -> None:
         """Not `release`: that would read on, and a model that is not listened to any more would go on being paid."""
         self.recording.end()
+        if self._closed:
+            return
+        self._closed = True
+        self._slots.release()
         connection = self._response.connection
         transport = None if connection is None else connection.transport
         self._response.close()
@@ -235,10 +249,11 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class WireTransport(httpx2.AsyncBaseTransport):
-    """One per process and provider; opens its connections on first use."""
+    """One per process and provider; opens its connections on first use. `slots` are shared by all of a process."""
 
-    def __init__(self, limits: WireLimits) -> None:
+    def __init__(self, limits: WireLimits, slots: CallSlots | None = None) -> None:
         self._limits = limits
+        self._slots = slots or CallSlots()
         self._session: aiohttp.ClientSession | None = None
         self._fresh_session: aiohttp.ClientSession | None = None
 
@@ -246,11 +261,18 @@ class WireTransport(httpx2.AsyncBaseTransport):
         tap, recording = await take_request(request)
         if tap is not None and tap.dry:
             return empty_stream()
-        deadline = asyncio.get_running_loop().time() + self._limits.call_seconds
-        response = await self._send(request, recording)
+        await self._slots.take()
+        try:
+            deadline = asyncio.get_running_loop().time() + self._limits.call_seconds
+            response = await self._send(request, recording)
+        except BaseException:
+            self._slots.release()
+            raise
         if tap is None or not tap.streamed or response.status >= _ERRORS:
             deadline = min(deadline, asyncio.get_running_loop().time() + self._limits.silence_seconds)
-        answer = LiveAnswer(response, recording, silence_seconds=self._limits.silence_seconds, deadline=deadline)
+        answer = LiveAnswer(
+            response, recording, self._slots, silence_seconds=self._limits.silence_seconds, deadline=deadline
+        )
         return await answer_sdk(tap, answer, response.status)
 
     async def aclose(self) -> None:
@@ -318,7 +340,8 @@ class WireTransport(httpx2.AsyncBaseTransport):
     def _open_session(self, **options: Any) -> aiohttp.ClientSession:
         limits = self._limits
         return aiohttp.ClientSession(
-            connector=_Connector(limit=limits.connections, **options),
+            # `CallSlots` bounds the number of calls; a limit here would make them wait without being seen.
+            connector=_Connector(limit=0, **options),
             # Only the connection is left to aiohttp; what comes after it is timed by us.
             timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds),
             auto_decompress=False,

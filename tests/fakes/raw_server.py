@@ -89,7 +89,7 @@ async def open_raw_server(talk: Callable[[RawConnection], Awaitable[None]]) -> A
             writer.close()
             talks.discard(task)
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2048)
     server = RawServer(url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
     try:
         yield server

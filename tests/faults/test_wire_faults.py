@@ -1,6 +1,7 @@
 """No provider can hold a call for ever, and a connection that it has closed while idle costs nothing."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -303,3 +304,35 @@ async def test_a_request_that_was_worked_on_for_long_is_not_repeated(vendor: str
         with pytest.raises(ProviderCut):
             await consume(provider.open_stream(ask(provider)))
         assert server.request_count == 2
+
+
+@vendors
+async def test_a_thousand_streams_hear_their_first_word_while_none_has_ended(vendor: str) -> None:
+    """Nothing between a turn and its provider makes one stream wait for the end of another."""
+    body = load(vendor, RECORDING)
+    half = len(body) // 2
+    all_heard = asyncio.Event()
+
+    async def halve(connection: RawConnection) -> None:
+        await connection.read_request()
+        await connection.send(STREAM_HEAD + chunk(body[:half]))
+        await all_heard.wait()
+        await connection.send(chunk(body[half:]) + b"0\r\n\r\n")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(1000, (hard - 500) // 2)
+    heard: set[int] = set()
+
+    async def listen(provider: Provider, number: int) -> None:
+        async for _ in provider.open_stream(ask(provider)).events():
+            heard.add(number)
+            if len(heard) == count:
+                all_heard.set()
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        async with open_wire(vendor, halve, WireLimits(connect_seconds=60)) as (provider, server):
+            await asyncio.gather(*(listen(provider, number) for number in range(count)))
+            assert len(server.connections) == count
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
