@@ -1,9 +1,10 @@
 """The compactor: moves old exchanges out of the buffer into the history of the static layer, and back.
 
-Each step is: look, decide, render, and one statement that begins an epoch. The statement takes effect only where no
-other epoch has begun since the look. So a turn that runs meanwhile, a second compactor, an erasure or a crash at any
-point leave either the old epoch or the new one, whole; and since turns are only ever added behind the cut, a cut that
-was right stays right.
+Each step is: look, decide, render, and one statement that begins an epoch. The statement takes effect only if no other
+epoch has begun and no turn was accepted since the look; otherwise the compactor looks again. So a second compactor, an
+erasure or a crash at any point leave either the old epoch or the new one, whole, and all requests of a tool loop belong
+to the epoch of its first one: thinking and cache depend on that. Only if the window runs short, turns are moved while
+the newest exchange is still open.
 
 Within a generation segments are only added. Where that is not possible (after an undo, for a summary) a new generation
 begins, with copies of the segments that stay.
@@ -21,10 +22,11 @@ from server.compaction import CompactionDecision, CompactionPlan
 from server.compaction_observer import CompactionObserver
 from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compaction_source import count_request, decide_compaction, read_state
+from server.conversation import ConversationState
 from server.conversation_lengths import KnownLengths
 from server.epoch import Epoch, EpochReason, Segment
 from server.epoch_writer import EpochWriter, Rewrite
-from server.errors import EpochMoved, OpeningRejected, ProviderFailed, SummaryUnavailable
+from server.errors import ConversationBusy, EpochMoved, OpeningRejected, ProviderFailed, SummaryUnavailable
 from server.held_texts import HeldTexts, StaticText
 from server.history_rewriter import HistoryRewriter
 from server.history_summary import Summariser
@@ -127,10 +129,16 @@ class Compactor:
         """Takes the newest compaction back: its turns are in the buffer again, or its summary gives way to what it sums
         up. Nothing is compacted by itself from then on, unless the window runs short or the assistant changes.
 
-        Raises `ConversationNotFound`, `CompactionNotFound`, `EpochMoved`.
+        Raises `ConversationNotFound`, `CompactionNotFound`, `EpochMoved`, and `ConversationBusy` while a turn runs or
+        waits for tool results: its next request must belong to the same epoch.
         """
         for _ in range(_TRIES):
             history = await self._tools.store.load_history(tenant_id, conversation_id)
+            if history.source.conversation.state is not ConversationState.IDLE:
+                raise ConversationBusy(
+                    "A turn is running, or waits for tool results.",
+                    hint="Undo the compaction when the model has answered.",
+                )
             static = self._static_of(history)
             try:
                 if static is not None and history.source.epoch is not None and history.source.epoch.opening is not None:

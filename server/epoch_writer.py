@@ -39,7 +39,11 @@ class EpochWriter:
         self._estimate = estimate
 
     async def begin(self, tenant_id: str, history: History, rewrite: Rewrite) -> Epoch:
-        """The epoch after the one that was looked at. All but the history is as it was. Raises `EpochMoved`."""
+        """The epoch after the one that was looked at. All but the history is as it was.
+
+        Raises `EpochMoved` if another epoch has begun or a turn was accepted since `history` was loaded: a tool loop
+        that has begun must keep its epoch.
+        """
         if history.source.epoch is None:
             raise Internal("There is no epoch to follow.")
         conversation_id, static = history.source.conversation.id, rewrite.static
@@ -55,7 +59,14 @@ class EpochWriter:
             buffer_start_seq=rewrite.buffer_start_seq,
             opening=rewrite.opening,
         )
-        await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=rewrite.segment, copies=rewrite.copies)
+        await self._store.begin_epoch(
+            tenant_id,
+            conversation_id,
+            epoch,
+            segment=rewrite.segment,
+            copies=rewrite.copies,
+            seen_next_seq=history.source.conversation.next_seq,
+        )
         self._texts.hold(conversation_id, epoch.static_hash, static)
         return epoch
 

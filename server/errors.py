@@ -360,7 +360,7 @@ class IdempotencyKeyReused(Conflict):
 
 
 class EpochMoved(Conflict):
-    """Another epoch of the static layer began meanwhile."""
+    """Another epoch of the static layer began meanwhile, or a turn was accepted."""
 
     code = "epoch_moved"
     hint = "Load the conversation again and decide anew."

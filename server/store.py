@@ -391,12 +391,14 @@ class Store(Protocol):
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
+        seen_next_seq: int | None = None,
     ) -> None:
         """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
 
         `segment` is written with it, `copies` are brought along into the epoch's generation, and `template_source` is
-        archived under the epoch's `template_hash`. Raises `EpochMoved` where another epoch has begun,
-        `ConversationNotFound`.
+        archived under the epoch's `template_hash`. `seen_next_seq` is the conversation's `next_seq` that the caller
+        based its decision on; None if turns that were accepted since do not matter. Raises `EpochMoved` if another
+        epoch has begun, or if `next_seq` differs from `seen_next_seq`; `ConversationNotFound`.
         """
         ...
 

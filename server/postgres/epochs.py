@@ -20,6 +20,7 @@ WITH seen AS (
 moved AS (
     UPDATE conversations SET epoch = :number, buffer_start_seq = :buffer_start_seq
     WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE AND epoch = :number - 1
+        AND (:seen_next_seq::bigint IS NULL OR next_seq = :seen_next_seq)
     RETURNING id
 ),
 begun AS (
@@ -123,6 +124,7 @@ async def begin_epoch(
     segment: Segment | None,
     copies: CopiedSegments | None,
     template_source: str | None,
+    seen_next_seq: int | None,
 ) -> None:
     """See the port."""
     rows = await database.run(
@@ -142,6 +144,7 @@ async def begin_epoch(
         template_source=template_source,
         args=None if epoch.args is None else encode_json(epoch.args),
         buffer_start_seq=epoch.buffer_start_seq,
+        seen_next_seq=seen_next_seq,
         **_opening_values(epoch.opening),
         **_segment_values(segment),
         **_copied_values(copies),

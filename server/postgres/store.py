@@ -166,6 +166,7 @@ class PostgresStore:
         segment: Segment | None = None,
         copies: CopiedSegments | None = None,
         template_source: str | None = None,
+        seen_next_seq: int | None = None,
     ) -> None:
         await epochs.begin_epoch(
             self._database,
@@ -175,6 +176,7 @@ class PostgresStore:
             segment=segment,
             copies=copies,
             template_source=template_source,
+            seen_next_seq=seen_next_seq,
         )
 
     async def load_history(

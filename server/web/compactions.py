@@ -12,7 +12,14 @@ from server.api_key import ApiKey
 from server.compaction_report import CompactionOutcome, CompactionReport
 from server.compactor import Compactor
 from server.epoch import EpochReason
-from server.errors import CompactionNotFound, ConversationNotFound, CursorInvalid, EpochMoved, SummaryUnavailable
+from server.errors import (
+    CompactionNotFound,
+    ConversationBusy,
+    ConversationNotFound,
+    CursorInvalid,
+    EpochMoved,
+    SummaryUnavailable,
+)
 from server.page import PAGE_LIMIT
 from server.store import EpochOutline, Store
 from server.web.auth import client_only
@@ -186,7 +193,7 @@ async def list_compactions(
     "the same bytes as it would have been without the compaction. From then on the conversation is compacted only when "
     "somebody asks with `force`, its assistant changes, or the window runs short.",
     tags=["conversations"],
-    responses=document_client_errors(ConversationNotFound, CompactionNotFound, EpochMoved),
+    responses=document_client_errors(ConversationNotFound, CompactionNotFound, ConversationBusy, EpochMoved),
 )
 async def undo_compaction(
     conversation_id: FromPath[str],

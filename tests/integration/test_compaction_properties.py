@@ -14,7 +14,7 @@ from server.api_key import Tenant
 from server.compactor import Compactor, CompactorTools
 from server.conversation import ConversationDraft
 from server.epoch import EpochReason, Segment
-from server.errors import CompactionNotFound, ProviderNotConfigured
+from server.errors import CompactionNotFound, ConversationBusy, ProviderNotConfigured
 from server.held_texts import HeldTexts
 from server.history_summary import Summariser, SummaryRequest
 from server.jinja.limits import RenderLimits
@@ -122,6 +122,8 @@ class Talk:
             await self.compactor.undo(self.tenant_id, self.conversation_id)
         except CompactionNotFound:
             assert (await self.history()).segments == ()
+        except ConversationBusy:
+            assert (await self.history()).source.conversation.pending_call_ids
 
     async def sum_up(self) -> None:
         rewriter = self.compactor._rewriter  # noqa: SLF001  reason: no window is this small
