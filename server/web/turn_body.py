@@ -5,6 +5,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from server.block import Blob, Block, ImageBlock, JsonValue, TextBlock, ToolResultBlock
 from server.block_json import block_to_json
 from server.conversation import OnBusy
+from server.errors import HistoryRuleBroken
 from server.image import IMAGE_TYPES, find_image_header
 from server.turn import TurnKind
 from server.turn_request import TurnRequest
@@ -99,17 +101,24 @@ class TurnInput(Body):
         if self.tool_results and self.abandon_pending_calls:
             message = "Expected `abandon_pending_calls` with `input` only"
             raise ValueError(message)
-        ids = [result.tool_call_id for result in self.tool_results]
-        if len(set(ids)) != len(ids):
-            message = "Expected each `tool_call_id` once"
-            raise ValueError(message)
         return self
 
 
 async def read_turn_request(
     conversation_id: str, body: TurnInput, headers: TurnHeaders, *, image_limit_bytes: int
 ) -> TurnRequest:
-    """What the body asks for. Raises `ValidationFailed` for images that are none, or too large."""
+    """What the body asks for.
+
+    Raises `ValidationFailed` for images that are none, or too large; `HistoryRuleBroken` for two results to one call.
+    """
+    repeated = [call_id for call_id, count in Counter(r.tool_call_id for r in body.tool_results).items() if count > 1]
+    if repeated:
+        raise HistoryRuleBroken(
+            "There is more than one result for a tool call.",
+            hint="Send exactly one result for each pending tool call.",
+            rule="one_response_per_call",
+            repeated_ids=repeated,
+        )
     blobs: dict[str, Blob] = {}
     if body.tool_results:
         kind, blocks = TurnKind.TOOL_RESPONSE, _result_blocks(body.tool_results)

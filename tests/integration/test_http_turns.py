@@ -145,6 +145,7 @@ async def test_a_request_that_would_break_the_history_is_refused_and_nothing_is_
     for body in (
         {"input": "Never mind."},
         {"tool_results": [{"tool_call_id": "call_other", "output": 1}]},
+        {"tool_results": [{"tool_call_id": "call_other", "output": 1}] * 2},
     ):
         problem = await talk.expect(422, "POST", turns(conversation), body)
         assert problem["code"] == "history_rule_broken"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from server.block import ImageBlock, TextBlock, ToolResultBlock
 from server.conversation import OnBusy
-from server.errors import ValidationFailed
+from server.errors import HistoryRuleBroken, ValidationFailed
 from server.turn import TurnKind
 from server.turn_request import TurnRequest
 from server.web.headers import TurnHeaders
@@ -134,7 +134,6 @@ async def test_an_image_at_the_limit_is_taken() -> None:
         {"tool_results": []},
         {"tool_results": [{"tool_call_id": "a"}]},
         {"tool_results": [{"tool_call_id": "", "output": 1}]},
-        {"tool_results": [{"tool_call_id": "a", "output": 1}] * 2},
         {"tool_results": [{"tool_call_id": "a", "output": 1, "is_error": "yes"}]},
         {"tool_results": [{"tool_call_id": str(number), "output": 1} for number in range(129)]},
         {"tool_results": [{"tool_call_id": "a", "output": 1}], "abandon_pending_calls": True},
@@ -167,6 +166,13 @@ async def test_the_limits_can_be_reached() -> None:
     await read({"input": [{"type": "text", "text": "a"}] * 64})
     await read({"tool_results": [{"tool_call_id": str(number), "output": 1} for number in range(128)]})
     await read({"tool_results": [{"tool_call_id": "a", "output": json.loads("[" * 50 + "]" * 50)}]})
+
+
+async def test_a_second_result_for_a_call_breaks_a_rule_that_has_a_name() -> None:
+    results = [{"tool_call_id": call_id, "output": 1} for call_id in ("a", "b", "a", "c", "c")]
+    with pytest.raises(HistoryRuleBroken) as caught:
+        await read({"tool_results": results})
+    assert caught.value.details == {"rule": "one_response_per_call", "repeated_ids": ["a", "c"]}
 
 
 async def test_the_revision_is_the_same_in_body_and_header() -> None:
