@@ -44,8 +44,9 @@ class Opening:
     text: str
     """What it tells, as the segment that takes its place where the block is worth nothing any more."""
     token_count: int
-    kept_prefix_hash: bytes | None = None
-    """Thinking that was made behind this prefix is valid behind the block too: it was made before there was one."""
+    kept_prefix_hashes: tuple[bytes, ...] = ()
+    """Thinking that was made behind one of these prefixes is valid behind the block too: those of the epochs that the
+    block was made in, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,8 @@ class Epoch:
     prefix_hash: bytes
     """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone.
 
-    With an opening also of the epoch that began the row of openings: what was made behind a signed block is not valid
-    once the turns that it stands for are back.
+    With an opening also of the epoch that the opening began with: what was made behind a signed block is not valid once
+    the turns that it stands for are back.
     """
     arguments_hash: bytes
     """SHA-256 of the conversation's args that the text was rendered with: others begin a new epoch."""

@@ -72,7 +72,7 @@ def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Fla
 
 
 def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
-    """With an opening it is that of the row of openings, which this one began or goes on with."""
+    """With an opening it is that of the epoch which the opening began with: this one, or the one before's."""
     prefix = hash_prefix(static_text, tools)
     if epoch.opening is None:
         yield prefix

@@ -5,6 +5,7 @@ Segments are only written where an opening goes, and one that comes finds the en
 always room for the segment that takes its place.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from server.compaction_report import CompactionOutcome, CompactionReport
@@ -48,7 +49,7 @@ class Openings:
             start_seq=start_seq,
             text=text,
             token_count=self._writer.count_tokens(history, text),
-            kept_prefix_hash=epoch.prefix_hash if old is None else old.kept_prefix_hash,
+            kept_prefix_hashes=(epoch.prefix_hash, *_still_needed(history, block.last_seq)),
         )
         rewrite = Rewrite(
             reason=EpochReason.SIGNED,
@@ -60,7 +61,9 @@ class Openings:
             if history.is_open_ended
             else CopiedSegments(generation=epoch.generation, from_position=0, count=kept, to_position=0),
             opening=opening,
-            prefix_hash=hash_chain(epoch.prefix_hash, epoch.number + 1) if old is None else epoch.prefix_hash,
+            prefix_hash=hash_chain(
+                hash_prefix(static.text, history.source.assistant.definition.tools), epoch.number + 1
+            ),
         )
         return await self._writer.begin(tenant_id, history, rewrite)
 
@@ -73,7 +76,12 @@ class Openings:
             raise CompactionNotFound
         prefix_hash = hash_prefix(static.text, history.source.assistant.definition.tools)
         # Thinking from behind the block that goes has not seen the turns that come back, and must not be behind them.
-        restored = None if before.opening is None else replace(before.opening, kept_prefix_hash=None)
+        # What was made behind the block that comes back has.
+        restored = (
+            None
+            if before.opening is None
+            else replace(before.opening, kept_prefix_hashes=(before.prefix_hash, *before.opening.kept_prefix_hashes))
+        )
         rewrite = Rewrite(
             reason=EpochReason.COMPACTION_UNDONE,
             static=static,
@@ -108,6 +116,13 @@ class Openings:
             segment=segment,
         )
         await self._writer.begin(tenant_id, history, rewrite)
+
+
+def _still_needed(history: History, last_seq: int) -> Iterator[bytes]:
+    """Of the prefixes that the present opening keeps, those that turns after `last_seq` were made behind."""
+    opening = _epoch_of(history).opening
+    made_behind = {turn.prefix_hash for turn in history.source.buffered if turn.seq > last_seq}
+    yield from (kept for kept in (() if opening is None else opening.kept_prefix_hashes) if kept in made_behind)
 
 
 def _epoch_of(history: History) -> Epoch:

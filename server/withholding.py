@@ -39,12 +39,12 @@ class Signer:
     account: str
     profile: ModelProfile
     prefix_hash: bytes
-    kept_prefix_hash: bytes | None = None
+    kept_prefix_hashes: tuple[bytes, ...] = ()
     """Of an epoch with an opening: where it comes from, see `server.epoch`."""
 
     def is_behind(self, prefix_hash: bytes | None) -> bool:
         """Whether what was made behind this prefix was made behind the present one, or one that it stands for."""
-        return prefix_hash is not None and prefix_hash in {self.prefix_hash, self.kept_prefix_hash}
+        return prefix_hash is not None and prefix_hash in {self.prefix_hash, *self.kept_prefix_hashes}
 
 
 def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> Signer:
@@ -54,7 +54,7 @@ def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -
         account=account,
         profile=profile,
         prefix_hash=epoch.prefix_hash,
-        kept_prefix_hash=None if epoch.opening is None else epoch.opening.kept_prefix_hash,
+        kept_prefix_hashes=() if epoch.opening is None else epoch.opening.kept_prefix_hashes,
     )
 
 

@@ -243,7 +243,7 @@ def _opening_values(opening: Opening | None) -> dict[str, Any]:
         "opening_start_seq": None if opening is None else opening.start_seq,
         "opening_text": None if opening is None else opening.text,
         "opening_tokens": None if opening is None else opening.token_count,
-        "opening_kept_hash": None if opening is None else opening.kept_prefix_hash,
+        "opening_kept_hash": None if opening is None else b"".join(opening.kept_prefix_hashes) or None,
     }
 
 

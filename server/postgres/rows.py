@@ -1,6 +1,6 @@
 """Rows to words."""
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import asyncpg
 
@@ -18,6 +18,7 @@ from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, T
 from server.usage import Usage
 
 Row: TypeAlias = asyncpg.Record
+_HASH_BYTES: Final = 32
 
 
 def text_or_none(value: str | None) -> str | None:
@@ -235,8 +236,14 @@ def _opening_from(row: Row) -> Opening:
         start_seq=row["opening_start_seq"],
         text=decode_text(row["opening_text"]),
         token_count=row["opening_tokens"],
-        kept_prefix_hash=row["opening_kept_hash"],
+        kept_prefix_hashes=_split_hashes(row["opening_kept_hash"]),
     )
+
+
+def _split_hashes(joined: bytes | None) -> tuple[bytes, ...]:
+    """SHA-256 hashes that are stored one after the other."""
+    hashes = joined or b""
+    return tuple(hashes[place : place + _HASH_BYTES] for place in range(0, len(hashes), _HASH_BYTES))
 
 
 def segment_from(row: Row, generation: int) -> Segment:

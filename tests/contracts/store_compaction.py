@@ -43,7 +43,11 @@ def piece(position: int, *, generation: int = 0, **changes: Any) -> Segment:
 def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: int = 5) -> Epoch:
     """An epoch that begins with a signed block."""
     opening = Opening(
-        data=data, start_seq=start_seq, text=f"[{start_seq}] {NASTY}\n", token_count=7, kept_prefix_hash=b"kept"
+        data=data,
+        start_seq=start_seq,
+        text=f"[{start_seq}] {NASTY}\n",
+        token_count=7,
+        kept_prefix_hashes=(b"k" * 32, b"e" * 32),
     )
     return epoch(
         number,

@@ -126,6 +126,7 @@ async def test_only_what_was_made_behind_a_block_is_withheld_when_it_is_undone(
     for number in range(1, 9):
         await exchange(walk, number)
         if number in {4, 7}:
+            behind_first = [turn.seq for turn in (await look(walk)).source.buffered if turn.prefix_hash is not None]
             await compact(walk)
             starts.append((await look(walk)).source.conversation.buffer_start_seq)
     first = await compactor.undo(walk.tenant_id, walk.conversation_id)
@@ -134,8 +135,12 @@ async def test_only_what_was_made_behind_a_block_is_withheld_when_it_is_undone(
     assert epoch is not None
     assert epoch.opening is not None
     await exchange(walk, 9)
-    # Nothing is sure of what was made behind the block that is gone, or before it.
-    assert set(withheld_by((await walk.calls())[-1])) == {"prefix"}
+    # What was made behind the block that is gone is withheld; what was made behind the first one keeps its thinking.
+    withheld = withheld_by((await walk.calls())[-1])
+    assert set(withheld) == {"prefix"}
+    assert min(withheld["prefix"]) > behind_first[-1]
+    sent = messages_of(ANTHROPIC, emulated[ANTHROPIC].requests()[-1]["body"])[1:]
+    assert len(signatures_in(sent)) >= len([seq for seq in behind_first if seq >= starts[1]])
     await compactor.undo(walk.tenant_id, walk.conversation_id)
     await exchange(walk, 10)
     history = await look(walk)

@@ -120,7 +120,7 @@ def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_anot
     other = answer(talk, "claude-fable-5-2", prefix_hash=b"behind another block")
     never = answer(talk, "claude-fable-5-2", prefix_hash=None)
     behind = answer(talk, "claude-fable-5-2")
-    asked = replace(signer("claude-fable-5-2"), kept_prefix_hash=ELSEWHERE)
+    asked = replace(signer("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
     withheld = find_withheld(talk.turns, asked)
     assert withheld == {other.seq: Withheld.PREFIX, never.seq: Withheld.PREFIX}
     assert find_withheld([before, behind], signer("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}
