@@ -20,14 +20,23 @@ from server.block import JsonValue
 from server.block_json import block_to_json
 from server.call import Call, CallEnd
 from server.call_walk import PastAnswer, PastCall
-from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed, TurnInterrupted
+from server.errors import (
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+    TurnInterrupted,
+)
 from server.provider import Fold, ProviderAnswer
 from server.turn import StopReason, TurnState
 from server.usage import Usage, add_usages
 from server.value_difference import ValueDifference, find_byte_difference, find_value_difference, show_value
 
 _OK: Final = 200
-_BYTES_SAY: Final = frozenset({ProviderEmpty.code, ProviderEndedEarly.code, ProviderMalformed.code})
+_BYTES_SAY: Final = frozenset(
+    {ProviderEmpty.code, ProviderEndedEarly.code, ProviderMalformed.code, ProviderCallMalformed.code}
+)
 """Codes that come from nothing but the bytes."""
 _STOPS: Final = {
     TurnState.FAILED: StopReason.ERROR,

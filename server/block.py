@@ -56,6 +56,8 @@ class ToolCallBlock:
     name: str
     arguments: Mapping[str, JsonValue]
     signature: SignatureMark | None = None
+    is_id_ours: bool = False
+    """The provider gave no id: neither the call nor its result goes back with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

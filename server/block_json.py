@@ -51,6 +51,7 @@ def block_to_json(block: Block) -> dict[str, JsonValue]:
                 fields["redacted"] = True
         case ToolCallBlock():
             fields = {"type": "tool_call", "id": block.id, "name": block.name, "arguments": block.arguments}
+            fields |= {"is_id_ours": True} if block.is_id_ours else {}
         case ToolResultBlock():
             fields = {"type": "tool_result", "tool_call_id": block.tool_call_id, "output": block.output}
             if block.is_error:
@@ -75,7 +76,13 @@ def block_from_json(item: Mapping[str, Any]) -> Block:
         case "thinking":
             return ThinkingBlock(text=item["text"], redacted=item.get("redacted", False), signature=_mark(item))
         case "tool_call":
-            return ToolCallBlock(id=item["id"], name=item["name"], arguments=item["arguments"], signature=_mark(item))
+            return ToolCallBlock(
+                id=item["id"],
+                name=item["name"],
+                arguments=item["arguments"],
+                signature=_mark(item),
+                is_id_ours=item.get("is_id_ours", False),
+            )
         case "tool_result":
             return ToolResultBlock(
                 tool_call_id=item["tool_call_id"], output=item["output"], is_error=item.get("is_error", False)

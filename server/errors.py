@@ -76,6 +76,7 @@
     │   ├── ProviderEndedEarly      the stream ended properly but before the model had finished
     │   ├── ProviderEmpty           the model finished without saying anything
     │   ├── ProviderMalformed       what came is not what the provider documents
+    │   ├── ProviderCallMalformed   the model began a tool call that cannot be parsed
     │   ├── ProviderRejected        the provider refused the request as wrong
     │   ├── ProviderAuthentication  the provider refused the credentials
     │   ├── ContextTooLong          the request is larger than the model's window
@@ -614,6 +615,13 @@ class ProviderMalformed(ProviderFailed):
 
     code = "provider_malformed"
     hint = "Its bytes are kept with the call; try again."
+
+
+class ProviderCallMalformed(ProviderFailed):
+    """The model made a tool call that cannot be parsed."""
+
+    code = "provider_call_malformed"
+    hint = "Its bytes are kept with the call. Send the next message to go on; simpler tool schemas help."
 
 
 class ProviderRejected(ProviderFailed):

@@ -192,7 +192,7 @@ class _Mending:
             named = call
             if call.id in self._seen:
                 written = f"{answer.seq}:{place}:{call.id}".encode("utf-8", "surrogatepass")
-                named = replace(call, id=f"call_{hashlib.sha256(written).hexdigest()[:32]}")
+                named = replace(call, id=f"call_{hashlib.sha256(written).hexdigest()[:32]}", is_id_ours=False)
             self._seen.add(named.id)
             calls.append(named)
         pairs = [(old.id, new.id) for old, new in zip(answer.calls, calls, strict=True) if old.id != new.id]

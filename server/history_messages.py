@@ -110,7 +110,8 @@ def _render_answer(turn: BufferedTurn, reason: Withheld | None, provider: Provid
         case None:
             return turn.native.data
         case Withheld.PROVIDER:
-            return provider.foreign_message(_blocks_of(turn))
+            # What its own provider would not take back (a refusal's partial output) goes to no other either.
+            return provider.foreign_message(_blocks_of(turn)) if turn.native.data else None
         case _:
             return provider.unsigned_message(turn.native.data) if turn.native.data else None
 
@@ -148,6 +149,7 @@ def _render(
                 calls, inside = step.calls, None
                 data, role = _render_model(step, turn, past, provider), "model"
             case TurnKind.TOOL_RESPONSE:
+                inside = inside if recipe.signer.profile.takes_text_beside_results else None
                 data, role = provider.tool_message(step.results, calls, inside), "tool"
             case TurnKind.USER_TASK:
                 said = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)

@@ -56,6 +56,8 @@ class ModelProfile:
     """Temperature and its kin. No Claude does under the API version that its SDK speaks."""
     forced_tools: bool = True
     """Whether a request may insist on a tool call."""
+    takes_text_beside_results: bool = True
+    """Whether a message of tool results may hold text too. To Gemini it would begin a new turn inside the tool loop."""
     signs_compaction: bool = False
     """Whether it sums up on request in a signed block, which may stand for the turns that it sums up."""
     assumed: bool = False
@@ -79,6 +81,7 @@ _GEMINI_3: Final = ModelProfile(
     thinking_levels=("minimal", "low", "medium", "high"),
     thinking_optional=False,
     accepts_sampling=True,
+    takes_text_beside_results=False,
 )
 _GEMINI_2_5: Final = replace(
     _GEMINI_3,

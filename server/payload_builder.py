@@ -47,7 +47,7 @@ class BuiltPayload:
     repairs: tuple[Mapping[str, JsonValue], ...]
     """What had to be done to the history, see `server.history`."""
     warnings: tuple[Mapping[str, JsonValue], ...]
-    """Signatures that were withheld, and where the prefix differs from that of the call before."""
+    """Signatures that were withheld, a dynamic layer that waits, and where the prefix differs from the call before."""
     dynamic_sent: str | None
     """The dynamic layer as far as it is in this payload for the first time."""
 
@@ -110,7 +110,7 @@ def hash_prefix(static_text: str, tools: Sequence[Tool]) -> bytes:
 
 
 def hash_chain(prefix_hash: bytes, epoch_number: int) -> bytes:
-    """The `prefix_hash` of all epochs in a row whose first signed block came with this one. Nothing else has it."""
+    """The `prefix_hash` of an epoch that brings an opening, and of those that go on with it. Nothing else has it."""
     return hashlib.sha256(b"%d:%s" % (epoch_number, prefix_hash)).digest()
 
 
@@ -149,7 +149,11 @@ def _build(source: PayloadSource, recipe: Recipe, epoch_number: int) -> BuiltPay
         order=recipe.order,
         manifest=manifest,
         repairs=told.repairs,
-        warnings=(*note_withheld(told.withheld), *_find_break(source, recipe, manifest, epoch_number)),
+        warnings=(
+            *note_withheld(told.withheld),
+            *_note_postponed(turns, recipe, dynamic),
+            *_find_break(source, recipe, manifest, epoch_number),
+        ),
         dynamic_sent=dynamic,
     )
 
@@ -161,7 +165,18 @@ def _choose_dynamic(turns: Sequence[BufferedTurn], recipe: Recipe) -> str | None
         return None
     if recipe.order is LayerOrder.LAYERED or turns[-1].kind is TurnKind.USER_TASK:
         return dynamic
+    if not recipe.signer.profile.takes_text_beside_results:
+        return None
     return dynamic if needs_dynamic(_last_sent(turns), dynamic) else None
+
+
+def _note_postponed(
+    turns: Sequence[BufferedTurn], recipe: Recipe, sent: str | None
+) -> Iterator[Mapping[str, JsonValue]]:
+    """That the dynamic layer has something new and waits for the next user task: it has no place beside results."""
+    now = recipe.dynamic
+    if sent is None and now and now.strip() and needs_dynamic(_last_sent(turns), now):
+        yield {"kind": "dynamic_postponed", "seq": turns[-1].seq}
 
 
 def _last_sent(turns: Sequence[BufferedTurn]) -> str | None:

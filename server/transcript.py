@@ -26,7 +26,7 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
+from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState, UserTaskTurn
 
 QUOTE_MARK: Final = "> "
 LINE_ENDS: Final = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
@@ -103,7 +103,10 @@ def build_transcript(turns: Sequence[Turn], *, result_limit_chars: int = 0) -> t
                 speaker, note = "assistant", _NOTES[turn.state]
             case _:
                 assert_never(turn)
-        pieces = tuple(_merge(_tell(turn.blocks, _places(before), _answered(after), result_limit_chars)))
+        # Providers want the partial output of a refusal discarded: text of the history would bring it back.
+        refused = isinstance(turn, ModelResponseTurn) and turn.stop_reason is StopReason.REFUSAL
+        blocks = () if refused else turn.blocks
+        pieces = tuple(_merge(_tell(blocks, _places(before), _answered(after), result_limit_chars)))
         told.append(
             TranscriptTurn(
                 label=str(turn.seq),

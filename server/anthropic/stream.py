@@ -2,7 +2,8 @@
 
 Blocks begin, grow by deltas and end. What goes back to Claude is each block as it began, grown by what came, in order.
 A block that has not ended is kept for reading; back goes only what Claude takes: text as far as it came, but no
-thinking without its signature and no call whose arguments are not whole.
+thinking without its signature and no call whose arguments are not whole. Nothing goes back of an answer that is only
+thinking, nor of one that ended as a refusal: its calls are not calls to be answered either.
 """
 
 import hashlib
@@ -12,7 +13,13 @@ from typing import Any, Final
 
 from server.anthropic.errors import error_from_body
 from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed
+from server.errors import (
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+)
 from server.event import (
     ProviderEvent,
     TextDelta,
@@ -41,6 +48,11 @@ STOP_REASONS: Final = {
     "refusal": StopReason.REFUSAL,
 }
 _PARTIAL_JSON: Final = "_partial_json"
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+
+
+_MAY_CUT_CALLS: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+"""Stops that may come in the middle of a call's arguments. After any other the call is malformed."""
 
 
 class AnthropicFold:
@@ -58,9 +70,15 @@ class AnthropicFold:
     @property
     def answer(self) -> ProviderAnswer:
         ordered = sorted(self._blocks)
-        blocks = tuple(_block_from(self._readable(index)) for index in ordered)
+        refused = self._answer.stop_reason is StopReason.REFUSAL
+        readable = (self._readable(index) for index in ordered)
+        blocks = tuple(
+            UnknownBlock(data=to_plain(block)) if refused and block.get("type") == "tool_use" else _block_from(block)
+            for block in readable
+        )
         kept = [self._blocks[index] for index in ordered if self._may_go_back(index)]
-        native = Native(dialect=DIALECT, data=dumps_exact({"role": "assistant", "content": kept})) if kept else None
+        sendable = not refused and any(block.get("type") not in _THINKING for block in kept)
+        native = Native(dialect=DIALECT, data=dumps_exact({"role": "assistant", "content": kept})) if sendable else None
         return replace(self._answer, blocks=blocks, native=native)
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
@@ -77,10 +95,11 @@ class AnthropicFold:
         if not self._stopped:
             begun = self._blocks or self._usage or self._frames.rest
             raise ProviderEndedEarly if begun else ProviderEmpty("The provider's stream was empty.")
-        visible = any(
-            block.get("type") not in {"thinking", "redacted_thinking"} and block.get("text") != ""
-            for block in self._blocks.values()
-        )
+        if (self._answer.stop_details or {}).get("reason") not in _MAY_CUT_CALLS and any(
+            block.get("type") == "tool_use" and index not in self._ended for index, block in self._blocks.items()
+        ):
+            raise ProviderCallMalformed
+        visible = any(block.get("type") not in _THINKING and block.get("text") != "" for block in self._blocks.values())
         if self._answer.stop_reason is StopReason.END_TURN and not visible:
             raise ProviderEmpty
 
@@ -175,7 +194,7 @@ class AnthropicFold:
             details = {"reason": reason, **(to_plain(told) if isinstance(told, dict) else {})}
             self._answer = replace(
                 self._answer,
-                stop_reason=StopReason.TOOL_USE if calls else stop_reason,
+                stop_reason=StopReason.TOOL_USE if calls and stop_reason is not StopReason.REFUSAL else stop_reason,
                 stop_details=details,
             )
         self._note_diagnostics(event)

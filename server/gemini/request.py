@@ -43,8 +43,13 @@ def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str |
         if isinstance(call, ToolCallBlock) and call.id in results:
             result = results[call.id]
             response = {"error" if result.is_error else "output": result.output}
-            parts.append({"functionResponse": {"id": call.id, "name": call.name, "response": response}})
+            parts.append({"functionResponse": {**_id_of(call), "name": call.name, "response": response}})
     return dumps_sendable({"role": "user", "parts": [*parts, *([{"text": dynamic}] if dynamic else ())]})
+
+
+def _id_of(call: ToolCallBlock) -> dict[str, str]:
+    """The id as Gemini knows it: a call that came without one goes back without one, and so does its result."""
+    return {} if call.is_id_ours else {"id": call.id}
 
 
 def dynamic_message(dynamic: str) -> bytes:
@@ -60,7 +65,7 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
             case TextBlock() if block.text:
                 parts.append({"text": block.text})
             case ToolCallBlock():
-                call = {"id": block.id, "name": block.name, "args": dict(block.arguments)}
+                call = {**_id_of(block), "name": block.name, "args": dict(block.arguments)}
                 first = not any("functionCall" in part for part in parts)
                 mark = {_SIGNATURE: UNSIGNED_CALL} if first else {}
                 parts.append({"functionCall": call} | mark)

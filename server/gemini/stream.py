@@ -1,7 +1,8 @@
 """Gemini's stream folded.
 
 A chunk is a whole response object with some more parts. What goes back to Gemini is all parts in their order, as they
-came: neighbouring plain texts without a signature are joined, nothing else is, and no signature moves.
+came: neighbouring plain texts without a signature are joined, nothing else is, and no signature moves. Nothing goes
+back of an answer that is only thinking, nor of one that ended as a refusal, whose calls are not to be answered either.
 """
 
 import base64
@@ -11,7 +12,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed
+from server.errors import (
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+)
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
 from server.exact_json import Number, dumps_exact, loads_exact, to_plain
 from server.gemini.errors import error_from_body
@@ -46,6 +53,7 @@ STOP_REASONS: Final = {
 }
 """Every finish reason that is documented. One that is not is an error stop, with its name in the details."""
 
+_MALFORMED_CALL: Final = "MALFORMED_FUNCTION_CALL"
 _PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
 
 
@@ -55,6 +63,8 @@ class GeminiFold:
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._parts: list[dict[str, Any]] = []
+        self._made_ids: dict[int, str] = {}
+        """By position the ids of calls that came without one. What goes back has none either."""
         self._answer = ProviderAnswer()
         self._reported: dict[str, Any] | None = None
         self._finish_reason: str | None = None
@@ -62,9 +72,16 @@ class GeminiFold:
 
     @property
     def answer(self) -> ProviderAnswer:
-        blocks = tuple(_block_from(part) for part in self._parts)
+        refused = self._answer.stop_reason is StopReason.REFUSAL
+        blocks = tuple(
+            UnknownBlock(data=to_plain(part))
+            if refused and "functionCall" in part
+            else _block_from(part, self._made_ids.get(index))
+            for index, part in enumerate(self._parts)
+        )
         kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
-        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": kept})) if kept else None
+        sendable = not refused and any(map(_is_visible, kept))
+        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": kept})) if sendable else None
         usage = Usage() if self._reported is None else usage_from(self._reported)
         return replace(self._answer, blocks=blocks, native=native, usage=usage, usage_reported=to_plain(self._reported))
 
@@ -84,8 +101,9 @@ class GeminiFold:
             raise ProviderEndedEarly
         if self._finish_reason is None:
             raise ProviderEndedEarly if self._parts else ProviderEmpty("The provider's stream was empty.")
-        visible = any("text" not in part or (part["text"] and not part.get("thought")) for part in self._parts)
-        if self._answer.stop_reason is StopReason.END_TURN and not visible:
+        if self._finish_reason == _MALFORMED_CALL and self._answer.stop_reason is StopReason.ERROR:
+            raise ProviderCallMalformed
+        if self._answer.stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
             raise ProviderEmpty
 
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
@@ -126,15 +144,15 @@ class GeminiFold:
     def _take_part(self, part: dict[str, Any]) -> Iterator[ProviderEvent]:
         call = part.get("functionCall")
         if isinstance(call, dict):
-            if not call.get("id"):
-                call = {**call, "id": self._make_id()}
-                part = part | {"functionCall": call}
-            if not isinstance(call["id"], str) or not isinstance(call.get("args") or {}, dict):
+            call_id = call.get("id") or self._make_id()
+            if not isinstance(call_id, str) or not isinstance(call.get("args") or {}, dict):
                 raise ProviderMalformed
+            if not call.get("id"):
+                self._made_ids[len(self._parts)] = call_id
             self._parts.append(part)
             name = str(call.get("name", ""))
-            yield ToolCallBegin(call_id=call["id"], name=name)
-            yield ToolCallEnd(call_id=call["id"], name=name, arguments=to_plain(call.get("args") or {}))
+            yield ToolCallBegin(call_id=call_id, name=name)
+            yield ToolCallEnd(call_id=call_id, name=name, arguments=to_plain(call.get("args") or {}))
             return
         self._append(part)
         text = part.get("text")
@@ -160,7 +178,7 @@ class GeminiFold:
         has_call = any("functionCall" in part for part in self._parts)
         self._answer = replace(
             self._answer,
-            stop_reason=StopReason.TOOL_USE if has_call else stop_reason,
+            stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
             stop_details={"reason": reason, **to_plain(details)},
         )
 
@@ -174,6 +192,10 @@ def fold_body(body: bytes) -> ProviderAnswer:
     except ProviderFailed:
         return fold.answer
     return fold.answer
+
+
+def _is_visible(part: dict[str, Any]) -> bool:
+    return "text" not in part or bool(part["text"] and not part.get("thought"))
 
 
 def _without_open_thinking(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -201,15 +223,16 @@ def usage_from(reported: dict[str, Any]) -> Usage:
     )
 
 
-def _block_from(part: dict[str, Any]) -> Block:
+def _block_from(part: dict[str, Any], made_id: str | None) -> Block:
     signature = mark_signature(part.get("thoughtSignature"))
     call = part.get("functionCall")
     if isinstance(call, dict):
         return ToolCallBlock(
-            id=call["id"],
+            id=made_id or call["id"],
             name=str(call.get("name", "")),
             arguments=to_plain(call.get("args") or {}),
             signature=signature,
+            is_id_ours=made_id is not None,
         )
     if isinstance(part.get("text"), str):
         if part.get("thought"):

@@ -113,6 +113,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ProviderEndedEarly: _BAD_GATEWAY,
     errors.ProviderEmpty: _BAD_GATEWAY,
     errors.ProviderMalformed: _BAD_GATEWAY,
+    errors.ProviderCallMalformed: _BAD_GATEWAY,
     errors.ProviderRejected: _BAD_GATEWAY,
     errors.ProviderAuthentication: _BAD_GATEWAY,
     errors.ContextTooLong: Row(status=422),

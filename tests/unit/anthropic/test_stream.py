@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from server.anthropic.stream import STOP_REASONS, AnthropicFold, fold_body, mark_signature, usage_from
 from server.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed, ProviderOverloaded
+from server.errors import (
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+    ProviderOverloaded,
+)
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from server.provider import ProviderAnswer
 from server.turn import StopReason
@@ -110,6 +117,37 @@ def test_a_call_whose_arguments_are_no_object_is_no_call() -> None:
     answer = fold_body(body_of(anthropic_events([TEXT, call("toolu_1", "[1]")], "tool_use")))
     assert [type(block) for block in answer.blocks] == [TextBlock, UnknownBlock]
     assert [block["type"] for block in content(answer)] == ["text"]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", '{"a": ', '{"a": 1}}'])
+@pytest.mark.parametrize("reason", ["tool_use", "end_turn", "pause_turn"])
+def test_arguments_that_cannot_be_parsed_are_a_failure_of_their_own(arguments: str, reason: str) -> None:
+    _, folded = fold(body_of(anthropic_events([TEXT, call("toolu_1", "{}"), call("toolu_2", arguments)], reason)))
+    with pytest.raises(ProviderCallMalformed):
+        folded.finish()
+    assert [block["type"] for block in content(folded.answer)] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])
+def test_an_answer_of_nothing_but_thinking_is_kept_and_not_sent_back(kind: str) -> None:
+    shell = {"type": kind, "thinking": "", "signature": "", "data": "ZGF0YQ=="}
+    thinking = shell, [{"type": "signature_delta", "signature": "c2ln"}]
+    blank = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": " "}])
+    answer = fold_body(body_of(anthropic_events([thinking, blank], "max_tokens")))
+    assert answer.stop_reason is StopReason.LENGTH
+    assert isinstance(answer.blocks[0], ThinkingBlock)
+    assert answer.native is None
+
+
+def test_the_partial_output_of_a_refusal_is_kept_and_not_sent_back() -> None:
+    answer = fold_body(body_of(anthropic_events([TEXT, call("toolu_1", "{}")], "refusal")))
+    assert answer.stop_reason is StopReason.REFUSAL
+    assert answer.native is None
+    text, refused = answer.blocks
+    assert text == TextBlock(text="Hi.")
+    # Not a call that anybody should answer.
+    assert isinstance(refused, UnknownBlock)
+    assert refused.data["name"] == "f"
 
 
 def test_text_without_a_letter_is_shown_and_not_sent_back() -> None:
@@ -253,8 +291,8 @@ def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]
 
 @given(st.lists(anthropic_blocks(), max_size=5))
 def test_every_whole_block_goes_back_in_order_with_all_that_it_had(blocks: list[Any]) -> None:
-    answer = fold_body(body_of(anthropic_events(blocks, "end_turn")))
-    kept = content(answer) if answer.native is not None else []
+    answer = fold_body(body_of(anthropic_events([*blocks, TEXT], "end_turn")))
+    *kept, _ = content(answer)
     assert kept == json.loads(json.dumps([block for block in map(grown, blocks) if may_go_back(block)]))
 
 
@@ -282,7 +320,7 @@ def test_a_signature_goes_back_unchanged_and_has_its_mark(text: str) -> None:
         {"type": "thinking", "thinking": "", "signature": ""},
         [{"type": "signature_delta", "signature": text}],
     )
-    answer = fold_body(body_of(anthropic_events([thinking], "tool_use")))
+    answer = fold_body(body_of(anthropic_events([thinking, TEXT], "end_turn")))
     assert content(answer)[0]["signature"] == text
     assert answer.blocks[0] == ThinkingBlock(text="", signature=mark_signature(text))
     assert mark_signature(text) != mark_signature(text + "x")

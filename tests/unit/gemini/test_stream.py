@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import ProviderEmpty, ProviderEndedEarly, ProviderFailed, ProviderMalformed, ProviderOverloaded
+from server.errors import (
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+    ProviderOverloaded,
+)
 from server.event import TextDelta, ToolCallBegin, ToolCallEnd
 from server.exact_json import Number
 from server.gemini.stream import STOP_REASONS, GeminiFold, decode_signature, fold_body, mark_signature, usage_from
@@ -44,7 +51,10 @@ def finish(*documents: Any) -> ProviderAnswer:
 
 @pytest.mark.parametrize(("reason", "stop_reason"), STOP_REASONS.items())
 def test_every_finish_reason_has_its_meaning(reason: str, stop_reason: StopReason) -> None:
-    answer = finish(said({"text": "Hi."}, finish=reason, finishMessage="Because."))
+    fold = GeminiFold()
+    for _ in fold.feed(body_of(said({"text": "Hi."}, finish=reason, finishMessage="Because."))):
+        pass
+    answer = fold.answer
     assert answer.stop_reason is stop_reason
     assert answer.stop_details == {"reason": reason, "finishMessage": "Because."}
 
@@ -82,6 +92,27 @@ def test_a_stop_with_thoughts_alone_is_empty() -> None:
 def test_a_limit_with_thoughts_alone_is_no_failure() -> None:
     answer = finish(said({"text": "Hm.", "thought": True}, finish="MAX_TOKENS"))
     assert answer.stop_reason is StopReason.LENGTH
+
+
+def test_an_answer_of_nothing_but_thoughts_is_kept_and_not_sent_back() -> None:
+    thoughts = {"text": "Hm.", "thought": True}, {"text": "", "thoughtSignature": "c2ln"}
+    answer = finish(said(*thoughts, finish="MAX_TOKENS"))
+    assert [type(block) for block in answer.blocks] == [ThinkingBlock, TextBlock]
+    assert answer.native is None
+
+
+def test_the_partial_output_of_a_refusal_is_kept_and_not_sent_back() -> None:
+    answer = finish(said({"text": "Hi."}, {"functionCall": {"id": "1", "name": "f"}}, finish="SAFETY"))
+    assert answer.stop_reason is StopReason.REFUSAL
+    assert answer.native is None
+    # Not a call that anybody should answer.
+    assert [type(block) for block in answer.blocks] == [TextBlock, UnknownBlock]
+
+
+@pytest.mark.parametrize("parts", [[], [{"text": "Hi."}]], ids=["nothing", "text"])
+def test_a_call_that_gemini_could_not_parse_is_a_failure_of_its_own(parts: list[dict[str, Any]]) -> None:
+    with pytest.raises(ProviderCallMalformed):
+        finish(said(*parts, finish="MALFORMED_FUNCTION_CALL", finishMessage="print(get_weather("))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +186,9 @@ def test_calls_without_ids_get_the_same_ids_from_the_same_bytes() -> None:
     ids = [block.id for block in answer.blocks if isinstance(block, ToolCallBlock)]
     assert len(set(ids)) == len(ids) == 2
     assert fold_body(body) == answer
-    assert [part["functionCall"]["id"] for part in native_parts(answer) if "functionCall" in part] == ids
+    assert all(block.is_id_ours for block in answer.blocks if isinstance(block, ToolCallBlock))
+    # Gemini knows nothing of them: what it did not give, it does not get back.
+    assert ["id" in part["functionCall"] for part in native_parts(answer) if "functionCall" in part] == [False] * 2
 
 
 @pytest.mark.parametrize("given_id", ["", None])
@@ -163,6 +196,7 @@ def test_an_empty_id_is_no_id(given_id: str | None) -> None:
     (block,) = finish(said({"functionCall": {"id": given_id, "name": "f", "args": {}}})).blocks
     assert isinstance(block, ToolCallBlock)
     assert block.id.startswith("call_")
+    assert block.is_id_ours
 
 
 def test_two_equal_calls_in_one_chunk_get_ids_of_their_own() -> None:
@@ -204,23 +238,13 @@ def test_numbers_go_back_as_they_came() -> None:
 @given(gemini_chunks)
 def test_every_part_goes_back_in_order_with_all_that_it_had(chunks: list[list[dict[str, Any]]]) -> None:
     sent = json.loads(json.dumps([part for parts in chunks for part in parts]))
-    answer = fold_body(body_of(*(said(*parts, finish=None) for parts in chunks), said()))
-    kept = native_parts(answer) if answer.native is not None else []
-    assert unjoined(kept) == unjoined([*map(with_made_id(kept), sent)])
+    last = {"text": "Bye.", "futureField": 1}
+    answer = fold_body(body_of(*(said(*parts, finish=None) for parts in chunks), said(last)))
+    kept = native_parts(answer)
+    assert unjoined(kept) == unjoined([*sent, last])
     assert [part for part in kept if "thoughtSignature" in part] == [
-        part for part in map(with_made_id(kept), sent) if "thoughtSignature" in part
+        part for part in sent if "thoughtSignature" in part
     ]
-
-
-def with_made_id(kept: list[dict[str, Any]]) -> Any:
-    made = iter([part["functionCall"]["id"] for part in kept if "functionCall" in part])
-
-    def fill(part: dict[str, Any]) -> dict[str, Any]:
-        if "functionCall" not in part:
-            return part
-        return {**part, "functionCall": {**part["functionCall"], "id": next(made)}}
-
-    return fill
 
 
 def unjoined(parts: list[dict[str, Any]]) -> list[Any]:
