@@ -61,6 +61,22 @@ def describe_end(stream: ProviderStream, model: str, expectation: CacheExpectati
     )
 
 
+def bare_end_of(stream: ProviderStream, error_code: str | None) -> CallEnd:
+    """A call whose answer cannot be stored: its bytes and times, and nothing that was read from them.
+
+    Its cost is not known, because its usage is not.
+    """
+    record = stream.record
+    return CallEnd(
+        ended_at=record.ended_at or datetime.now(UTC),
+        first_byte_at=record.first_byte_at,
+        status=record.status,
+        raw_response=record.body,
+        cost_usd=None,
+        error_code=error_code,
+    )
+
+
 def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpectation:
     """As planned; of a call that had to do without the explicit cache it was planned with, nothing."""
     planned = prepared.caching

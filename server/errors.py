@@ -55,6 +55,9 @@
     │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
     │   ├── SummaryUnavailable      the oldest history could not be summed up for now
     │   ├── TurnInterrupted         the process that ran the turn died; what had arrived is kept
+    │   ├── TurnStalled             the provider had ended, and the turn did not end in time
+    │   ├── AnswerUnstorable        the answer could not be stored as it came; its bytes are kept
+    │   ├── AnswerUnreadable        an interrupted answer whose bytes cannot be read; they are kept
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
     │   ├── SettingsInvalid
@@ -474,6 +477,27 @@ class TurnInterrupted(Unavailable):
 
     code = "turn_interrupted"
     hint = "Send the next message to go on; the provider is not asked again by itself."
+
+
+class TurnStalled(Unavailable):
+    """The provider had ended its answer, and the server did not end the turn in time."""
+
+    code = "turn_stalled"
+    hint = "Read the turn in a moment: if its answer could not be stored, another process ends it as interrupted."
+
+
+class AnswerUnstorable(Unavailable):
+    """The answer holds a value that could not be stored. The turn has no content; the call keeps every byte."""
+
+    code = "answer_unstorable"
+    hint = "Send the next message to go on. The log has `turn.answer_unstorable` with the reason."
+
+
+class AnswerUnreadable(Unavailable):
+    """The server stopped while it ran the turn, and what had arrived cannot be read. The call keeps every byte."""
+
+    code = "answer_unreadable"
+    hint = "Send the next message to go on. The log has `turn.answer_unreadable` with the reason."
 
 
 class ShuttingDown(Unavailable):

@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from server.block import Blob, Block, JsonValue
 from server.event import ProviderEvent
@@ -46,6 +46,10 @@ class StreamState(StrEnum):
     COMPLETE = "complete"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+ENDED: Final = frozenset({StreamState.COMPLETE, StreamState.FAILED, StreamState.CANCELLED})
+"""A stream in one of these gives nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

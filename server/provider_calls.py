@@ -18,7 +18,7 @@ from dataclasses import replace
 from server.errors import CacheGone, ProviderFailed
 from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
-from server.provider import Provider, ProviderStream, StreamState
+from server.provider import ENDED, Provider, ProviderStream, StreamState
 from server.retry_policy import RetryPolicy, plan_retry
 from server.token_estimate import TokenEstimate
 
@@ -43,6 +43,7 @@ class PatientCall:
         """What each of them was sent with."""
         self.failures: list[ProviderFailed] = []
         """How they failed, in the same order: all but the last one, and the last one where it failed too."""
+        self._pauses = False
 
     @property
     def stream(self) -> ProviderStream:
@@ -53,6 +54,11 @@ class PatientCall:
     def failure_codes(self) -> list[str]:
         """The codes of `failures`."""
         return [failure.code for failure in self.failures]
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last attempt has ended and no other one is waited for: what is left takes no time."""
+        return bool(self.attempts) and not self._pauses and self.stream.state in ENDED
 
     async def events(self) -> AsyncGenerator[ProviderEvent, None]:
         """The events of the attempt that counts: all that its bytes say, whether it got through or not.
@@ -100,10 +106,14 @@ class PatientCall:
         delay = self._plan(failure, elapsed_seconds=time.monotonic() - began, events_given=events_given)
         if delay is None:
             return False
+        self._pauses = True
         try:
-            await asyncio.wait_for(self._cancelled.wait(), delay)
+            async with asyncio.timeout(delay):
+                await self._cancelled.wait()
         except TimeoutError:
             return True
+        finally:
+            self._pauses = False
         return False
 
     def _learn(self, stream: ProviderStream) -> None:

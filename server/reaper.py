@@ -18,10 +18,16 @@ from server.cache_expectation import CacheExpectation, explain_miss
 from server.call import Call, CallEnd
 from server.call_records import add_costs, cost_of
 from server.conversation import Lease
-from server.errors import ConversationNotFound, DatabaseUnavailable, LeaseLost, ProviderFailed, TurnInterrupted
-from server.provider import ProviderAnswer
+from server.errors import (
+    AnswerUnreadable,
+    ConversationNotFound,
+    DatabaseUnavailable,
+    LeaseLost,
+    ProviderFailed,
+    TurnInterrupted,
+)
+from server.provider import Fold, ProviderAnswer
 from server.store import NewAnswer
-from server.stored_turn import fold_events
 from server.turn import Native, StopReason, TurnState, open_call_ids
 from server.turn_tools import TurnTools
 from server.usage import Usage, add_usages
@@ -50,10 +56,25 @@ class Reaper:
             await asyncio.sleep(self._tools.limits.lease_seconds / 4)
 
     async def reap(self, conversation_id: str | None = None) -> int:
-        """Ends the turns whose leases have run out, of one conversation or of all. How many were ended here."""
+        """Ends the turns whose leases have run out, of one conversation or of all. How many were ended here.
+
+        Of all of them, one that cannot be ended does not hold up the others. Raises `DatabaseUnavailable`.
+        """
         expired = await self._tools.store.list_expired_leases(conversation_id=conversation_id)
-        ended = [await self._reap_one(tenant_id, lease) for tenant_id, lease in expired]
-        return sum(ended)
+        if conversation_id is not None:
+            return sum([await self._reap_one(tenant_id, lease) for tenant_id, lease in expired])
+        return sum([await self._reap_isolated(tenant_id, lease) for tenant_id, lease in expired])
+
+    async def _reap_isolated(self, tenant_id: str, lease: Lease) -> bool:
+        facts = {"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq, "owner": lease.owner}
+        try:
+            return await self._reap_one(tenant_id, lease)
+        except DatabaseUnavailable as error:
+            # It may be this conversation alone, for instance a row that is locked for too long.
+            _log.warning("turn.reap_failed", extra={**facts, "code": error.code})
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the others of the list come next
+            _log.exception("turn.reap_failed", extra=facts)
+        return False
 
     async def _reap_one(self, tenant_id: str, lease: Lease) -> bool:
         tools = self._tools
@@ -62,8 +83,7 @@ class Reaper:
                 lease, token=uuid4(), owner=tools.owner, lease_seconds=tools.limits.lease_seconds
             )
             conversation = await tools.store.load_conversation(tenant_id, lease.conversation_id)
-            answer = await self._build_answer(tenant_id, mine)
-            await tools.store.finish_turn(mine, answer)
+            answer = await self._finish(tenant_id, mine)
         except (LeaseLost, ConversationNotFound):
             # Somebody else was quicker, or it was erased.
             return False
@@ -81,14 +101,37 @@ class Reaper:
         tools.observer.turn_reaped(mine)
         return True
 
+    async def _finish(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """Writes the turn's end: with what had arrived, or, if that cannot be stored, with its bytes alone."""
+        store = self._tools.store
+        for build in (self._build_answer, self._build_bare_answer):
+            try:
+                answer = await build(tenant_id, lease)
+                await store.finish_turn(lease, answer)
+            except (LeaseLost, ConversationNotFound, DatabaseUnavailable):
+                raise
+            # It would fail in the same way at every look, and its conversation would be blocked for ever.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says so
+                _log.exception(
+                    "turn.answer_unreadable",
+                    extra={"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq},
+                )
+            else:
+                return answer
+        answer = replace(
+            await self._build_answer_without_call(tenant_id, lease), error_code=AnswerUnreadable.code, cost_usd=None
+        )
+        await store.finish_turn(lease, answer)
+        return answer
+
     async def _build_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
         calls = await self._tools.store.list_calls(tenant_id, lease.conversation_id, lease.turn_seq)
         if not calls:
             return await self._build_answer_without_call(tenant_id, lease)
         call = calls[-1]
         body = await self._collect_body(tenant_id, lease, calls)
-        answer, complete = self._fold(call, body)
-        code = None if complete else TurnInterrupted.code
+        answer, code = self._fold(call, body)
+        complete = code is None
         end = CallEnd(
             ended_at=datetime.now(UTC),
             first_byte_at=None,
@@ -134,20 +177,35 @@ class Reaper:
                 body += chunk.data
         return body
 
-    def _fold(self, call: Call, body: bytes) -> tuple[ProviderAnswer, bool]:
-        """What the bytes say, and whether they are all."""
+    def _fold(self, call: Call, body: bytes) -> tuple[ProviderAnswer, str | None]:
+        """What the bytes say, and why the answer is not whole; None if it is."""
         open_fold = self._tools.folds.get(call.start.provider)
         if open_fold is None or not body:
-            return ProviderAnswer(), False
-        fold = open_fold()
-        _, readable = fold_events(fold, body)
-        if not readable:
-            return fold.answer, False
+            return ProviderAnswer(), TurnInterrupted.code
         try:
-            fold.finish()
-        except ProviderFailed:
-            return fold.answer, False
-        return fold.answer, True
+            return _fold_whole(open_fold(), body)
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unreadable`
+            _log.exception("turn.answer_unreadable", extra={"turn_seq": call.turn_seq})
+            return ProviderAnswer(), AnswerUnreadable.code
+
+    async def _build_bare_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """The end of a turn whose answer cannot be stored: no content, and every byte that had arrived."""
+        answer = replace(
+            await self._build_answer_without_call(tenant_id, lease), error_code=AnswerUnreadable.code, cost_usd=None
+        )
+        calls = await self._tools.store.list_calls(tenant_id, lease.conversation_id, lease.turn_seq)
+        if not calls:
+            return answer
+        start = calls[-1].start
+        body = await self._collect_body(tenant_id, lease, calls)
+        end = calls[-1].end or CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=_OK if body else None,
+            raw_response=body,
+            error_code=AnswerUnreadable.code,
+        )
+        return replace(answer, provider=start.provider, model=start.model, account=start.account, start=start, end=end)
 
     async def _build_answer_without_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
         """The process died before it could say that it asked anybody."""
@@ -168,6 +226,17 @@ class Reaper:
             start=None,
             end=None,
         )
+
+
+def _fold_whole(fold: Fold, body: bytes) -> tuple[ProviderAnswer, str | None]:
+    """What all bytes say, and why the answer is not whole; None if it is."""
+    try:
+        for _ in fold.feed(body):
+            pass
+        fold.finish()
+    except ProviderFailed:
+        return fold.answer, TurnInterrupted.code
+    return fold.answer, None
 
 
 def _expectation_of(call: Call) -> CacheExpectation:

@@ -190,7 +190,8 @@ class CandidateCalls:
     async def wait(self, seconds: float) -> None:
         """Raises `ItemHalted` where the process wants to stop meanwhile."""
         try:
-            await asyncio.wait_for(self._stop_sign.raised.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stop_sign.raised.wait()
         except TimeoutError:
             return
         raise ItemHalted

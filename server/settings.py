@@ -91,6 +91,14 @@ class Settings(BaseSettings):
         le=60,
         description="How often the bytes of a running answer are written down, for other processes and for a crash.",
     )
+    turn_ending_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        le=3600,
+        description="How long a turn may take to end once its provider has ended. After that the server gives it up: "
+        "its listeners get `turn_stalled`, and when the lease expires any server ends the turn from the bytes that "
+        "were written down.",
+    )
     queue_limit: int = Field(
         default=100, ge=0, le=10_000, description="Most turns that wait for one conversation with `on_busy: queue`."
     )

@@ -5,6 +5,7 @@ events and their numbers are the same. While the turn runs, the store says that 
 rest comes from the call's own bytes.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ OpenFold: TypeAlias = Callable[[], Fold]
 _LOOK_SECONDS: Final = 1.0
 """How often the store is asked when no news comes: news may be lost."""
 _OK: Final = 200
+_log = logging.getLogger("strata.turn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,11 @@ def fold_events(fold: Fold, piece: bytes) -> tuple[list[ProviderEvent], bool]:
         events.extend(fold.feed(piece))
     except ProviderFailed:
         # A generator that raises has given what came before; `extend` has taken it.
+        return events, False
+    # Stored bytes are read again and again: by listeners, by recovery, by operators. None of them may fail for ever
+    # over bytes that a fold has a bug with.
+    except Exception:  # noqa: BLE001  reason: logged with its traceback, and the stream ends there
+        _log.exception("fold.crashed", extra={"provider_fold": type(fold).__module__})
         return events, False
     return events, True
 

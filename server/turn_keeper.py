@@ -13,9 +13,9 @@ from typing import Final
 
 from server.announcements import News
 from server.call import Chunk
-from server.call_records import end_of, start_of
+from server.call_records import bare_end_of, end_of, start_of
 from server.conversation import Lease
-from server.errors import DatabaseUnavailable, LeaseLost
+from server.errors import DatabaseUnavailable, LeaseLost, TurnStalled
 from server.live_turn import LiveTurn
 from server.payload_preparation import PreparedPayload
 from server.provider import ProviderStream
@@ -23,6 +23,10 @@ from server.provider_calls import PatientCall
 from server.turn_tools import TurnTools
 
 _OK: Final = 200
+_STOP_SECONDS: Final = 10.0
+"""How long the end of a turn waits for its checkpointing to stop: longer than a connection is waited for."""
+_WATCH_SECONDS: Final = 1.0
+"""How often the watchdog looks."""
 _log = logging.getLogger("strata.turn")
 
 
@@ -35,6 +39,8 @@ class TurnKeeper:
         self._live = live
         self._prepared: PreparedPayload | None = None
         self._call: PatientCall | None = None
+        self._stopped = False
+        """Nothing is written from now on: the turn is at its end, or was given up."""
         self._begun_attempt = 0
         self._ended_attempts = 0
         self._written = (0, 0)
@@ -47,17 +53,25 @@ class TurnKeeper:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """Keeps the turn while the block runs."""
-        tasks = [
-            asyncio.create_task(self._keep(), name="turn keeper"),
-            asyncio.create_task(self._heed(), name="turn stopper"),
-        ]
+        """Keeps the turn while the block runs.
+
+        Raises `TurnStalled` in the block when the provider has ended and the block has not, for longer than the limit.
+        """
         try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.timeout(None) as deadline:
+                tasks = [
+                    asyncio.create_task(self._keep(), name="turn keeper"),
+                    asyncio.create_task(self._heed(), name="turn stopper"),
+                    asyncio.create_task(self._watch_ending(deadline), name="turn watchdog"),
+                ]
+                try:
+                    yield
+                finally:
+                    await self._stop(tasks)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TurnStalled from error
 
     async def record_failed_attempts(self) -> None:
         """Makes the calls durable that another one has followed. Raises `LeaseLost`, `DatabaseUnavailable`."""
@@ -65,12 +79,53 @@ class TurnKeeper:
             return
         attempts: Sequence[ProviderStream] = self._call.attempts[:-1]
         for number, stream in enumerate(attempts[self._ended_attempts :], start=self._ended_attempts + 1):
-            payload = self._call.payloads[number - 1]
+            payload, code = self._call.payloads[number - 1], self._call.failure_codes[number - 1]
             start = start_of(self._prepared, number, stream, payload)
-            end = end_of(self._prepared, stream, payload, self._call.failure_codes[number - 1])
-            await self._tools.store.end_call(self._lease, start, end)
+            try:
+                end = end_of(self._prepared, stream, payload, code)
+                await self._tools.store.end_call(self._lease, start, end)
+            except (LeaseLost, DatabaseUnavailable):
+                raise
+            # What a provider sent must not keep the turn from ending.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the call's bytes are stored
+                _log.exception("turn.attempt_unstorable", extra=self._facts(attempt=number))
+                end = bare_end_of(stream, code)
+                await self._tools.store.end_call(self._lease, start, end)
             self._tools.observer.call_ended(self._lease, start, end, assistant_id=self._prepared.assistant_id)
             self._ended_attempts = number
+
+    async def _stop(self, tasks: "list[asyncio.Task[None]]") -> None:
+        """Ends the tasks. One that does not end in time is left behind: it cannot renew the lease any more."""
+        self._stopped = True
+        for task in tasks:
+            task.cancel()
+        done, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        for task in done:
+            if not task.cancelled() and task.exception() is not None:
+                _log.error("turn.keeper_crashed", extra=self._facts(task=task.get_name()), exc_info=task.exception())
+        for task in pending:
+            _log.error("turn.keeper_stuck", extra=self._facts(task=task.get_name()))
+
+    async def _watch_ending(self, deadline: asyncio.Timeout) -> None:
+        """Ends a turn that makes no progress after its provider has ended."""
+        limit = self._tools.limits.ending_seconds
+        ended_at: float | None = None
+        while ended_at is None or time.monotonic() - ended_at < limit:
+            await asyncio.sleep(min(_WATCH_SECONDS, limit / 4))
+            if self._call is None or not self._call.is_ending:
+                ended_at = None
+            elif ended_at is None:
+                ended_at = time.monotonic()
+        _log.error("turn.stalled", extra=self._facts(seconds=limit))
+        self._tools.observer.turn_stalled(self._lease)
+        deadline.reschedule(asyncio.get_running_loop().time())
+        await asyncio.sleep(limit)
+        # Something in the turn's task does not let itself be cancelled. Without a heartbeat the lease runs out, and
+        # any process can end the turn.
+        _log.error("turn.given_up", extra=self._facts(seconds=2 * limit))
+        self._stopped = True
+        self._tools.observer.turn_lost(self._lease, TurnStalled.code)
+        self._live.lose(TurnStalled())
 
     async def _heed(self) -> None:
         """Ends the call when somebody wants that."""
@@ -82,7 +137,8 @@ class TurnKeeper:
         limits = self._tools.limits
         shown_at = time.monotonic()
         with self._tools.announcements.watch(self._lease.conversation_id, News.CANCELLING) as watch:
-            while True:
+            # Not for ever: a library that swallows the cancellation of this task must not keep the turn alive.
+            while not self._stopped:
                 # However seldom bytes are written down, the lease must not run out over it.
                 called = await watch.wait(min(limits.flush_seconds, limits.lease_seconds / 4))
                 due = time.monotonic() - shown_at >= limits.lease_seconds / 3
@@ -103,8 +159,15 @@ class TurnKeeper:
 
     async def _write(self, must_show: bool) -> bool:  # noqa: FBT001  reason: one caller, right above
         """Writes what has arrived; with nothing new, only that the turn is alive, where that is due."""
-        chunks = await self._collect()
-        if not chunks and not must_show:
+        try:
+            chunks = await self._collect()
+        except (LeaseLost, DatabaseUnavailable):
+            raise
+        # Without its heartbeat a living turn would be taken for dead.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the turn's end stores the bytes
+            _log.exception("turn.checkpoint_failed", extra=self._facts())
+            chunks = []
+        if self._stopped or (not chunks and not must_show):
             return False
         stop_wanted = await self._tools.store.append_chunks(
             self._lease, chunks, lease_seconds=self._tools.limits.lease_seconds

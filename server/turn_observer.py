@@ -41,6 +41,10 @@ class TurnObserver(Protocol):
         """The turn could not be written down: another process has taken it, or the database is away."""
         ...
 
+    def turn_stalled(self, lease: Lease) -> None:
+        """The provider had ended and the turn made no progress for too long, so that the server ends it."""
+        ...
+
     def turn_reaped(self, lease: Lease) -> None:
         """A turn whose process died was ended by this one."""
         ...

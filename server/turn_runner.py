@@ -13,9 +13,10 @@ from typing import Final
 
 from server.assistant import AssistantDefinition
 from server.cache_keeper import Asked
-from server.call_records import add_costs, end_of, start_of
+from server.call_records import add_costs, bare_end_of, end_of, start_of
 from server.conversation import Lease
 from server.errors import (
+    AnswerUnstorable,
     CacheGone,
     DatabaseUnavailable,
     Internal,
@@ -25,6 +26,7 @@ from server.errors import (
     SignatureRejected,
     StrataError,
     TurnInterrupted,
+    TurnStalled,
 )
 from server.live_turn import LiveTurn
 from server.payload_preparation import PreparedPayload
@@ -41,9 +43,7 @@ from server.undisturbed import undisturbed
 from server.usage import Usage, add_usages
 
 _OK: Final = 200
-_FINISH_TRIES: Final = 60
 _FINISH_PAUSE_SECONDS: Final = 0.5
-"""An answer that is paid for is not given up because the database restarts."""
 _log = logging.getLogger("strata.turn")
 
 
@@ -78,6 +78,8 @@ class TurnRunner:
         self._source: PayloadSource | None = None
         self._prepared: PreparedPayload | None = None
         self._call: PatientCall | None = None
+        self._unavailable: DatabaseUnavailable | None = None
+        """Why the answer could not be stored so far."""
 
     async def run(self) -> None:
         """Until the answer is durable, or cannot be made so. Cancelling ends the turn as interrupted."""
@@ -96,6 +98,8 @@ class TurnRunner:
         except StrataError as error:
             if self._live.cancel_asked.is_set():
                 return _CANCELLED
+            if isinstance(error, TurnStalled) and self._call is not None and _is_complete(self._call):
+                return _complete(self._call)
             return _failed(error.code)
         # The boundary of a task that nobody awaits. A bug too must end the turn: a client and a lease wait for it.
         except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `internal`
@@ -122,9 +126,7 @@ class TurnRunner:
                         self._tenant_id, self._lease.conversation_id, prepared.epoch
                     )
                 raise
-        if _is_complete(call):
-            return _Outcome(state=TurnState.COMPLETE, stop_reason=call.stream.answer.stop_reason)
-        return _CANCELLED
+        return _complete(call) if _is_complete(call) else _CANCELLED
 
     async def _listen(self, call: PatientCall) -> None:
         async with aclosing(call.events()) as events:
@@ -134,26 +136,56 @@ class TurnRunner:
                 self._live.tell((event,))
 
     async def _conclude(self, outcome: _Outcome) -> None:
-        """Makes the answer durable and tells those who listen. Tries for as long as it may help."""
-        answer = self._build_answer(outcome)
-        lost: StrataError = DatabaseUnavailable()
-        for _ in range(_FINISH_TRIES):
-            try:
-                await self._keeper.record_failed_attempts()
-                finished = await self._tools.store.finish_turn(self._lease, answer)
-            except DatabaseUnavailable as error:
-                lost = error
-                await asyncio.sleep(_FINISH_PAUSE_SECONDS)
-            except LeaseLost as error:
-                lost = error
-                break
-            else:
-                self._announce(answer, finished)
-                return
+        """Makes the answer durable and wakes those who listen, within the limit for the end of a turn.
+
+        Whatever fails, listeners are woken and nothing renews the lease: then another process ends the turn.
+        """
+        answer: NewAnswer | None = None
+        lost: StrataError
+        try:
+            async with asyncio.timeout(self._tools.limits.ending_seconds):
+                answer, finished = await self._store_answer(outcome)
+        except LeaseLost as error:
+            lost = error
+        except TimeoutError:
+            lost = self._unavailable or TurnStalled()
+        # The boundary of a task that nobody awaits.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and listeners get `internal`
+            _log.exception("turn.end_crashed", extra=self._facts())
+            lost = Internal()
+        else:
+            self._announce(answer, finished)
+            return
         _log.error("turn.lost", extra=self._facts(code=lost.code))
-        self._tell_of_call(answer)
         self._tools.observer.turn_lost(self._lease, lost.code)
         self._live.lose(lost)
+
+    async def _store_answer(self, outcome: _Outcome) -> tuple[NewAnswer, Finished]:
+        """Stores the answer as it came; if that fails, the bytes alone; if that fails too, that the turn has ended.
+
+        Raises `LeaseLost`.
+        """
+        for build in (self._build_answer, self._build_bare_answer):
+            try:
+                answer = build(outcome)
+                return answer, await self._finish(answer)
+            except LeaseLost:
+                raise
+            # A turn that cannot end blocks its conversation for ever: for the next turn, for recovery, for erasure.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unstorable`
+                _log.exception("turn.answer_unstorable", extra=self._facts())
+        answer = self._build_answer_without_call(_unstorable(outcome))
+        return answer, await self._finish(answer)
+
+    async def _finish(self, answer: NewAnswer) -> Finished:
+        """Tries for as long as the database is away. An answer that is paid for is not given up over a restart."""
+        while True:
+            try:
+                await self._keeper.record_failed_attempts()
+                return await self._tools.store.finish_turn(self._lease, answer)
+            except DatabaseUnavailable as error:
+                self._unavailable = error
+                await asyncio.sleep(_FINISH_PAUSE_SECONDS)
 
     def _announce(self, answer: NewAnswer, finished: Finished) -> None:
         turn = ModelResponseTurn(
@@ -240,6 +272,21 @@ class TurnRunner:
             end=ends[-1],
         )
 
+    def _build_bare_answer(self, outcome: _Outcome) -> NewAnswer:
+        """The end of a turn whose answer cannot be stored: no content, and every byte that came."""
+        prepared, call = self._prepared, self._call
+        if prepared is None or call is None or not call.attempts:
+            return self._build_answer_without_call(_unstorable(outcome))
+        answer = self._build_answer_without_call(_unstorable(outcome))
+        start = start_of(prepared, len(call.attempts), call.stream, call.payloads[-1])
+        return replace(
+            answer,
+            cost_usd=None,
+            account=prepared.provider.account,
+            start=replace(start, warnings=(*start.warnings, {"kind": AnswerUnstorable.code})),
+            end=bare_end_of(call.stream, AnswerUnstorable.code),
+        )
+
     def _build_answer_without_call(self, outcome: _Outcome) -> NewAnswer:
         provider, model = ("", "") if self._definition is None else (self._definition.provider, self._definition.model)
         return NewAnswer(
@@ -264,8 +311,23 @@ class TurnRunner:
         return {"conversation_id": self._lease.conversation_id, "turn_seq": self._lease.turn_seq, **more}
 
 
+def _unstorable(outcome: _Outcome) -> _Outcome:
+    """The same end without the answer."""
+    whole = outcome.state is TurnState.COMPLETE
+    return replace(
+        outcome,
+        state=TurnState.FAILED if whole else outcome.state,
+        stop_reason=StopReason.ERROR if whole else outcome.stop_reason,
+        error_code=AnswerUnstorable.code,
+    )
+
+
 def _failed(code: str) -> _Outcome:
     return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code)
+
+
+def _complete(call: PatientCall) -> _Outcome:
+    return _Outcome(state=TurnState.COMPLETE, stop_reason=call.stream.answer.stop_reason)
 
 
 def _is_complete(call: PatientCall) -> bool:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from server.call_slots import Reservation
 from server.conversation import ConversationState, OnBusy
-from server.errors import CallLimitReached, ConversationBusy, ShuttingDown, TurnNotFound
+from server.errors import CallLimitReached, ConversationBusy, Internal, ShuttingDown, TurnNotFound
 from server.live_turn import LiveHandle, LiveTurn
 from server.reaper import Reaper
 from server.running_turns import RunningTurns
@@ -109,6 +109,9 @@ class TurnService:
         finally:
             del self._live[key]
             _drop(reservation)
+            if live.ended is None and live.lost is None:
+                # The runner has crashed over the end itself. Nobody may wait for it for ever.
+                live.lose(Internal())
 
     async def _reserve(self, tenant_id: str, turn: NewInput) -> Reservation | None:
         """A slot for the turn's provider call. None for a turn that was accepted before, which needs none.

@@ -23,6 +23,8 @@ class TurnLimits:
     """How long a process may be silent before another ends its turns."""
     flush_seconds: float = 0.25
     """How often what has arrived is written down."""
+    ending_seconds: float = 120.0
+    """How long a turn may take to end once its provider has ended."""
     queue_limit: int = 100
     """How many turns may wait for one conversation."""
     queue_seconds: float = 300.0

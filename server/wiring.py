@@ -337,6 +337,7 @@ def _build_tools(
         limits=TurnLimits(
             lease_seconds=settings.lease_seconds,
             flush_seconds=settings.flush_seconds,
+            ending_seconds=settings.turn_ending_seconds,
             queue_limit=settings.queue_limit,
             queue_seconds=settings.queue_seconds,
         ),

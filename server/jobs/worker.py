@@ -211,7 +211,8 @@ class _Outage:
 async def _comes(event: asyncio.Event, seconds: float) -> bool:
     """Whether the event comes within so many seconds."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     return event.is_set()
 
 

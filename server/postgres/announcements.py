@@ -74,8 +74,10 @@ class PostgresAnnouncements:
             # Nearly always it sees the event; a database that does not answer is not waited for.
             await asyncio.wait({self._listening}, timeout=_CLOSE_SECONDS)
             self._listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._listening
+            # Not by awaiting the task: its cancellation could not be told from one of this task.
+            await asyncio.wait({self._listening})
+            if not self._listening.cancelled():
+                self._listening.result()
 
     @property
     def hearing(self) -> bool:
@@ -228,5 +230,5 @@ async def _comes(event: asyncio.Event, seconds: float) -> bool:
 
 async def _part(connection: Connection) -> None:
     """Ends a connection in whatever state it is."""
-    with suppress(OSError, pg.PostgresError, pg.InterfaceError):
+    with suppress(OSError, pg.PostgresError, pg.InterfaceError, pg.InternalClientError):
         await connection.close(timeout=_CLOSE_SECONDS)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import asyncpg
@@ -128,9 +128,7 @@ class Database:
                 await self._forget_connections(acquired)
                 raise translate(error) or DatabaseUnavailable("The database connection was lost.") from error
             finally:
-                # What goes wrong here is not the caller's: asyncpg has ended the connection, and what is done is done.
-                with suppress(OSError, pg.PostgresError, pg.InterfaceError):
-                    await pool.release(acquired, timeout=self.options.connect_seconds)
+                await self._release(pool, acquired)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -143,8 +141,9 @@ class Database:
         if self._pool is None:
             return
         try:
-            await asyncio.wait_for(self._pool.close(), timeout=self.options.connect_seconds)
-        except (OSError, pg.PostgresError, pg.InterfaceError):
+            async with asyncio.timeout(self.options.connect_seconds):
+                await self._pool.close()
+        except (OSError, pg.PostgresError, pg.InterfaceError, pg.InternalClientError):
             self._pool.terminate()
 
     def pool_counts(self) -> tuple[int, int]:
@@ -153,6 +152,22 @@ class Database:
             return 0, 0
         size = self._pool.get_size()
         return size, size - self._pool.get_idle_size()
+
+    async def _release(
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        acquired: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]",
+    ) -> None:
+        """Gives a connection back to the pool. Raises `CancelledError` when it is cancelled, and nothing else.
+
+        It runs in a `finally`: an exception from here would replace the one under way, which may be the cancellation
+        of the task. The statement's outcome is known by now, and asyncpg has ended a connection that it could not
+        reset, so an error here concerns no caller.
+        """
+        try:
+            await pool.release(acquired, timeout=self.options.connect_seconds)
+        except Exception as error:  # noqa: BLE001  reason: see above; a cancellation is no Exception and passes
+            _log.info("postgres.release_failed", extra={"reason": type(error).__name__})
 
     async def _acquire(
         self, pool: "asyncpg.Pool[asyncpg.Record]"

@@ -44,7 +44,8 @@ _ENDED_CALL_SQL: Final = f"""
     INSERT INTO calls ({_START_COLUMNS}, {_END_COLUMNS})
     SELECT {_START_VALUES}, {_END_VALUES}
     FROM held
-    ON CONFLICT (conversation_id, turn_seq, attempt) DO UPDATE SET ({_END_COLUMNS}) = ({_END_EXCLUDED})"""  # noqa: S608  reason: constants of this module only
+    ON CONFLICT (conversation_id, turn_seq, attempt) DO UPDATE SET
+        ({_END_COLUMNS}, warnings) = ({_END_EXCLUDED}, excluded.warnings)"""  # noqa: S608  reason: constants of this module only
 
 _BEGIN_CALL: Final = Statement(f"""{_HELD_SQL}
 begun AS (

@@ -4,7 +4,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from server.errors import DatabaseUnavailable, LeaseLost, every_error
+from server.errors import DatabaseUnavailable, LeaseLost, TurnStalled, every_error
 from server.telemetry.limits import NONE, NameSet, finite_seconds
 from server.turn import ModelResponseTurn
 from server.turn_observer import TurnTimes
@@ -37,13 +37,18 @@ class TurnMetrics:
         self._reaped = Counter(
             "strata_turns_reaped", "Turns of processes that died, ended by this one.", registry=registry
         )
+        self._stalled = Counter(
+            "strata_turns_stalled",
+            "Turns that made no progress after their provider had ended, so that the server ended them.",
+            registry=registry,
+        )
         self._lost = Counter(
             "strata_turns_lost",
             "Turns that this process could not write down.",
             ("error_code",),
             registry=registry,
         )
-        for error in (LeaseLost, DatabaseUnavailable):
+        for error in (LeaseLost, DatabaseUnavailable, TurnStalled):
             # A series that begins with its first event is invisible to `increase()`, and this one is for alarms.
             self._lost.labels(error.code)
 
@@ -61,6 +66,10 @@ class TurnMetrics:
     def turn_lost(self, code: str) -> None:
         """The turn could not be written down."""
         self._lost.labels(self._codes.admit(code)).inc()
+
+    def turn_stalled(self) -> None:
+        """A turn made no progress after its provider had ended."""
+        self._stalled.inc()
 
     def turn_reaped(self) -> None:
         """A turn whose process died was ended."""

@@ -72,6 +72,11 @@ class TurnTelemetry:
         if self._spans is not None:
             self._spans.lose(lease, code)
 
+    def turn_stalled(self, lease: Lease) -> None:
+        """The turn's end is counted and traced by itself."""
+        del lease
+        self._turns.turn_stalled()
+
     def turn_reaped(self, lease: Lease) -> None:
         """Its span died with its process."""
         del lease

@@ -93,6 +93,9 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.SummaryUnavailable: _UNAVAILABLE,
     # The turn is over; the same request again would find it so, or begin another one.
     errors.TurnInterrupted: _HOPELESS_FOR_NOW,
+    errors.TurnStalled: _HOPELESS_FOR_NOW,
+    errors.AnswerUnstorable: _HOPELESS_FOR_NOW,
+    errors.AnswerUnreadable: _HOPELESS_FOR_NOW,
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
     # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
     errors.SettingsInvalid: _UNAVAILABLE,

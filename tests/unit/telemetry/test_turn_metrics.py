@@ -47,6 +47,7 @@ def test_lost_and_reaped_turns_are_counted(watched: Watched) -> None:
     assert watched.series("strata_turns_lost_total") == [
         {"error_code": "lease_lost"},
         {"error_code": "database_unavailable"},
+        {"error_code": "turn_stalled"},
     ]
     watched.observer.turn_lost(lease(), "lease_lost")
     watched.observer.turn_reaped(lease())

@@ -37,7 +37,13 @@ def test_clients_are_told_whether_to_try_again(kind: type[StrataError]) -> None:
         assert ("retry-after" in headers) != (headers.get("x-should-retry") == "false")
     else:
         assert not {"retry-after", "x-should-retry"} & headers.keys()
-    hopeless = {"turn_interrupted", "provider_not_configured"}
+    hopeless = {
+        "turn_interrupted",
+        "turn_stalled",
+        "answer_unstorable",
+        "answer_unreadable",
+        "provider_not_configured",
+    }
     assert ("retry-after" in headers) == (
         kind.code in {"conversation_busy", "queue_full", "rate_limited"}
         or (status == 503 and kind.code not in hopeless)
