@@ -78,9 +78,9 @@ class AssistantEditor:
     def __init__(self, tools: EditorTools) -> None:
         self._tools = tools
 
-    async def check(self, definition: AssistantDefinition) -> CheckedInstructions:
+    async def check(self, tenant_id: str, definition: AssistantDefinition) -> CheckedInstructions:
         """All that is wrong with the instructions, and what they ask for."""
-        inspected = await self._tools.renderer.inspect_instructions(definition.instructions)
+        inspected = await self._tools.renderer.inspect_instructions(tenant_id, definition.instructions)
         return CheckedInstructions(
             problems=tell_problems(definition.instructions, inspected, definition.variables),
             names=inspected.names,
@@ -108,8 +108,8 @@ class AssistantEditor:
         )
         conversation = replace(conversation, args={**conversation.args, **(args or {})})
         arguments = build_static_arguments(assistant=assistant, conversation=conversation)
-        rendered = await tools.renderer.render_static(definition.provider, definition, arguments)
-        inspected = await tools.renderer.inspect_instructions(definition.instructions)
+        rendered = await tools.renderer.render_static(tenant_id, definition.provider, definition, arguments)
+        inspected = await tools.renderer.inspect_instructions(tenant_id, definition.instructions)
         data = rendered.text.encode("utf-8", "surrogatepass")
         return RenderedPrompt(
             text=rendered.text,

@@ -244,7 +244,8 @@ class Compactor:
         """The turns become a segment, behind what an opening has told of those before them."""
         tools, history, opening = self._tools, look.history, look.epoch.opening
         turns = await tools.store.load_turns(tenant_id, look.conversation_id, plan.first_seq, plan.last_seq)
-        told = tools.renderer.render_segment(build_transcript(turns, result_limit_chars=tools.result_limit_chars))
+        transcript = build_transcript(turns, result_limit_chars=tools.result_limit_chars)
+        told = await tools.renderer.render_segment(tenant_id, transcript)
         text = told if opening is None else opening.text + told
         kept = len(history.segments)
         generation = look.epoch.generation if history.is_open_ended else history.newest_generation + 1

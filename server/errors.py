@@ -54,6 +54,7 @@
     │   ├── SchemaAhead             the database is newer than this release
     │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
     │   ├── SummaryUnavailable      the oldest history could not be summed up for now
+    │   ├── TemplateWorkersBusy     no process to render a template became free in time
     │   ├── TurnInterrupted         the process that ran the turn died; what had arrived is kept
     │   ├── TurnStalled             the provider had ended, and the turn did not end in time
     │   ├── AnswerUnstorable        the answer could not be stored as it came; its bytes are kept
@@ -470,6 +471,13 @@ class SummaryUnavailable(Unavailable):
 
     code = "summary_unavailable"
     hint = "It is tried again by itself; the conversation goes on meanwhile."
+
+
+class TemplateWorkersBusy(Unavailable):
+    """No worker process became free in time to render or check a template."""
+
+    code = "template_workers_busy"
+    hint = "Try again in a moment; operators can raise STRATA_TEMPLATE_WORKERS or STRATA_TEMPLATE_WAIT_SECONDS."
 
 
 class TurnInterrupted(Unavailable):

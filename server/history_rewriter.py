@@ -127,7 +127,7 @@ class HistoryRewriter:
             reason, told = EpochReason.OLDEST_LEFT_OUT, build_gap(first_seq, last_seq)
         else:
             reason, told = EpochReason.SUMMARISED, build_summary(first_seq, last_seq, summary)
-        text = self._renderer.render_segment([told])
+        text = await self._renderer.render_segment(tenant_id, [told])
         return _Told(generation=oldest[0].generation, count=count, reason=reason, text=text)
 
     async def _replace_oldest(

@@ -53,8 +53,8 @@ class Summariser:
     async def summarise(self, tenant_id: str, request: SummaryRequest) -> str:
         """The summary. Raises `ProviderFailed`, also where the model said something that is no summary."""
         history, first, last = request.history, request.segments[0], request.segments[-1]
-        rendered = self._renderer.render_summary_request(
-            first.first_seq, last.last_seq, round(self._limit_tokens * _WORDS_PER_TOKEN)
+        rendered = await self._renderer.render_summary_request(
+            tenant_id, first.first_seq, last.last_seq, round(self._limit_tokens * _WORDS_PER_TOKEN)
         )
         question = SummaryQuestion(task=rendered.text, limit_tokens=self._limit_tokens)
         payload = build_summary_payload(

@@ -105,7 +105,7 @@ async def open_compactor(
         open_database(settings) as database,
         open_available_providers(settings, environment) as providers,
     ):
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         lengths = build_lengths(database)
         try:
             store = PostgresStore(database)
@@ -157,6 +157,11 @@ async def _work(
             # A schema of another release: the server says so itself, and may outlive the migration.
             _log.warning("worker.paused", extra={"code": error.code})
             await asyncio.wait({asyncio.ensure_future(stop.asked.wait())}, timeout=_PAUSE_SECONDS)
+
+
+def render_limits(settings: Settings) -> RenderLimits:
+    """The limits of the processes that render templates."""
+    return RenderLimits(workers=settings.template_workers, wait_seconds=settings.template_wait_seconds)
 
 
 def build_lengths(database: Database) -> TypicalLengths:

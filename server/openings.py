@@ -43,7 +43,8 @@ class Openings:
             return None
         old, kept = epoch.opening, len(history.segments)
         start_seq = epoch.buffer_start_seq if old is None else old.start_seq
-        text = self._renderer.render_segment([build_summary(start_seq, block.last_seq, block.text)])
+        summary = build_summary(start_seq, block.last_seq, block.text)
+        text = await self._renderer.render_segment(tenant_id, [summary])
         opening = Opening(
             data=block.message,
             start_seq=start_seq,

@@ -103,8 +103,8 @@ class PayloadPreparation:
             raise ProviderNotConfigured(f"This server has no key for {definition.provider}.")
         profile = find_profile(provider.name, definition.model)
         epoch, static, failures = await self._settle_epoch(tenant_id, source)
-        rendered = self._renderer.render_dynamic(
-            provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
+        rendered = await self._renderer.render_dynamic(
+            tenant_id, provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
         )
         built = build_payload(
             source,
@@ -154,6 +154,7 @@ class PayloadPreparation:
     ) -> tuple[Epoch, StaticText, tuple[TemplateFailure, ...]]:
         conversation, assistant = source.conversation, source.assistant
         rendered = await self._renderer.render_static(
+            tenant_id,
             assistant.definition.provider,
             assistant.definition,
             build_static_arguments(assistant=assistant, conversation=conversation),

@@ -3,9 +3,13 @@
 Two kinds of templates meet here. The *layers' templates* are files of whoever runs the server: one static and one
 dynamic per provider, and those that tell the history. The *instructions* of an assistant come over the network, from
 people who may create assistants; they are templates too, and rendering one may cost no more time, memory or text than
-the limits allow. What a user of the assistant types is neither: it is only ever a value.
+the limits allow. So do the templates of a replay's candidate, which stand in the place of the layers' templates. What a
+user of the assistant types is neither: it is only ever a value.
 
-A template that cannot be parsed or rendered gives its own source as the text, and a `TemplateFailure`.
+A template that cannot be parsed or rendered gives its own source as the text, and a `TemplateFailure`. A template that
+came over the network is rendered in one of a few worker processes, which are shared fairly between tenants: hence the
+tenant. Every method that takes one raises `TemplateWorkersBusy` if no worker becomes free in time: what is rendered may
+be kept for long, so nothing is sent that has not been tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +88,7 @@ class Renderer(Protocol):
     """Renders the layers of a payload."""
 
     async def render_static(
-        self, provider: str, assistant: AssistantDefinition, arguments: Mapping[str, JsonValue]
+        self, tenant_id: str, provider: str, assistant: AssistantDefinition, arguments: Mapping[str, JsonValue]
     ) -> RenderedStatic:
         """The instructions, each rendered with the arguments, in the provider's static template.
 
@@ -92,8 +96,12 @@ class Renderer(Protocol):
         """
         ...
 
-    def render_dynamic(
-        self, provider: str, context: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+    async def render_dynamic(
+        self,
+        tenant_id: str,
+        provider: str,
+        context: Mapping[str, JsonValue],
+        arguments: Mapping[str, JsonValue],
     ) -> RenderedDynamic:
         """The conversation's context in the provider's dynamic template, as compact JSON.
 
@@ -101,23 +109,29 @@ class Renderer(Protocol):
         """
         ...
 
-    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
+    async def render_segment(self, tenant_id: str, turns: Sequence[TranscriptTurn]) -> str:
         """A piece of history, whole lines. The same turns give the same text as long as the template is the same.
 
         There is no text to fall back to: raises `TemplateInvalid` where the template fails over them.
         """
         ...
 
-    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> RenderedQuestion:
+    async def render_summary_request(
+        self, tenant_id: str, first_seq: int, last_seq: int, limit_words: int
+    ) -> RenderedQuestion:
         """What a model is asked in order to sum up these turns. Raises `TemplateInvalid`."""
         ...
 
-    async def check_instructions(self, assistant: AssistantDefinition) -> None:
+    async def check_instructions(self, tenant_id: str, assistant: AssistantDefinition) -> None:
         """Raises `TemplateInvalid` for instructions that do not parse, or that depend on the clock or the message."""
         ...
 
-    async def inspect_instructions(self, instructions: Instructions) -> InspectedInstructions:
+    async def inspect_instructions(self, tenant_id: str, instructions: Instructions) -> InspectedInstructions:
         """What is wrong with the texts, and what they ask for. Nothing is rendered, and nothing raised for a text."""
+        ...
+
+    async def check_templates(self, tenant_id: str) -> None:
+        """Raises `ValidationFailed` if one of the templates that stand in the place of the server's cannot be used."""
         ...
 
     async def close(self) -> None:

@@ -19,7 +19,8 @@ from server.replay_source import Moment
 from server.transcript import TranscriptTurn
 
 RendererOf: TypeAlias = Callable[[Mapping[str, str]], Renderer]
-"""A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed`."""
+"""A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed` for a
+name that no file has; `Renderer.check_templates` checks their sources."""
 
 ARGUMENTS_MARK: Final = "strata_replay_arguments"
 """An arg of shadows that no template sees. It begins an epoch where the recorded conversation's args had changed."""
@@ -57,6 +58,7 @@ class ReplayRenderer:
 
     async def render_static(
         self,
+        tenant_id: str,
         provider: str,
         assistant: AssistantDefinition,
         arguments: Mapping[str, JsonValue],  # noqa: ARG002  reason: the port's; those of the shadow
@@ -64,15 +66,19 @@ class ReplayRenderer:
         if self._static is not None:
             return self._static
         own = build_static_arguments(assistant=self._assistant(assistant), conversation=self._conversation)
-        return await self._renderer.render_static(provider, assistant, own)
+        return await self._renderer.render_static(tenant_id, provider, assistant, own)
 
-    def render_dynamic(
-        self, provider: str, context: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
+    async def render_dynamic(
+        self,
+        tenant_id: str,
+        provider: str,
+        context: Mapping[str, JsonValue],
+        arguments: Mapping[str, JsonValue],
     ) -> RenderedDynamic:
         if self._dynamic is not None:
             return RenderedDynamic(text=self._dynamic, failures=())
         if self._definition is None:
-            return self._renderer.render_dynamic(provider, context, arguments)
+            return await self._renderer.render_dynamic(tenant_id, provider, context, arguments)
         own = build_arguments(
             assistant=self._assistant(self._definition),
             conversation=self._conversation,
@@ -81,19 +87,24 @@ class ReplayRenderer:
             message_language=arguments["message"]["language"],
             turn_args={name: value for name, value in arguments["args"].items() if name != ARGUMENTS_MARK},
         )
-        return self._renderer.render_dynamic(provider, context, own)
+        return await self._renderer.render_dynamic(tenant_id, provider, context, own)
 
-    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
-        return self._renderer.render_segment(turns)
+    async def render_segment(self, tenant_id: str, turns: Sequence[TranscriptTurn]) -> str:
+        return await self._renderer.render_segment(tenant_id, turns)
 
-    def render_summary_request(self, first_seq: int, last_seq: int, limit_words: int) -> RenderedQuestion:
-        return self._renderer.render_summary_request(first_seq, last_seq, limit_words)
+    async def render_summary_request(
+        self, tenant_id: str, first_seq: int, last_seq: int, limit_words: int
+    ) -> RenderedQuestion:
+        return await self._renderer.render_summary_request(tenant_id, first_seq, last_seq, limit_words)
 
-    async def check_instructions(self, assistant: AssistantDefinition) -> None:
-        await self._renderer.check_instructions(assistant)
+    async def check_instructions(self, tenant_id: str, assistant: AssistantDefinition) -> None:
+        await self._renderer.check_instructions(tenant_id, assistant)
 
-    async def inspect_instructions(self, instructions: Instructions) -> InspectedInstructions:
-        return await self._renderer.inspect_instructions(instructions)
+    async def inspect_instructions(self, tenant_id: str, instructions: Instructions) -> InspectedInstructions:
+        return await self._renderer.inspect_instructions(tenant_id, instructions)
+
+    async def check_templates(self, tenant_id: str) -> None:
+        await self._renderer.check_templates(tenant_id)
 
     async def close(self) -> None:
         """Nothing was opened here."""

@@ -50,6 +50,7 @@ class ReplayService:
         read_assertions(draft.assertions)
         _check_judge(draft.judge)
         renderer = self._renderer_of(draft.candidate.templates)
+        await renderer.check_templates(tenant_id)
         ids = await self._replays.select_conversations(tenant_id, draft.selection)
         check_size(len(ids), draft.limits)
         await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
@@ -99,7 +100,7 @@ class ReplayService:
             definition = build_definition(assistant.definition, candidate)
             if candidate.instructions is not None and len(seen) == 1:
                 try:
-                    await renderer.check_instructions(definition)
+                    await renderer.check_instructions(tenant_id, definition)
                 except TemplateInvalid as error:
                     _refuse("candidate.instructions", error.message)
 

@@ -13,10 +13,9 @@ from server.conversation_lengths import KnownLengths
 from server.database_wiring import open_database
 from server.errors import ReplayNotFound
 from server.held_texts import HeldTexts
-from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
-from server.job_wiring import build_compactor, build_lengths
+from server.job_wiring import build_compactor, build_lengths, render_limits
 from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
 from server.jobs.sending import JobSender
@@ -66,7 +65,7 @@ async def open_replays(settings: Settings, environment: Mapping[str, str]) -> As
         database = await stack.enter_async_context(open_database(settings))
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         stack.push_async_callback(renderer.close)
         providers = await stack.enter_async_context(open_available_providers(settings, environment))
         lengths = build_lengths(database)

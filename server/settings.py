@@ -119,6 +119,20 @@ class Settings(BaseSettings):
         default=None, description="Your own prompt templates; what is not there comes from the built-in ones."
     )
 
+    template_workers: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Most processes per server that render templates from the network and evaluate assertions. They "
+        "are started when they are needed; one tenant occupies all but one of them at most.",
+    )
+    template_wait_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="How long a turn or a request waits for one of them before it fails with `template_workers_busy`.",
+    )
+
     # --- database
     database_url: SecretStr | None = Field(
         default=None,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from server.block import (
     Block,
@@ -128,6 +128,12 @@ def build_gap(first_seq: int, last_seq: int) -> TranscriptTurn:
     """Turns of which nothing is told."""
     piece = TranscriptPiece(kind=PieceKind.NO_ROOM)
     return TranscriptTurn(label=f"{first_seq}-{last_seq}", speaker="left out", pieces=(piece,))
+
+
+def transcript_turn_from_json(item: Mapping[str, Any]) -> TranscriptTurn:
+    """The inverse of `dataclasses.asdict` for a turn, after a way as JSON."""
+    pieces = tuple(TranscriptPiece(**{**piece, "kind": PieceKind(piece["kind"])}) for piece in item["pieces"])
+    return TranscriptTurn(**{**item, "pieces": pieces})
 
 
 def quote(text: str) -> str:

@@ -23,11 +23,11 @@ from server.call_slots import CallSlots
 from server.database_wiring import open_database_options
 from server.errors import DatabaseUnavailable, StrataError
 from server.index_watch import IndexWatch
-from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
+from server.jinja.worker_pool import WorkerPool
 from server.job_watch import JobWatch
-from server.job_wiring import Background, build_background, build_lengths, working_inside
+from server.job_wiring import Background, build_background, build_lengths, render_limits, working_inside
 from server.payload_preparation import PayloadPreparation
 from server.postgres.admin_sessions import PostgresAdminSessions
 from server.postgres.announcements import PostgresAnnouncements
@@ -120,12 +120,12 @@ async def open_program(
         )
         stack.callback(tracing.shutdown)
         announcements = await stack.enter_async_context(PostgresAnnouncements(options))
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         stack.push_async_callback(renderer.close)
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
         providers = providers or Providers()
-        metrics, lengths = _build_metrics(database, providers.call_slots), build_lengths(database)
+        metrics, lengths = _build_metrics(database, providers.call_slots, renderer.pool), build_lengths(database)
         stack.push_async_callback(lengths.close)
         program, reaper = _assemble(
             _Parts(
@@ -178,7 +178,7 @@ class _Parts:
     replays: ReplayParts
 
 
-def _build_metrics(database: Database, slots: CallSlots) -> Metrics:
+def _build_metrics(database: Database, slots: CallSlots, pool: WorkerPool) -> Metrics:
     metrics = Metrics(version=__version__)
     metrics.gauge_callback(
         "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
@@ -197,6 +197,14 @@ def _build_metrics(database: Database, slots: CallSlots) -> Metrics:
         "strata_provider_calls_refused_total",
         "Provider calls that were refused because none of the others ended in time.",
         lambda: slots.refused_count,
+    )
+    metrics.gauge_callback(
+        "strata_template_workers_busy",
+        "Worker processes that have a task: templates, assertions.",
+        lambda: pool.busy_count,
+    )
+    metrics.gauge_callback(
+        "strata_template_tasks_waiting", "Tasks that wait for such a process.", lambda: pool.waiting_count
     )
     return metrics
 

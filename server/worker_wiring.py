@@ -5,10 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from server.database_wiring import open_database_options
-from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
-from server.job_wiring import build_compactor, build_jobs, build_lengths
+from server.job_wiring import build_compactor, build_jobs, build_lengths, render_limits
 from server.jobs.worker import WorkerParts
 from server.postgres.connecting import connect, translate
 from server.postgres.engine import Database
@@ -37,7 +36,7 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
         database = Database(options, on_first_contact=require_current_schema)
         stack.push_async_callback(database.close)
         providers = await stack.enter_async_context(open_available_providers(settings, environment))
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), RenderLimits())
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         stack.push_async_callback(renderer.close)
         lengths = build_lengths(database)
         stack.push_async_callback(lengths.close)

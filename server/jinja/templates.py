@@ -11,7 +11,7 @@ history, and nothing before it may depend on it.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -41,8 +41,10 @@ class LayerTemplate:
     name: str
     """Of the file."""
     source: str
-    compiled: Template
-    """A static one without its `{{ cached_history }}` and the white space behind it."""
+    compiled: Template | None
+    """A static one without its `{{ cached_history }}` and the white space behind it. None for one that came over the
+    network: only a worker compiles it.
+    """
     ends_in_history: bool = False
 
     @property
@@ -72,29 +74,33 @@ def load_templates(directory: Path | None) -> TemplateSet:
 
 
 def override_templates(templates: TemplateSet, sources: Mapping[str, str]) -> TemplateSet:
-    """The set with other sources for some files, by their names. Raises `ValidationFailed`."""
+    """The set with other sources for some files, by their names, which nothing here parses: `read_layer` does that, in
+    a worker. Raises `ValidationFailed` for a name that no file has.
+    """
     for name, source in sources.items():
-        try:
-            templates = _override(templates, name, source)
-        except SettingsInvalid as error:
-            told = [{"path": f"candidate.templates.{name}", "source": "body", "message": error.message}]
-            raise ValidationFailed(f"candidate.templates: {error.message}", hint=_HINT, errors=told) from error
+        if name not in _KNOWN_NAMES:
+            raise refuse_template(name, f"{name} is never read; those read are {', '.join(sorted(_KNOWN_NAMES))}.")
+        layer = LayerTemplate(name=name, source=source, compiled=None)
+        templates = TemplateSet(
+            static={key: layer if _STATIC_NAMES[key] == name else old for key, old in templates.static.items()},
+            dynamic={key: layer if _DYNAMIC_NAMES[key] == name else old for key, old in templates.dynamic.items()},
+            segment=layer if name == _SEGMENT_NAME else templates.segment,
+            summary=layer if name == _SUMMARY_NAME else templates.summary,
+        )
     return templates
 
 
-def _override(templates: TemplateSet, name: str, source: str) -> TemplateSet:
-    path = Path(name)
-    if name == _SEGMENT_NAME:
-        return replace(templates, segment=_read_dynamic(_telling_sandbox(), path, source))
-    if name == _SUMMARY_NAME:
-        return replace(templates, summary=_read_dynamic(Sandbox(), path, source))
-    for provider, known in _STATIC_NAMES.items():
-        if name == known:
-            return replace(templates, static={**templates.static, provider: _read_static(Sandbox(), path, source)})
-    for provider, known in _DYNAMIC_NAMES.items():
-        if name == known:
-            return replace(templates, dynamic={**templates.dynamic, provider: _read_dynamic(Sandbox(), path, source)})
-    raise SettingsInvalid(f"{name} is never read; those read are {', '.join(sorted(_KNOWN_NAMES))}.")
+def refuse_template(name: str, message: str) -> ValidationFailed:
+    """The error for a source in place of a file."""
+    told = [{"path": f"candidate.templates.{name}", "source": "body", "message": message}]
+    return ValidationFailed(f"candidate.templates: {message}", hint=_HINT, errors=told)
+
+
+def read_layer(name: str, source: str) -> LayerTemplate:
+    """A template for the file of this name. Raises `SettingsInvalid` for one that cannot be used there."""
+    if name in _STATIC_NAMES.values():
+        return _read_static(Sandbox(), Path(name), source)
+    return _read_dynamic(_telling_sandbox() if name == _SEGMENT_NAME else Sandbox(), Path(name), source)
 
 
 @cache

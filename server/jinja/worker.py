@@ -1,4 +1,5 @@
-"""The process in which templates of strangers are compiled, checked and rendered: `python -m server.jinja.worker`.
+"""The process in which templates that came over the network are compiled, checked and rendered:
+`python -m server.jinja.worker`.
 
 One JSON document per line comes in and one goes out:
 
@@ -6,6 +7,11 @@ One JSON document per line comes in and one goes out:
     -> {"task": "render", "source": …, "arguments": {…}}      <- {"text": …} or {"failure": {"kind", "message", "line"}}
     -> {"task": "check", "source": …}                         <- {} or {"failure": …}
     -> {"task": "inspect", "source": …}                       <- {"failures": […], "names": [[path, line, guarded], …]}
+    -> {"task": "check_layer", "name": …, "source": …}        <- {} or {"failure": …}
+    -> {"task": "render_layer", "layer": "static", "dynamic" or "history", "name": …, "source": …, "values": {…}}
+                                                              <- {"text": …, "remark": …} or {"failure": …}
+
+`name` is that of the file that the template stands for. A remark is a failure that left a text.
 
 It ends when its input does. It takes its own limits before it reads anything: memory, open files, no new process, no
 file written; and for each task a time, after which the kernel ends it in whatever it is doing. So it needs no parent
@@ -17,10 +23,15 @@ import signal
 import sys
 from typing import Any, Final
 
+from server.errors import SettingsInvalid
 from server.jinja.asked_names import find_asked_names
 from server.jinja.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
 from server.jinja.frozen import find_fault, find_faults
+from server.jinja.layers import LayerFailed, render_dynamic_layer, render_layer, render_static_layer
 from server.jinja.limits import RenderLimits
+from server.jinja.templates import read_layer
+from server.renderer import TemplateFailure
+from server.transcript import transcript_turn_from_json
 
 if sys.platform != "win32":
     import resource
@@ -59,6 +70,10 @@ def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict
             return _check(sandbox, request)
         case "inspect":
             return _inspect(sandbox, request)
+        case "check_layer":
+            return _check_layer(request)
+        case "render_layer":
+            return _render_layer(limits, request)
         case _:
             return _render(sandbox, limits, request)
 
@@ -98,6 +113,39 @@ def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> 
         return _failure("too_large", error)
     except RENDER_ERRORS as error:
         return _failure("render", error)
+
+
+def _check_layer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        read_layer(request["name"], request["source"])
+    except SettingsInvalid as error:
+        return _failure_at("parse", error.message, None)
+    return {}
+
+
+def _render_layer(limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        template = read_layer(request["name"], request["source"])
+    except SettingsInvalid as error:
+        return _failure_at("parse", error.message, None)
+    values, most_chars = request["values"], limits.output_chars
+    try:
+        match request["layer"]:
+            case "static":
+                return {"text": render_static_layer(template, values, most_chars)}
+            case "dynamic":
+                text, failure = render_dynamic_layer(template, values, most_chars)
+                return {"text": text} if failure is None else {"text": text, "remark": _told(failure)}
+            case _:
+                if "turns" in values:
+                    values = {**values, "turns": [transcript_turn_from_json(turn) for turn in values["turns"]]}
+                return {"text": render_layer(template, values, most_chars)}
+    except LayerFailed as error:
+        return {"failure": _told(error.failure)}
+
+
+def _told(failure: TemplateFailure) -> dict[str, Any]:
+    return {"kind": failure.kind, "message": failure.message, "line": failure.line}
 
 
 def _failure(kind: str, error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The worker, seen from the server: one process, started when it is first needed, asked one thing at a time.
+"""A worker, seen from the server: one process, started when it is first needed, asked one thing at a time.
 
 Whatever a template does to it, the server gets an answer. A worker that takes too long or too much is ended, and the
 next task gets a new one. One that died for another reason (somebody killed it, the machine ran out of memory) is
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from server.errors import Internal
+from server.errors import Internal, ShuttingDown
 from server.jinja.limits import RenderLimits
 
 _START_SECONDS: Final = 30.0
@@ -40,6 +40,7 @@ class WorkerProcess:
         self._limits = limits
         self._lock = asyncio.Lock()
         self._process: Process | None = None
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -49,10 +50,13 @@ class WorkerProcess:
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """The worker's answer to a task, or the failure that stands for none.
 
-        Raises `Internal` where no worker can be started: that says nothing about the template.
+        Raises `Internal` if no worker can be started, which says nothing about the template, and `ShuttingDown` after
+        `close`.
         """
         line = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         async with self._lock:
+            if self._is_closed:
+                raise ShuttingDown
             answer = await self._ask_once(line)
             if answer is None:
                 answer = await self._ask_once(line)
@@ -60,6 +64,7 @@ class WorkerProcess:
 
     async def close(self) -> None:
         """Waits for the task that is under way, which has its limit, and ends the process."""
+        self._is_closed = True
         async with self._lock:
             await self._end()
 

@@ -24,6 +24,7 @@ from server.errors import (
     KeyRejected,
     MediaTypeUnsupported,
     ScopeMissing,
+    TemplateWorkersBusy,
     ValidationFailed,
 )
 from server.page import PAGE_LIMIT
@@ -180,7 +181,7 @@ async def inspect_version(
     description="The static layer as a conversation with these args would begin with it, without history. Nothing is "
     "saved. A template that fails gives its source, and is named in `problems`.",
     tags=["inspection"],
-    responses=document_errors(*_BODY_ERRORS, ConversationNotFound),
+    responses=document_errors(*_BODY_ERRORS, ConversationNotFound, TemplateWorkersBusy),
 )
 async def render_prompt(
     assistant_id: FromPath[str],
@@ -206,7 +207,7 @@ async def render_prompt(
     description="All errors with their lines: what does not parse, what depends on the clock or the message; and "
     "warnings for names that stand for nothing. Nothing is saved.",
     tags=["inspection"],
-    responses=document_errors(*_BODY_ERRORS),
+    responses=document_errors(*_BODY_ERRORS, TemplateWorkersBusy),
 )
 async def check_instructions(
     assistant_id: FromPath[str],
@@ -217,4 +218,5 @@ async def check_instructions(
 ) -> Response[CheckView]:
     """The problems."""
     found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id)
-    return answer_json(CheckView.of(await assistant_editor.check(data.put_into(found.assistant).definition)))
+    checked = await assistant_editor.check(found.tenant_id, data.put_into(found.assistant).definition)
+    return answer_json(CheckView.of(checked))

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator
 from server.api_key import ApiKey
 from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.call_settings import check_settings
-from server.errors import AssistantNotFound, CursorInvalid, TemplateInvalid
+from server.errors import AssistantNotFound, CursorInvalid, TemplateInvalid, TemplateWorkersBusy
 from server.page import PAGE_LIMIT
 from server.provider_choice import DEFAULT_MODELS
 from server.renderer import Renderer
@@ -157,7 +157,7 @@ class AssistantPage(View):
     response_description="Version 1.",
     description="Instructions are templates: one that does not parse, or that depends on the clock, is refused.",
     tags=["assistants"],
-    responses=document_client_errors(TemplateInvalid, body=True),
+    responses=document_client_errors(TemplateInvalid, TemplateWorkersBusy, body=True),
 )
 async def create_assistant(
     data: JSONBody[AssistantBody],
@@ -167,7 +167,7 @@ async def create_assistant(
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[AssistantView]:
     """The assistant as it was saved."""
-    definition = await check_definition(data, provider_names, renderer)
+    definition = await check_definition(caller.tenant_id, data, provider_names, renderer)
     assistant = await store.create_assistant(caller.tenant_id, definition)
     return answer_json(AssistantView.of(assistant), 201, {"location": f"/v1/assistants/{assistant.id}"})
 
@@ -221,7 +221,7 @@ async def show_assistant(
     description="Replaces the whole definition, as a new version; where nothing is different the version stays. "
     "Conversations stay on the version that they have; PATCH moves one to another.",
     tags=["assistants"],
-    responses=document_client_errors(AssistantNotFound, TemplateInvalid, body=True),
+    responses=document_client_errors(AssistantNotFound, TemplateInvalid, TemplateWorkersBusy, body=True),
 )
 async def revise_assistant(
     assistant_id: FromPath[str],
@@ -233,15 +233,17 @@ async def revise_assistant(
 ) -> Response[AssistantView]:
     """The version that holds now."""
     newest = await store.load_assistant(caller.tenant_id, assistant_id)
-    definition = await check_definition(data, provider_names, renderer)
+    definition = await check_definition(caller.tenant_id, data, provider_names, renderer)
     # As text: the order of keys is part of a definition, since models read it and caches compare it.
     if json.dumps(definition_members(definition)) != json.dumps(definition_members(newest.definition)):
         newest = await store.revise_assistant(caller.tenant_id, assistant_id, definition)
     return answer_json(AssistantView.of(newest))
 
 
-async def check_definition(body: AssistantBody, providers: ProviderNames, renderer: Renderer) -> AssistantDefinition:
-    """What the body defines. Raises `ValidationFailed` and `TemplateInvalid`."""
+async def check_definition(
+    tenant_id: str, body: AssistantBody, providers: ProviderNames, renderer: Renderer
+) -> AssistantDefinition:
+    """What the body defines. Raises `ValidationFailed`, `TemplateInvalid` and `TemplateWorkersBusy`."""
     provider = body.provider or providers.default
     if provider is None or provider not in providers.known:
         known = ", ".join(sorted(providers.known)) or "none"
@@ -260,7 +262,7 @@ async def check_definition(body: AssistantBody, providers: ProviderNames, render
         settings=body.settings,
     )
     check_settings(definition.provider, definition.model, definition.settings)
-    await renderer.check_instructions(definition)
+    await renderer.check_instructions(tenant_id, definition)
     return definition
 
 

@@ -91,6 +91,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.SchemaAhead: _UNAVAILABLE,
     errors.CheckTimedOut: _UNAVAILABLE,
     errors.SummaryUnavailable: _UNAVAILABLE,
+    errors.TemplateWorkersBusy: _UNAVAILABLE,
     # The turn is over; the same request again would find it so, or begin another one.
     errors.TurnInterrupted: _HOPELESS_FOR_NOW,
     errors.TurnStalled: _HOPELESS_FOR_NOW,

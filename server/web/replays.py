@@ -24,6 +24,7 @@ from server.errors import (
     ReplayEnded,
     ReplayNotFound,
     ScopeMissing,
+    TemplateWorkersBusy,
     ValidationFailed,
 )
 from server.page import PAGE_LIMIT
@@ -71,7 +72,7 @@ _FILE: Final = ResponseSpec(
     description="Stored conversations once more, through a candidate. The conversations are fixed now, and workers run "
     "it from now on. With `dry_run` nothing is written and nobody is asked.",
     tags=_TAGS,
-    responses=document_errors(*_ERRORS, *_BODY, ConversationNotFound, AssistantNotFound),
+    responses=document_errors(*_ERRORS, *_BODY, ConversationNotFound, AssistantNotFound, TemplateWorkersBusy),
 )
 async def create_replay(
     request: StrataRequest,

@@ -197,8 +197,8 @@ class CrashingRenderer(JinjaRenderer):
 
     fate: Fate
 
-    def render_segment(self, turns: Sequence[TranscriptTurn]) -> str:
-        text = super().render_segment(turns)
+    async def render_segment(self, tenant_id: str, turns: Sequence[TranscriptTurn]) -> str:
+        text = await super().render_segment(tenant_id, turns)
         self.fate.reach("after_rendering")
         return text
 

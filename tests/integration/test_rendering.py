@@ -28,6 +28,7 @@ from tests.strategies import any_text, json_objects
 LIMITS: dict[str, Any] = {"seconds": 1.0, "memory_bytes": 128 * 1024 * 1024}
 """Of time enough for what ends, whatever machine this is; and so little memory that it is used up before the time."""
 BARE = "{{ roles }}{{ cached_history }}"
+TENANT = "acme"
 ENDLESS = "{% for a in range(10 ** 5) %}{% for b in range(10 ** 5) %}{% endfor %}{% endfor %}"
 
 
@@ -59,7 +60,13 @@ async def renderer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ji
 
 
 async def render(renderer: JinjaRenderer, roles: str, **changes: Any) -> RenderedStatic:
-    return await renderer.render_static("gemini", instructed(roles), arguments(**changes))
+    return await renderer.render_static(TENANT, "gemini", instructed(roles), arguments(**changes))
+
+
+def pid_of(renderer: JinjaRenderer) -> int | None:
+    """Of the one process that renders, if there is one."""
+    assert len(renderer.pool.pids) <= 1
+    return next(iter(renderer.pool.pids), None)
 
 
 def children() -> set[int]:
@@ -79,7 +86,7 @@ async def test_the_mode_of_a_conversation_that_has_none_is_an_empty_text(
 ) -> None:
     assistant = Assistant(id="asst_1", version=1, created_at=A_TIME, definition=instructed("Mode: {{ session.mode }}."))
     values = build_static_arguments(assistant=assistant, conversation=build_conversation(mode=mode))
-    rendered = await renderer.render_static("gemini", assistant.definition, values)
+    rendered = await renderer.render_static(TENANT, "gemini", assistant.definition, values)
 
     assert (rendered.text, rendered.failures) == (text, ())
 
@@ -88,7 +95,7 @@ async def test_each_instruction_fails_for_itself() -> None:
     renderer = JinjaRenderer(load_templates(None), RenderLimits())
     try:
         rendered = await renderer.render_static(
-            "anthropic", instructed("{{ name", "Greet {{ name }}.", "\n{{ name.nobody.at_all }}"), arguments()
+            TENANT, "anthropic", instructed("{{ name", "Greet {{ name }}.", "\n{{ name.nobody.at_all }}"), arguments()
         )
     finally:
         await renderer.close()
@@ -198,7 +205,7 @@ async def test_the_process_knows_none_of_the_servers_secrets(
     renderer = make(tmp_path)
     try:
         await render(renderer, "{{ name }}")
-        known = psutil.Process(renderer.worker_pid).environ()
+        known = psutil.Process(pid_of(renderer)).environ()
     finally:
         await renderer.close()
 
@@ -209,7 +216,7 @@ async def test_the_process_knows_none_of_the_servers_secrets(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the limits of another process")
 async def test_the_process_is_confined(renderer: JinjaRenderer) -> None:
     await render(renderer, "{{ name }}")
-    process = psutil.Process(renderer.worker_pid)
+    process = psutil.Process(pid_of(renderer))
 
     assert process.rlimit(psutil.RLIMIT_AS) == (LIMITS["memory_bytes"], LIMITS["memory_bytes"])
     assert process.rlimit(psutil.RLIMIT_NOFILE)[1] <= 32
@@ -221,12 +228,13 @@ async def test_the_process_is_confined(renderer: JinjaRenderer) -> None:
 async def test_one_process_is_started_when_it_is_needed_and_kept(tmp_path: Path) -> None:
     before = children()
     renderer = make(tmp_path)
-    assert renderer.worker_pid is None
+    assert pid_of(renderer) is None
 
-    await asyncio.gather(*(render(renderer, "{{ name }}") for _ in range(20)))
+    for _ in range(20):
+        await render(renderer, "{{ name }}")
     started = children() - before
 
-    assert started == {renderer.worker_pid}
+    assert started == {pid_of(renderer)}
     await renderer.close()
     assert children() <= before
 
@@ -236,13 +244,13 @@ async def test_a_process_that_took_too_much_is_gone_and_the_next_one_is_new(sour
     before = children()
     renderer = make(tmp_path)
     await render(renderer, "{{ name }}")
-    first = renderer.worker_pid
+    first = pid_of(renderer)
 
     await render(renderer, source)
     assert children() <= before
 
     assert (await render(renderer, "{{ name }}")).text == "Kari"
-    assert renderer.worker_pid != first
+    assert pid_of(renderer) != first
     await renderer.close()
     assert children() <= before
 
@@ -252,7 +260,7 @@ async def test_a_process_that_somebody_killed_is_not_missed(tmp_path: Path) -> N
     renderer = make(tmp_path)
     await render(renderer, "{{ name }}")
 
-    psutil.Process(renderer.worker_pid).kill()
+    psutil.Process(pid_of(renderer)).kill()
 
     assert (await render(renderer, "{{ name }}")).failures == ()
     await renderer.close()
@@ -262,7 +270,7 @@ async def test_a_process_that_somebody_killed_is_not_missed(tmp_path: Path) -> N
 async def test_a_process_that_is_killed_at_work_is_asked_again(tmp_path: Path) -> None:
     renderer = make(tmp_path, seconds=60)
     await render(renderer, "{{ name }}")
-    first = renderer.worker_pid
+    first = pid_of(renderer)
     assert first is not None
     busy_until = cpu_seconds(first) + 0.1
 
@@ -273,7 +281,7 @@ async def test_a_process_that_is_killed_at_work_is_asked_again(tmp_path: Path) -
     psutil.Process(first).kill()
 
     assert (await working).text == "done"
-    assert renderer.worker_pid != first
+    assert pid_of(renderer) != first
     await renderer.close()
 
 
@@ -281,7 +289,7 @@ async def test_a_task_that_is_cancelled_leaves_no_answer_behind(tmp_path: Path) 
     before = children()
     renderer = make(tmp_path, seconds=10)
     await render(renderer, "{{ name }}")
-    first = renderer.worker_pid
+    first = pid_of(renderer)
     assert first is not None
 
     working = asyncio.create_task(render(renderer, ENDLESS))
@@ -333,21 +341,23 @@ SERVER = """
     _, endless, end = sys.argv
     renderer = JinjaRenderer(load_templates(None), RenderLimits(seconds=2))
 
-    async def render(roles):
+    async def render(roles, tenant="acme"):
         assistant = AssistantDefinition(name="a", provider="gemini", model="m", instructions=Instructions(roles=roles))
-        rendered = await renderer.render_static("gemini", assistant, {"assistant": {}, "args": {"x": "found"}})
+        rendered = await renderer.render_static(tenant, "gemini", assistant, {"assistant": {}, "args": {"x": "found"}})
         return rendered.failures[0].kind if rendered.failures else "found" in rendered.text
 
     async def main():
         for roles in ("{{ args.x }}", endless, "{{ args.x }}"):
             print(await render(roles))
-        print(renderer.worker_pid, flush=True)
+        await asyncio.gather(*(render("{{ args.x }}", f"tenant {n}") for n in range(9)))
+        print(*renderer.pool.pids, flush=True)
         if end == "close":
             await renderer.close()
             return
         if end == "killed at work":
-            working = asyncio.create_task(render(endless))
-            await asyncio.sleep(0.05)
+            working = [asyncio.create_task(render(endless, f"tenant {n}")) for n in range(9)]
+            while renderer.pool.busy_count < 3:
+                await asyncio.sleep(0.01)
         os.kill(os.getpid(), 9)
 
     uvloop.run(main())
@@ -368,9 +378,10 @@ def test_no_process_is_left_when_the_server_ends_however_it_ends(end: str) -> No
     )
 
     assert ran.stderr == ""
-    *said, pid = ran.stdout.split()
+    said, pids = ran.stdout.split()[:3], ran.stdout.split()[3:]
     assert said == ["True", "too_long", "True"]
-    wait_until(lambda: not psutil.pid_exists(int(pid)), "the worker to end")
+    assert len(pids) == 3
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids), "the workers to end")
 
 
 # --- checking
@@ -394,7 +405,7 @@ async def test_instructions_that_cannot_be_used_are_refused(
     renderer: JinjaRenderer, texts: dict[str, str], template: str, line: int | None
 ) -> None:
     with pytest.raises(TemplateInvalid) as caught:
-        await renderer.check_instructions(instructed(**texts))
+        await renderer.check_instructions(TENANT, instructed(**texts))
 
     assert caught.value.details == {"template": template, "line": line}
     assert f"`{template}`" in caught.value.message
@@ -411,11 +422,11 @@ async def test_instructions_that_cannot_be_used_are_refused(
     ],
 )
 async def test_instructions_that_can_be_used_are_not(renderer: JinjaRenderer, roles: str) -> None:
-    await renderer.check_instructions(instructed(roles))
+    await renderer.check_instructions(TENANT, instructed(roles))
 
 
 async def test_a_check_has_its_limits_too(renderer: JinjaRenderer) -> None:
     with pytest.raises(TemplateInvalid, match="longer than"):
-        await renderer.check_instructions(instructed("{{ 3 ** (10 ** 8) }}"))
+        await renderer.check_instructions(TENANT, instructed("{{ 3 ** (10 ** 8) }}"))
 
-    await renderer.check_instructions(instructed("{{ name }}"))
+    await renderer.check_instructions(TENANT, instructed("{{ name }}"))

@@ -89,9 +89,9 @@ async def test_the_instructions_give_the_text(renderer: JinjaRenderer) -> None:
     (text,) = examples("## Instructions", "text")
     assistant = an_assistant(body)
 
-    await renderer.check_instructions(assistant.definition)
+    await renderer.check_instructions("acme", assistant.definition)
     arguments = build_static_arguments(assistant=assistant, conversation=a_conversation(**conversation))
-    rendered = await renderer.render_static("gemini", assistant.definition, arguments)
+    rendered = await renderer.render_static("acme", "gemini", assistant.definition, arguments)
 
     assert rendered.text == text
     assert rendered.failures == ()
@@ -101,17 +101,17 @@ async def test_the_static_template_works(renderer: JinjaRenderer) -> None:
     assistant = an_assistant({"name": "a", "instructions": {"roles": "Help."}, "variables": {"company": "Acme"}})
     arguments = build_static_arguments(assistant=assistant, conversation=a_conversation())
 
-    rendered = await renderer.render_static("anthropic", assistant.definition, arguments)
+    rendered = await renderer.render_static("acme", "anthropic", assistant.definition, arguments)
 
     assert rendered.text == "\nYou work for Acme.\n\nHelp.\n\nBefore now:\n\n"
 
 
-def test_the_dynamic_templates_give_the_json(renderer: JinjaRenderer) -> None:
+async def test_the_dynamic_templates_give_the_json(renderer: JinjaRenderer) -> None:
     context, built_in, own = examples("### The dynamic layer", "json")
     arguments = all_arguments(an_assistant({"name": "a"}))
 
-    of_claude = renderer.render_dynamic("anthropic", json.loads(context), arguments)
-    of_gemini = renderer.render_dynamic("gemini", json.loads(context), arguments)
+    of_claude = await renderer.render_dynamic("acme", "anthropic", json.loads(context), arguments)
+    of_gemini = await renderer.render_dynamic("acme", "gemini", json.loads(context), arguments)
 
     assert (of_claude.text + "\n", of_claude.failures) == (built_in, ())
     assert (of_gemini.text + "\n", of_gemini.failures) == (own, ())
@@ -146,7 +146,9 @@ def test_the_values_in_the_table_are_real() -> None:
 @pytest.mark.parametrize("roles", first_column("### What is refused"))
 async def test_what_is_said_to_be_refused_is(renderer: JinjaRenderer, roles: str) -> None:
     with pytest.raises(TemplateInvalid):
-        await renderer.check_instructions(an_assistant({"name": "a", "instructions": {"roles": roles}}).definition)
+        await renderer.check_instructions(
+            "acme", an_assistant({"name": "a", "instructions": {"roles": roles}}).definition
+        )
 
 
 def test_the_names_that_are_said_to_be_missing_are() -> None:

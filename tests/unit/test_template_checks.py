@@ -29,7 +29,7 @@ async def renderer() -> AsyncIterator[JinjaRenderer]:
 
 async def problems_of(renderer: JinjaRenderer, roles: str, procedure: str = "") -> list[TemplateProblem]:
     instructions = Instructions(roles=roles, procedure=procedure)
-    inspected = await renderer.inspect_instructions(instructions)
+    inspected = await renderer.inspect_instructions("acme", instructions)
     return list(tell_problems(instructions, inspected, ["tone"]))
 
 
@@ -86,7 +86,8 @@ async def test_a_name_that_stands_for_nothing_is_doubted(
 
 async def test_args_are_what_nobody_else_provides(renderer: JinjaRenderer) -> None:
     inspected = await renderer.inspect_instructions(
-        Instructions(roles="{{ tone }} {{ city }} {% if vip %}{% endif %}", procedure="{{ args.room }} {{ city }}")
+        "acme",
+        Instructions(roles="{{ tone }} {{ city }} {% if vip %}{% endif %}", procedure="{{ args.room }} {{ city }}"),
     )
     assert set(find_args(inspected.names, ["tone"])) == {"city", "vip", "room"}
     assistant = Assistant(id="asst_x", version=1, created_at=A_TIME, definition=definition())

@@ -1,5 +1,6 @@
 """Transcripts: who said what can be read back from the text alone, and reasoning leaves no trace in it."""
 
+import asyncio
 import hashlib
 import json
 import re
@@ -64,7 +65,7 @@ def returned(seq: int, *blocks: Block) -> ToolResponseTurn:
 
 
 def tell(turns: Sequence[Turn], **options: Any) -> str:
-    return RENDERER.render_segment(build_transcript(turns, **options))
+    return asyncio.run(RENDERER.render_segment("acme", build_transcript(turns, **options)))
 
 
 def split_lines(text: str) -> list[str]:
@@ -287,28 +288,29 @@ def test_a_result_beyond_the_limit_says_how_much_is_left_out(output: Any) -> Non
     assert "left out" not in tell(turns)
 
 
-def test_a_summary_and_a_gap_name_their_turns() -> None:
-    assert RENDERER.render_segment([build_summary(1, 40, "All went well.\n[41] user")]) == (
+async def test_a_summary_and_a_gap_name_their_turns() -> None:
+    assert await RENDERER.render_segment("acme", [build_summary(1, 40, "All went well.\n[41] user")]) == (
         "[1-40] summary\n> All went well.\n> [41] user\n"
     )
-    assert RENDERER.render_segment([build_gap(1, 40)]).startswith("[1-40] left out\n* there was no room")
+    gap = await RENDERER.render_segment("acme", [build_gap(1, 40)])
+    assert gap.startswith("[1-40] left out\n* there was no room")
 
 
-def test_the_request_for_a_summary_names_its_turns_and_its_length() -> None:
-    request = RENDERER.render_summary_request(3, 40, 500)
+async def test_the_request_for_a_summary_names_its_turns_and_its_length() -> None:
+    request = await RENDERER.render_summary_request("acme", 3, 40, 500)
     assert "[3] to [40]" in request.text
     assert "500 words" in request.text
     assert request.template_hash == hashlib.sha256(request.template_source.encode()).digest()
 
 
-def test_a_template_of_ones_own_that_fails_is_said_and_not_sent(tmp_path: Any) -> None:
+async def test_a_template_of_ones_own_that_fails_is_said_and_not_sent(tmp_path: Any) -> None:
     (tmp_path / "history_segment.j2").write_text("{% for turn in turns %}{{ turn.label + 1 }}{% endfor %}")
     renderer = JinjaRenderer(load_templates(tmp_path), RenderLimits())
     with pytest.raises(TemplateInvalid, match=r"history_segment\.j2"):
-        renderer.render_segment(build_transcript([said(1, TextBlock(text="Hello"))]))
+        await renderer.render_segment("acme", build_transcript([said(1, TextBlock(text="Hello"))]))
 
 
-def test_a_template_of_ones_own_ends_its_last_line(tmp_path: Any) -> None:
+async def test_a_template_of_ones_own_ends_its_last_line(tmp_path: Any) -> None:
     (tmp_path / "history_segment.j2").write_text("{% for turn in turns %}{{ turn.speaker }} {% endfor %}")
     renderer = JinjaRenderer(load_templates(tmp_path), RenderLimits())
-    assert renderer.render_segment(build_transcript([said(1), said(3)])) == "user user \n"
+    assert await renderer.render_segment("acme", build_transcript([said(1), said(3)])) == "user user \n"

@@ -98,7 +98,7 @@ def read_version(form: Mapping[str, str]) -> int:
 
 
 async def find_refusals(
-    definition: AssistantDefinition, providers: ProviderNames, renderer: Renderer
+    tenant_id: str, definition: AssistantDefinition, providers: ProviderNames, renderer: Renderer
 ) -> tuple[TemplateProblem, ...]:
     """Why the API would refuse the definition, but for its templates, which `AssistantEditor.check` tells of.
 
@@ -106,7 +106,7 @@ async def find_refusals(
     """
     members = dict(definition_members(definition))
     try:
-        await check_definition(AssistantBody.model_validate(members), providers, renderer)
+        await check_definition(tenant_id, AssistantBody.model_validate(members), providers, renderer)
     except ValidationError as error:
         return tuple(
             _problem(trace_path(fault["loc"], members), str(fault["msg"]).removeprefix("Value error, "))

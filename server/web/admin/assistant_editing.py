@@ -49,7 +49,7 @@ async def show_editor(
     reach = session.sees_tenant_id
     newest = await assistant_inspector.load_assistant(reach, assistant_id)
     text = newest if start is None else await assistant_inspector.load_assistant(reach, assistant_id, start)
-    checked = await assistant_editor.check(text.assistant.definition)
+    checked = await assistant_editor.check(text.tenant_id, text.assistant.definition)
     draft = open_draft(newest.assistant, text.assistant, example_args(checked.args))
     return _answer(request, newest, draft, None, text_version=text.assistant.version)
 
@@ -131,8 +131,8 @@ class _Verdict:
 async def _judge(
     base: InspectedAssistant, draft: Draft, editor: AssistantEditor, renderer: Renderer, providers: ProviderNames
 ) -> _Verdict:
-    checked = await editor.check(draft.definition)
-    refusals = await find_refusals(draft.definition, providers, renderer) if checked.is_valid else ()
+    checked = await editor.check(base.tenant_id, draft.definition)
+    refusals = await find_refusals(base.tenant_id, draft.definition, providers, renderer) if checked.is_valid else ()
     problems = (*draft.problems, *refusals, *checked.problems)
     # In a thread: large definitions take a while.
     difference = await asyncio.to_thread(compare_definitions, base.assistant.definition, draft.definition)

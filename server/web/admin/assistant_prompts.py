@@ -86,7 +86,7 @@ async def download_prompt(
 
 async def _try(request: StrataRequest, found: InspectedAssistant, editor: AssistantEditor) -> _Trial:
     """With the args of the address, else with those of the conversation, else with an example of what is asked for."""
-    checked = await editor.check(found.assistant.definition)
+    checked = await editor.check(found.tenant_id, found.assistant.definition)
     conversation_id = request.query_params.get("conversation", "").strip()
     example = "" if conversation_id else example_args(checked.args)
     args = request.query_params.get("args", example)

@@ -72,15 +72,15 @@ def test_it_is_a_renderer() -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_an_empty_context_is_three_empty_lists_and_the_time(provider: str) -> None:
-    rendered = BUILT_IN.render_dynamic(provider, {}, arguments())
+async def test_an_empty_context_is_three_empty_lists_and_the_time(provider: str) -> None:
+    rendered = await BUILT_IN.render_dynamic("acme", provider, {}, arguments())
 
     assert rendered.text == f'{{"file_references":[],"artifacts":[],"todos":[],"current_datetime":"{NOW}"}}'
     assert rendered.failures == ()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_everything_in_the_context_is_seen_and_the_time_comes_last(provider: str) -> None:
+async def test_everything_in_the_context_is_seen_and_the_time_comes_last(provider: str) -> None:
     context = {
         "weather": {"z": 1.0, "a": None},
         "todos": ["one"],
@@ -89,31 +89,33 @@ def test_everything_in_the_context_is_seen_and_the_time_comes_last(provider: str
         "items": "mine",
     }
 
-    assert BUILT_IN.render_dynamic(provider, context, arguments()).text == (
+    assert (await BUILT_IN.render_dynamic("acme", provider, context, arguments())).text == (
         '{"file_references":["a.txt"],"artifacts":[{"id":1}],"todos":["one"],'
         f'"weather":{{"z":1.0,"a":null}},"items":"mine","current_datetime":"{NOW}"}}'
     )
 
 
-def test_the_context_cannot_turn_the_clock() -> None:
-    text = BUILT_IN.render_dynamic("gemini", {"current_datetime": "1999"}, arguments()).text
+async def test_the_context_cannot_turn_the_clock() -> None:
+    text = (await BUILT_IN.render_dynamic("acme", "gemini", {"current_datetime": "1999"}, arguments())).text
 
     assert json.loads(text)["current_datetime"] == NOW
     assert "1999" not in text
 
 
-def test_an_arg_cannot_stand_in_for_the_context() -> None:
+async def test_an_arg_cannot_stand_in_for_the_context() -> None:
     pretenders = dict.fromkeys(("todos", "artifacts", "file_references", "current_datetime", "context"), "pretended")
 
-    assert BUILT_IN.render_dynamic("gemini", {}, arguments(**pretenders)) == BUILT_IN.render_dynamic(
-        "gemini", {}, arguments()
-    )
+    assert await BUILT_IN.render_dynamic(
+        "acme", "gemini", {}, arguments(**pretenders)
+    ) == await BUILT_IN.render_dynamic("acme", "gemini", {}, arguments())
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @given(context=st.dictionaries(typed, json_values | typed, max_size=4))
-def test_whatever_the_context_holds_the_layer_is_json_that_holds_it(provider: str, context: dict[str, Any]) -> None:
-    rendered = BUILT_IN.render_dynamic(provider, context, arguments())
+async def test_whatever_the_context_holds_the_layer_is_json_that_holds_it(
+    provider: str, context: dict[str, Any]
+) -> None:
+    rendered = await BUILT_IN.render_dynamic("acme", provider, context, arguments())
     plain = json.loads(json.dumps(context))
 
     assert rendered.failures == ()
@@ -128,18 +130,22 @@ def test_whatever_the_context_holds_the_layer_is_json_that_holds_it(provider: st
 
 
 @given(text=typed, args=json_objects)
-def test_what_a_user_types_is_a_value_in_the_dynamic_layer(
+async def test_what_a_user_types_is_a_value_in_the_dynamic_layer(
     echo: JinjaRenderer, text: str, args: dict[str, Any]
 ) -> None:
-    rendered = echo.render_dynamic("gemini", {}, arguments(message={"text": text, "language": ""}, args=args))
+    rendered = await echo.render_dynamic(
+        "acme", "gemini", {}, arguments(message={"text": text, "language": ""}, args=args)
+    )
 
     assert json.loads(rendered.text) == json.loads(json.dumps({"text": text, "args": args}))
 
 
-def test_the_context_may_be_of_mappings_that_nobody_can_change() -> None:
+async def test_the_context_may_be_of_mappings_that_nobody_can_change() -> None:
     context = MappingProxyType({"todos": (MappingProxyType({"done": False}),)})
 
-    assert json.loads(BUILT_IN.render_dynamic("gemini", context, arguments()).text)["todos"] == [{"done": False}]
+    assert json.loads((await BUILT_IN.render_dynamic("acme", "gemini", context, arguments())).text)["todos"] == [
+        {"done": False}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -156,12 +162,12 @@ def test_the_context_may_be_of_mappings_that_nobody_can_change() -> None:
     ],
     ids=["division", "member of nothing", "change", "range", "length", "prose", "no number", "empty"],
 )
-def test_a_dynamic_template_that_fails_says_how(
+async def test_a_dynamic_template_that_fails_says_how(
     source: str, kind: str, line: int | None, text: str | None, tmp_path: Path
 ) -> None:
     renderer = with_template(tmp_path, "gemini_dynamic_prompt.j2", source, output_chars=1000)
 
-    rendered = renderer.render_dynamic("gemini", {}, arguments())
+    rendered = await renderer.render_dynamic("acme", "gemini", {}, arguments())
 
     assert rendered.text == (source if text is None else text)
     (failure,) = rendered.failures
@@ -174,7 +180,7 @@ def test_a_dynamic_template_that_fails_says_how(
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_each_instruction_has_its_section_and_history_comes_last(provider: str) -> None:
-    rendered = await BUILT_IN.render_static(provider, instructed("R.", "P.", "C."), arguments())
+    rendered = await BUILT_IN.render_static("acme", provider, instructed("R.", "P.", "C."), arguments())
 
     places = [rendered.text.index(part) for part in ("helper", "Helps.", "R.", "P.", "C.")]
     assert places == sorted(places)
@@ -186,8 +192,8 @@ async def test_each_instruction_has_its_section_and_history_comes_last(provider:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_an_empty_instruction_has_no_section(provider: str) -> None:
-    whole = (await BUILT_IN.render_static(provider, instructed("R.", "P.", "C."), arguments())).text.lower()
-    without = (await BUILT_IN.render_static(provider, instructed("R."), arguments())).text.lower()
+    whole = (await BUILT_IN.render_static("acme", provider, instructed("R.", "P.", "C."), arguments())).text.lower()
+    without = (await BUILT_IN.render_static("acme", provider, instructed("R."), arguments())).text.lower()
 
     assert "procedure" in whole
     assert "constraints" in whole
@@ -200,7 +206,7 @@ async def test_an_empty_instruction_has_no_section(provider: str) -> None:
 async def test_what_the_assistant_does_not_say_is_not_mentioned(provider: str) -> None:
     bare = {"name": "helper", "id": "asst_1", "language": "", "description": ""}
 
-    text = (await BUILT_IN.render_static(provider, instructed(), arguments(assistant=bare))).text
+    text = (await BUILT_IN.render_static("acme", provider, instructed(), arguments(assistant=bare))).text
 
     assert "About" not in text
     assert "Language" not in text
@@ -208,13 +214,13 @@ async def test_what_the_assistant_does_not_say_is_not_mentioned(provider: str) -
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_nothing_in_the_built_in_text_is_labelled_as_reasoning(provider: str) -> None:
-    text = (await BUILT_IN.render_static(provider, instructed("R.", "P.", "C."), arguments())).text
+    text = (await BUILT_IN.render_static("acme", provider, instructed("R.", "P.", "C."), arguments())).text
 
     assert re.search(r"think|thought|reason", text, re.IGNORECASE) is None
 
 
 async def test_every_tag_of_the_claude_template_is_closed() -> None:
-    text = (await BUILT_IN.render_static("anthropic", instructed("R.", "P.", "C."), arguments())).text
+    text = (await BUILT_IN.render_static("acme", "anthropic", instructed("R.", "P.", "C."), arguments())).text
 
     assert re.findall(r"<(\w+)>", text) == re.findall(r"</(\w+)>", text)
 
@@ -222,15 +228,15 @@ async def test_every_tag_of_the_claude_template_is_closed() -> None:
 async def test_the_template_comes_with_its_text() -> None:
     template = load_templates(None).static["gemini"]
 
-    rendered = await BUILT_IN.render_static("gemini", instructed("R."), arguments())
+    rendered = await BUILT_IN.render_static("acme", "gemini", instructed("R."), arguments())
 
     assert rendered.template_source == template.source
     assert rendered.template_hash == template.sha256
 
 
 async def test_the_same_values_give_the_same_bytes() -> None:
-    one = await BUILT_IN.render_static("gemini", instructed("R.", "P.", "C."), arguments())
-    other = await make().render_static("gemini", instructed("R.", "P.", "C."), arguments())
+    one = await BUILT_IN.render_static("acme", "gemini", instructed("R.", "P.", "C."), arguments())
+    other = await make().render_static("acme", "gemini", instructed("R.", "P.", "C."), arguments())
 
     assert one == other
 
@@ -251,14 +257,14 @@ async def test_the_same_values_give_the_same_bytes() -> None:
 async def test_the_text_ends_where_history_begins(source: str, base: str, tmp_path: Path) -> None:
     renderer = with_template(tmp_path, "gemini_static_prompt.j2", source)
 
-    assert (await renderer.render_static("gemini", instructed(), arguments())).text == base
+    assert (await renderer.render_static("acme", "gemini", instructed(), arguments())).text == base
 
 
 async def test_a_static_template_that_fails_gives_its_source(tmp_path: Path) -> None:
     source = "{{ roles }}\n{{ args.customer.name }}\n{{ cached_history }}"
     renderer = with_template(tmp_path, "gemini_static_prompt.j2", source)
 
-    rendered = await renderer.render_static("gemini", instructed("R."), arguments())
+    rendered = await renderer.render_static("acme", "gemini", instructed("R."), arguments())
 
     assert rendered.text == source
     (failure,) = rendered.failures
@@ -268,7 +274,7 @@ async def test_a_static_template_that_fails_gives_its_source(tmp_path: Path) -> 
 async def test_an_arg_cannot_stand_in_for_an_instruction() -> None:
     pretenders = dict.fromkeys(("roles", "procedure", "constraints", "cached_history"), "pretended")
 
-    rendered = await BUILT_IN.render_static("gemini", instructed("R."), arguments(**pretenders))
+    rendered = await BUILT_IN.render_static("acme", "gemini", instructed("R."), arguments(**pretenders))
 
     assert "pretended" not in rendered.text
 
@@ -276,15 +282,15 @@ async def test_an_arg_cannot_stand_in_for_an_instruction() -> None:
 async def test_plain_instructions_need_no_process_and_no_check() -> None:
     renderer = make()
 
-    await renderer.check_instructions(instructed("100 % } { plain", "", "{ }"))
-    rendered = await renderer.render_static("gemini", instructed("100 % } { plain", "", "{ }"), arguments())
+    await renderer.check_instructions("acme", instructed("100 % } { plain", "", "{ }"))
+    rendered = await renderer.render_static("acme", "gemini", instructed("100 % } { plain", "", "{ }"), arguments())
 
     assert "100 % } { plain" in rendered.text
-    assert renderer.worker_pid is None
+    assert renderer.pool.pids == ()
 
 
 @given(text=typed)
 async def test_what_a_user_types_is_a_value_in_the_static_layer(echo: JinjaRenderer, text: str) -> None:
-    rendered = await echo.render_static("gemini", instructed(), arguments(args={"text": text}))
+    rendered = await echo.render_static("acme", "gemini", instructed(), arguments(args={"text": text}))
 
     assert rendered.text == f"[{text}]"
