@@ -9,10 +9,15 @@ from types import FrameType
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import AddressInUse
 
+ABORT_CONNECTION: Final = "strata.abort_connection"
+"""The name of the ASGI extension whose `abort` closes the connection at once, whatever the client has not read yet."""
 _BACKLOG: Final = 2048
+_UNTAKEN_MILLISECONDS: Final = 120_000
+"""How long the system keeps bytes for a client that does not take them."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -24,6 +29,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Head and body of an answer are two writes; without this the second may wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it. Otherwise one whose last bytes the client never takes would stay after its end.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MILLISECONDS)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -39,13 +47,21 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class AbortableProtocol(HttpToolsProtocol):
+    """Gives the application a way to close a connection that the client does not read, which ASGI does not have."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_CONNECTION: {"abort": self.transport.abort}}
+
+
 class HttpServer(uvicorn.Server):
     """An application on its own; the first signal ends it gently, the second at once."""
 
     def __init__(self, app: Any, *, handle_signals: bool, grace_seconds: int, **options: Any) -> None:
         """`grace_seconds`: how long answers may still take once the end has begun."""
-        settings = {
-            "http": "httptools",
+        settings: dict[str, Any] = {
+            "http": AbortableProtocol,
             "ws": "none",
             "lifespan": "on",
             "log_config": None,

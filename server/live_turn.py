@@ -2,6 +2,7 @@
 
 There is one list of events per turn, however many listen: each listener has a place in it and takes what is behind that
 place when it is ready. A slow one costs the turn nothing and no memory but the list, which is as long as the answer.
+The events as they go over the wire are kept beside it for the same reason: no listener has a copy of its own.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from server.errors import StrataError
 from server.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.turn_handle import MAX_BATCH
 
 
 class LiveTurn:
@@ -25,6 +27,8 @@ class LiveTurn:
         self.lost: StrataError | None = None
         """Why the end cannot be heard here."""
         self.events: list[TurnEvent] = [TurnStarted(conversation_id=conversation_id, input_seq=input_seq, seq=seq)]
+        self.encodings: dict[int, bytes] = {}
+        """See `server.turn_handle.EventReader`."""
         self._news = asyncio.Event()
 
     @property
@@ -99,6 +103,10 @@ class LiveReader:
         self._live = live
         self._place = max(after, 0)
 
+    @property
+    def encodings(self) -> dict[int, bytes]:
+        return self._live.encodings
+
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
         live = self._live
         while self._place >= len(live.events):
@@ -108,8 +116,8 @@ class LiveReader:
                 raise live.lost
             if not await live.wait_for_news(limit_seconds):
                 return ()
-        first, self._place = self._place, len(live.events)
-        return list(enumerate(live.events[first:], start=first + 1))
+        first, self._place = self._place, min(self._place + MAX_BATCH, len(live.events))
+        return list(enumerate(live.events[first : self._place], start=first + 1))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -74,6 +74,13 @@ class Settings(BaseSettings):
     keep_alive_seconds: float = Field(
         default=10.0, gt=0, le=15, description="A stream that has nothing to say sends a comment this often."
     )
+    stream_stall_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="A client that reads nothing of its stream for this long is disconnected. It can go on from its "
+        "last event with `last-event-id`.",
+    )
     image_limit_bytes: int = Field(
         default=5 * MEBIBYTE, ge=1024, le=100 * MEBIBYTE, description="Largest image in a message, in bytes."
     )

@@ -5,11 +5,13 @@ events and their numbers are the same. While the turn runs, the store says that 
 rest comes from the call's own bytes.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from server.announcements import Announcements, News, Watch
 from server.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
@@ -20,6 +22,7 @@ from server.provider import Fold
 from server.store import Store
 from server.turn import ModelResponseTurn, TurnState
 from server.turn_event import TurnEnded, TurnEvent, TurnStarted, end_of
+from server.turn_handle import MAX_BATCH
 
 OpenFold: TypeAlias = Callable[[], Fold]
 
@@ -37,6 +40,15 @@ class TurnLibrary:
     announcements: Announcements
     folds: Mapping[str, OpenFold]
     """By provider; of all that there are, whether or not this process has their keys."""
+    _shared: "WeakValueDictionary[tuple[str, str, int], StoredEvents]" = field(default_factory=WeakValueDictionary)
+
+    def share_events(self, handle: "StoredHandle") -> "StoredEvents":
+        """The events of the turn: those that others read already, for as long as anybody does."""
+        key = (handle.tenant_id, handle.conversation_id, handle.seq)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = StoredEvents(handle)
+        return shared
 
     async def find_answer(self, tenant_id: str, conversation_id: str, seq: int) -> ModelResponseTurn | None:
         """The answer, if it is durable.
@@ -115,65 +127,48 @@ class _Body:
     """Usage that was reported before anything was said: until then the call may still be made again."""
 
 
-class StoredReader:
-    """Implements `server.turn_handle.EventReader`."""
+class StoredEvents:
+    """The events of a stored turn as far as this process knows them.
 
-    def __init__(self, handle: StoredHandle, after: int) -> None:
+    All readers of the turn share them, so that its bytes are read and folded once, and not for each of them.
+    """
+
+    def __init__(self, handle: StoredHandle) -> None:
+        self.events: list[TurnEvent] = [
+            TurnStarted(conversation_id=handle.conversation_id, input_seq=handle.input_seq, seq=handle.seq)
+        ]
+        self.encodings: dict[int, bytes] = {}
+        """See `server.turn_handle.EventReader`."""
+        self.ended: TurnEnded | None = None
+        """Once it is the last of the events."""
         self._handle = handle
-        self._after = max(after, 0)
-        self._number = 0
         self._said = False
         self._body = _Body()
-        self._watch: Watch | None = None
-        self._done = False
+        self._looking = asyncio.Lock()
 
-    async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
-        if self._done:
-            return None
-        if self._number == 0:
-            return await self._begin(limit_seconds)
-        return await self._go_on(limit_seconds)
-
-    def close(self) -> None:
-        self._done = True
-        if self._watch is not None:
-            self._watch.__exit__(None, None, None)
-            self._watch = None
-
-    async def _begin(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+    async def look(self, known: int) -> None:
+        """Asks the store for more events than the `known` ones. A look that is cancelled loses none."""
         handle = self._handle
-        self._watch = handle.library.announcements.watch(handle.conversation_id, News.GROWN, News.ENDED)
-        self._watch.__enter__()
-        started = TurnStarted(conversation_id=handle.conversation_id, input_seq=handle.input_seq, seq=handle.seq)
-        return list(self._numbered([started])) or await self._go_on(limit_seconds)
-
-    async def _go_on(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
-        handle = self._handle
-        deadline = time.monotonic() + limit_seconds
-        while self._watch is not None:
+        async with self._looking:
+            if self.ended is not None or len(self.events) > known:
+                return
             turn = await handle.library.find_answer(handle.tenant_id, handle.conversation_id, handle.seq)
-            if turn is not None:
-                return await self._finish(turn) or None
-            fresh = list(self._numbered(await self._read_chunks()))
-            left = deadline - time.monotonic()
-            if fresh or left <= 0:
-                return fresh
-            await self._watch.wait(min(left, _LOOK_SECONDS))
-        return None
+            if turn is None:
+                await self._read_chunks()
+            else:
+                await self._finish(turn)
 
-    async def _read_chunks(self) -> list[ProviderEvent]:
+    async def _read_chunks(self) -> None:
         """What the running call has said since the last look; of a new attempt from its beginning."""
         handle, body = self._handle, self._body
         chunks = await handle.library.store.list_chunks(
             handle.tenant_id, handle.conversation_id, handle.seq, attempt=body.attempt, from_offset=body.offset
         )
-        events: list[ProviderEvent] = []
         for chunk in chunks:
             if chunk.attempt != body.attempt or body.fold is None:
                 body = self._body = _Body(attempt=chunk.attempt, fold=await self._open_fold(chunk.attempt))
             if chunk.offset == body.offset and body.fold is not None:
-                events.extend(self._fold(chunk.data))
-        return events
+                self.events.extend(self._fold(chunk.data))
 
     def _fold(self, piece: bytes) -> list[ProviderEvent]:
         body = self._body
@@ -196,16 +191,12 @@ class StoredReader:
         open_fold = handle.library.folds.get(providers[0]) if providers else None
         return None if open_fold is None else open_fold()
 
-    async def _finish(self, turn: ModelResponseTurn) -> Sequence[tuple[int, TurnEvent]]:
+    async def _finish(self, turn: ModelResponseTurn) -> None:
         rest = await self._rest_of(turn)
-        ended = end_of(self._handle.conversation_id, turn)
-        events = list(self._numbered([*rest, ended]))
-        if not events and turn.state is TurnState.INTERRUPTED:
-            # The process that died had given out more than it had written down. The listener must hear the end all the
-            # same, under a number that it has not heard.
-            events = [(self._after + 1, ended)]
-        self.close()
-        return events
+        self.ended = end_of(self._handle.conversation_id, turn)
+        self.events.extend([*rest, self.ended])
+        # What was folded is as large as the answer, and of no use any more.
+        self._body = _Body()
 
     async def _rest_of(self, turn: ModelResponseTurn) -> list[ProviderEvent]:
         """What the answer's bytes say beyond what was given out; from the turn itself where the bytes are gone."""
@@ -222,11 +213,68 @@ class StoredReader:
         self._said, held = True, body.held
         return [*held, *self._fold(raw[body.offset :])]
 
-    def _numbered(self, events: Sequence[TurnEvent]) -> Iterator[tuple[int, TurnEvent]]:
-        for event in events:
-            self._number += 1
-            if self._number > self._after:
-                yield self._number, event
+
+class StoredReader:
+    """Implements `server.turn_handle.EventReader`."""
+
+    def __init__(self, handle: StoredHandle, after: int) -> None:
+        self._handle = handle
+        self._place = max(after, 0)
+        self._shared = handle.library.share_events(handle)
+        self._watch: Watch | None = None
+        self._done = False
+
+    @property
+    def encodings(self) -> dict[int, bytes]:
+        return self._shared.encodings
+
+    async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
+        if self._done:
+            return None
+        watch = self._watch or self._open_watch()
+        deadline = time.monotonic() + limit_seconds
+        looked = False
+        while (found := self._take()) is None:
+            left = deadline - time.monotonic()
+            if looked and left <= 0:
+                return ()
+            if looked:
+                await watch.wait(min(left, _LOOK_SECONDS))
+            await self._shared.look(len(self._shared.events))
+            looked = True
+        return found or None
+
+    def close(self) -> None:
+        self._done = True
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
+
+    def _open_watch(self) -> Watch:
+        handle = self._handle
+        self._watch = handle.library.announcements.watch(handle.conversation_id, News.GROWN, News.ENDED)
+        self._watch.__enter__()
+        return self._watch
+
+    def _take(self) -> Sequence[tuple[int, TurnEvent]] | None:
+        """The next events that are known; none after the last one, with which the reader closes. None: not yet."""
+        if self._done:
+            return ()
+        shared, first = self._shared, self._place
+        if first < len(shared.events):
+            self._place = min(first + MAX_BATCH, len(shared.events))
+            found = list(enumerate(shared.events[first : self._place], start=first + 1))
+        elif shared.ended is None:
+            return None
+        elif shared.ended.turn.state is TurnState.INTERRUPTED:
+            # The process that died had given out more than it had written down. The listener must hear the end all the
+            # same, under a number that it has not heard.
+            found = [(first + 1, shared.ended)]
+        else:
+            found = []
+        if shared.ended is not None and self._place >= len(shared.events):
+            self.close()
+        return found
 
 
 def events_of_blocks(turn: ModelResponseTurn) -> Iterator[ProviderEvent]:

@@ -1,16 +1,26 @@
 """The port through which a turn is listened to, whoever runs it and whether or not it still runs."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import MutableMapping, Sequence
+from typing import Final, Protocol
 
 from server.turn_event import TurnEnded, TurnEvent
+
+MAX_BATCH: Final = 256
+"""How many events `EventReader.next` gives at once: what a listener that does not read holds for itself."""
 
 
 class EventReader(Protocol):
     """One listener's place in a turn. It holds up nobody: not the turn, and not other listeners."""
 
+    @property
+    def encodings(self) -> MutableMapping[int, bytes]:
+        """Events by their numbers as they go over the wire. Shared by the listeners of a turn in this process, who
+        fill it: each event is encoded once, however many listen.
+        """
+        ...
+
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
-        """All events with their numbers that have come since the last call.
+        """Events with their numbers that have come since the last call, `MAX_BATCH` at most.
 
         Empty where none came within the limit; None after the last one. Raises `StrataError` where the end of the turn
         cannot be heard here: listen again, it may be heard elsewhere or later.

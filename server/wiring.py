@@ -301,6 +301,7 @@ def _build_web_parts(
         provider_names=tuple(parts.providers.by_name),
         image_limit_bytes=settings.image_limit_bytes,
         keep_alive_seconds=settings.keep_alive_seconds,
+        stall_seconds=settings.stream_stall_seconds,
         probes=[DatabaseProbe(database)],
         running_turns=running_turns,
         metrics=parts.metrics,

@@ -60,6 +60,11 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._stalled = Counter(
+            "strata_stream_readers_stalled",
+            "Streams that were closed because their client did not read.",
+            registry=self.registry,
+        )
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._in_flight = 0
         self.gauge_callback(
@@ -101,6 +106,10 @@ class Metrics:
         counter, histogram = children
         counter.inc()
         histogram.observe(seconds)
+
+    def reader_stalled(self) -> None:
+        """A stream was closed because its client did not read."""
+        self._stalled.inc()
 
     def render(self) -> bytes:
         """Everything, in the format that `CONTENT_TYPE` names."""

@@ -65,6 +65,7 @@ from server.web.headers import provide_turn_headers
 from server.web.readiness import Readiness
 from server.web.request import StrataRequest, part_of
 from server.web.schema import build_openapi, note_security
+from server.web.sse import StreamOptions
 from server.web.turns import TurnOptions
 
 ROUTES: Final[Sequence[ControllerRouterHandler]] = (
@@ -172,6 +173,7 @@ class WebParts:
     body_limit_bytes: int
     image_limit_bytes: int
     keep_alive_seconds: float
+    stall_seconds: float = 30.0
     cors_origins: Sequence[str]
     behind_proxy: bool = False
     version: str
@@ -250,7 +252,12 @@ def _values(parts: WebParts) -> dict[str, object]:
         "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(
-            image_limit_bytes=parts.image_limit_bytes, keep_alive_seconds=parts.keep_alive_seconds
+            image_limit_bytes=parts.image_limit_bytes,
+            stream=StreamOptions(
+                keep_alive_seconds=parts.keep_alive_seconds,
+                stall_seconds=parts.stall_seconds,
+                count_stalled=parts.metrics.reader_stalled,
+            ),
         ),
     }
 

@@ -15,19 +15,26 @@ Each event is `id`, its number in the turn; `event`, its name; `data`, one line 
 | `turn.failed`     | turn, conversation, error: the last event of one that failed or was interrupted             |
 | `turn.cancelled`  | turn, conversation: the last event of one that was cancelled                                |
 
-The response is one of our own: Litestar's goes through a generator, a task group and a queue for every event. All
-events that are there leave in one write. A reader that is slow is waited for here, by nobody else; one that goes away
-ends this response and nothing more.
+The response is one of our own: Litestar's goes through a generator, a task group and a queue for every event. Events
+that are there leave together, in writes of `MAX_WRITE_BYTES`. A reader that is slow is waited for here, by nobody else;
+one that goes away ends this response and nothing more.
+
+Each event is encoded once for all readers of its turn, so a reader that does not read holds two writes of its own and a
+place in what it shares with the others. One that takes nothing for `StreamOptions.stall_seconds` is disconnected: it
+can go on from its last event with `last-event-id`.
 """
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.http_server import ABORT_CONNECTION
 from server.turn import TurnState
 from server.turn_event import TurnEnded, TurnEvent, TurnStarted
 from server.turn_handle import EventReader
@@ -35,6 +42,8 @@ from server.web.json_text import encode_json
 from server.web.views import ModelTurnView, StatusView, UsageView
 
 EVENT_STREAM: Final = "text/event-stream"
+MAX_WRITE_BYTES: Final = 64 * 1024
+"""As much as the HTTP server buffers for a connection before the next write waits for the reader."""
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 EVENTS: Final[Mapping[str, str]] = {
     "turn.started": "`conversation_id`, `input_seq`, `seq`. The input is durable; `seq` is the answer's number.",
@@ -59,25 +68,46 @@ _HEADERS: Final = (
 )
 
 
+_log = logging.getLogger("strata.web")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What is the same for all streams of a server."""
+
+    keep_alive_seconds: float
+    """How often a stream without events sends a comment."""
+    stall_seconds: float = 30.0
+    """How long a reader may take nothing of what was written for it."""
+    count_stalled: Callable[[], None] = lambda: None
+    """Called for each reader that is disconnected because it does not read."""
+
+
 class TurnStream(Response[bytes]):
     """The events of one reader as a response."""
 
-    def __init__(self, reader: EventReader, *, keep_alive_seconds: float, headers: Mapping[str, str]) -> None:
+    def __init__(self, reader: EventReader, options: StreamOptions, *, headers: Mapping[str, str]) -> None:
         super().__init__(content=b"", media_type=EVENT_STREAM)
         self._reader = reader
-        self._keep_alive_seconds = keep_alive_seconds
+        self._options = options
         self._own_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     def to_asgi_response(self, *_arguments: Any, **_options: Any) -> ASGIApp:  # type: ignore[override]  # reason: Litestar only calls it
         """Nothing of what Litestar would add applies to a stream."""
         return self._serve
 
-    async def _serve(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Until the last event has left, or the reader has."""
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Until the last event has left, or the reader has, or it has not read for too long."""
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and isinstance(writing.exception(), _ReaderStalled):
+                self._options.count_stalled()
+                _log.info("stream.reader_stalled", extra={"limit_seconds": self._options.stall_seconds})
+                if _abort_connection(scope):
+                    await leaving
+                    return
         finally:
             self._reader.close()
             leaving.cancel()
@@ -96,10 +126,52 @@ class TurnStream(Response[bytes]):
             return
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._own_headers]})
         while events is not None:
-            body = b"".join([encode_event(number, event) for number, event in events]) or KEEP_ALIVE
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            events = await self._reader.next(self._keep_alive_seconds)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            for body in self._join(events) if events else (KEEP_ALIVE,):
+                await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+            events = await self._reader.next(self._options.keep_alive_seconds)
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Any) -> None:
+        """The server waits with it until the reader has taken most of what was written before."""
+        try:
+            async with asyncio.timeout(self._options.stall_seconds):
+                await send(message)
+        except TimeoutError:
+            raise _ReaderStalled from None
+
+    def _join(self, events: Sequence[tuple[int, TurnEvent]]) -> Iterator[bytes]:
+        """The events as writes. Several small events are one, and an event that is too large for one is several."""
+        encodings = self._reader.encodings
+        pieces: list[bytes] = []
+        size = 0
+        for number, event in events:
+            encoded = encodings.get(number)
+            if encoded is None:
+                encoded = encodings[number] = encode_event(number, event)
+            if size + len(encoded) > MAX_WRITE_BYTES and pieces:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+            if len(encoded) > MAX_WRITE_BYTES:
+                for start in range(0, len(encoded), MAX_WRITE_BYTES):
+                    yield encoded[start : start + MAX_WRITE_BYTES]
+                continue
+            pieces.append(encoded)
+            size += len(encoded)
+        if pieces:
+            yield b"".join(pieces)
+
+
+class _ReaderStalled(Exception):
+    """The reader has not taken what was written for it."""
+
+
+def _abort_connection(scope: Scope) -> bool:
+    """Closes the connection without waiting for the reader. False if the server has no such extension."""
+    extension: Any = (scope.get("extensions") or {}).get(ABORT_CONNECTION)
+    if extension is None:
+        return False
+    extension["abort"]()
+    return True
 
 
 def encode_event(number: int, event: TurnEvent) -> bytes:

@@ -49,7 +49,7 @@ from server.web.headers import LastEventId, TurnHeaders, read_last_event_id, wan
 from server.web.json_text import answer_json, encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE
 from server.web.request import PROBLEM_CODE, StrataRequest, request_id_of
-from server.web.sse import TurnStream
+from server.web.sse import StreamOptions, TurnStream
 from server.web.turn_body import TurnInput, read_turn_request
 from server.web.views import (
     InputTurnView,
@@ -71,7 +71,7 @@ class TurnOptions:
     """What an operator chose about turns over HTTP."""
 
     image_limit_bytes: int
-    keep_alive_seconds: float
+    stream: StreamOptions
 
 
 class CancelBody(Body):
@@ -304,7 +304,7 @@ def _runs(conversation: Conversation, seq: int) -> bool:
 
 
 def _stream(handle: TurnHandle, options: TurnOptions, headers: Mapping[str, str], *, after: int = 0) -> Response[Any]:
-    return TurnStream(handle.read(after), keep_alive_seconds=options.keep_alive_seconds, headers=headers)
+    return TurnStream(handle.read(after), options.stream, headers=headers)
 
 
 def _answer_running(seq: int, conversation: Conversation, headers: Mapping[str, str]) -> Response[Any]:

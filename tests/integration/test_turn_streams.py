@@ -150,6 +150,45 @@ class TestAnotherProcess:
         assert len(emulated[provider].requests()) <= 1
 
 
+class TestReadersOfOneTurn:
+    async def test_share_what_was_read_for_as_long_as_anybody_reads(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        program, tenant = strata_server.program, strata_server.tenant
+        conversation = await open_conversation(program.store, tenant.id, "gemini")
+        emulated["gemini"].says(STORY)
+        live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
+        await settle(program)
+        handle = await program.turn_service.follow_turn(tenant.id, conversation.id, 2)
+        first, second = handle.read(), handle.read(1)
+        assert first.encodings is second.encodings
+        mark = first.encodings[1] = b"as encoded by the first"
+        assert await drain(first) == live
+        assert second.encodings[1] is mark
+        assert await drain(second) == live[1:]
+        del first, second
+        assert not handle.read().encodings
+
+    @given(steps=st.lists(st.integers(min_value=0, max_value=6), max_size=4))
+    async def test_one_that_leaves_at_any_moment_takes_nothing_from_the_others(
+        self, steps: list[int], strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        program, tenant = strata_server.program, strata_server.tenant
+        conversation = await open_conversation(program.store, tenant.id, "anthropic")
+        emulated["anthropic"].says(STORY)
+        live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
+        await settle(program)
+        handle = await program.turn_service.follow_turn(tenant.id, conversation.id, 2)
+        staying = handle.read()
+        for step in steps:
+            leaving = asyncio.create_task(drain(handle.read(1)))
+            for _ in range(step):
+                await asyncio.sleep(0.0005)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+        assert await drain(staying) == live
+
+
 class TestWhatCannotBeFollowed:
     async def test_unknown_numbers_input_and_other_tenants(self, strata_server: StrataServer) -> None:
         program, tenant = strata_server.program, strata_server.tenant

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Annotated, Final
 
 from litestar import Response, get
@@ -41,6 +41,10 @@ class BriefReader:
         self._reader = reader
         self._ends_at = time.monotonic() + seconds
 
+    @property
+    def encodings(self) -> MutableMapping[int, bytes]:
+        return self._reader.encodings
+
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
         if time.monotonic() >= self._ends_at:
             return None
@@ -65,7 +69,7 @@ async def follow_turn_on_page(
     owner = await load_owner(inspector, session, conversation_id)
     handle = await turn_service.follow_turn(owner, conversation_id, seq)
     reader = BriefReader(handle.read(read_last_event_id(last_event_id, after)), seconds=_LISTEN_SECONDS)
-    return TurnStream(reader, keep_alive_seconds=turn_options.keep_alive_seconds, headers={})
+    return TurnStream(reader, turn_options.stream, headers={})
 
 
 @get("/conversations/{conversation_id:str}/images/{sha256:str}")

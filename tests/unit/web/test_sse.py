@@ -1,10 +1,14 @@
 import asyncio
 import json
-from collections.abc import Sequence
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +16,15 @@ from hypothesis import strategies as st
 from server.block import TextBlock, ToolCallBlock
 from server.conversation import ConversationState, ConversationStatus
 from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.http_server import HttpServer, bind, serving_beside
+from server.live_turn import LiveHandle, LiveTurn
 from server.turn import ModelResponseTurn, StopReason, TurnState
 from server.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.turn_handle import MAX_BATCH, EventReader
 from server.usage import Usage
-from server.web.sse import EVENTS, KEEP_ALIVE, TurnStream, encode_event
+from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, encode_event
 from tests.builders import A_TIME
+from tests.contracts.provider_rig import PATIENCE_SECONDS
 from tests.strategies import any_text, blocks, json_objects
 
 USAGE = Usage(fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1)
@@ -131,6 +139,7 @@ class Scripted:
         self.batches = list(batches)
         self.waiting = asyncio.Event()
         self.closed = False
+        self.encodings: dict[int, bytes] = {}
 
     async def next(self, _limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
         if self.batches:
@@ -143,7 +152,7 @@ class Scripted:
         self.closed = True
 
 
-async def serve(reader: Scripted, *, leaves: asyncio.Event | None = None) -> list[dict[str, Any]]:
+async def serve(reader: EventReader, *, leaves: asyncio.Event | None = None) -> list[dict[str, Any]]:
     """What is sent, until the reader ends or the client leaves."""
     sent: list[dict[str, Any]] = []
 
@@ -154,7 +163,7 @@ async def serve(reader: Scripted, *, leaves: asyncio.Event | None = None) -> lis
     async def send(message: Any) -> None:
         sent.append(message)
 
-    stream = TurnStream(reader, keep_alive_seconds=1, headers={"idempotency-replayed": "true"})
+    stream = TurnStream(reader, StreamOptions(keep_alive_seconds=1), headers={"idempotency-replayed": "true"})
     application: Any = stream.to_asgi_response(None, None)
     await application({"type": "http"}, receive, send)
     return sent
@@ -197,3 +206,140 @@ async def test_a_reader_that_cannot_go_on_breaks_the_response() -> None:
     with pytest.raises(ConnectionError):
         await serve(reader)
     assert reader.closed
+
+
+texts = st.lists(st.text(max_size=50).map(lambda text: text * 3000), max_size=6)
+
+
+@given(texts)
+async def test_no_write_is_larger_than_its_limit_and_nothing_is_lost(said: list[str]) -> None:
+    numbered: list[tuple[int, TurnEvent]] = [(at, TextDelta(text=text)) for at, text in enumerate(said, start=1)]
+    sent = await serve(Scripted([(0, STARTED)], numbered, None))
+    bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
+    assert all(len(body) <= MAX_WRITE_BYTES for body in bodies)
+    whole = b"".join(encode_event(number, event) for number, event in [(0, STARTED), *numbered])
+    assert b"".join(bodies) == (whole if said else whole + KEEP_ALIVE)
+
+
+async def test_an_event_is_encoded_once_however_many_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    def count(number: int, event: TurnEvent) -> bytes:
+        encoded.append(number)
+        return encode_event(number, event)
+
+    monkeypatch.setattr("server.web.sse.encode_event", count)
+    live = big_turn(MAX_BATCH + 10)
+    heard = [await serve(LiveHandle(live=live).read(after)) for after in (0, 0, 5)]
+    assert encoded == list(range(1, len(live.events) + 1))
+    assert heard[0] == heard[1]
+
+
+class Crowd:
+    """An application whose every request listens to the same turn."""
+
+    def __init__(self, live: LiveTurn, stall_seconds: float) -> None:
+        self._live = live
+        self._options = StreamOptions(
+            keep_alive_seconds=60, stall_seconds=stall_seconds, count_stalled=lambda: self.stalled.append(None)
+        )
+        self.stalled: list[None] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        place = int(dict(scope["headers"]).get(b"last-event-id", b"0"))
+        stream = TurnStream(LiveHandle(live=self._live).read(place), self._options, headers={})
+        application: Any = stream.to_asgi_response(None, None)
+        await application(scope, receive, send)
+
+
+def big_turn(count: int, text: str = "word") -> LiveTurn:
+    live = LiveTurn(tenant_id="t", conversation_id="conv_1", input_seq=1, seq=2)
+    live.tell([TextDelta(text=text) for _ in range(count)])
+    live.end(TurnEnded(turn=replace(TURN, blocks=(TextBlock(text=text * count),)), conversation=STATUS))
+    return live
+
+
+@asynccontextmanager
+async def connect(url: str, after: int = 0) -> AsyncIterator[socket.socket]:
+    """A client that has asked for the stream and reads nothing by itself."""
+    port = int(url.rpartition(":")[2])
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)  # noqa: FBT003  reason: the library's signature
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\nlast-event-id: %d\r\n\r\n" % after)
+        yield client
+
+
+async def read_until_closed(client: socket.socket) -> bytes:
+    loop, received = asyncio.get_running_loop(), b""
+    with suppress(ConnectionResetError):
+        while piece := await loop.sock_recv(client, 65536):
+            received += piece
+    return received
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds():  # noqa: ASYNC110  reason: nothing tells
+            await asyncio.sleep(0.01)
+
+
+READERS = 20
+
+
+async def test_readers_that_stall_hold_two_writes_each_and_share_the_rest() -> None:
+    """As many bytes as the answer has would be 8 MiB for each of them."""
+    live = big_turn(8192, "x" * 1024)
+    server = HttpServer(Crowd(live, 3600), handle_signals=False, grace_seconds=0)
+    async with serving_beside(server, bind("127.0.0.1", 0)) as url, AsyncExitStack() as clients:
+        for _ in range(READERS):
+            await clients.enter_async_context(connect(url))
+        connections: set[Any] = server.server_state.connections
+        await until(
+            lambda: len(connections) == READERS and all(connection.flow.write_paused for connection in connections)
+        )
+        # Two writes: one in the transport, and the next one, which waits for it. A chunk of HTTP adds a few bytes.
+        buffered = [each.transport.get_write_buffer_size() for each in connections]
+        assert max(buffered) <= 2 * (MAX_WRITE_BYTES + 100)
+        for each in list(connections):
+            each.transport.abort()
+
+
+async def test_a_reader_that_does_not_read_is_disconnected_and_can_go_on() -> None:
+    live = big_turn(8192, "x" * 1024)
+    crowd = Crowd(live, 0.2)
+    server = HttpServer(crowd, handle_signals=False, grace_seconds=1)
+    async with serving_beside(server, bind("127.0.0.1", 0)) as url:
+        async with connect(url) as client, asyncio.timeout(PATIENCE_SECONDS):
+            await until(lambda: bool(crowd.stalled))
+            received = await read_until_closed(client)
+        assert len(crowd.stalled) == 1
+        assert b"turn.completed" not in received
+        last = int(re.findall(rb"id: (\d+)\nevent: text.delta\ndata: [^\n]+\n\n", received)[-1])
+        async with httpx2.AsyncClient() as reading:
+            rest = await reading.get(url, headers={"last-event-id": str(last)})
+        numbers = [int(number) for number in re.findall(r"^id: (\d+)$", rest.text, re.MULTILINE)]
+        assert numbers == list(range(last + 1, len(live.events) + 1))
+        assert len(crowd.stalled) == 1
+
+
+async def test_an_idle_stream_is_not_stalled() -> None:
+    """Nothing is written, so nothing can be left unread."""
+    live = LiveTurn(tenant_id="t", conversation_id="conv_1", input_seq=1, seq=2)
+    crowd = Crowd(live, 0.05)
+    server = HttpServer(crowd, handle_signals=False, grace_seconds=1)
+    async with serving_beside(server, bind("127.0.0.1", 0)) as url, connect(url) as client:
+        await asyncio.sleep(0.3)
+        live.end(TurnEnded(turn=TURN, conversation=STATUS))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            received = b""
+            while b"turn.completed" not in received:
+                received += await asyncio.get_running_loop().sock_recv(client, 65536)
+        assert not crowd.stalled
