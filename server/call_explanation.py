@@ -97,6 +97,7 @@ _REPAIRS: Final[Mapping[str, str]] = {
     "call_renamed": "The id of a call was taken already; it went out under another.",
 }
 _WARNINGS: Final[Mapping[str, str]] = {
+    "token_count_out_of_range": "The provider reported a token count that cannot be one; another one was counted.",
     "profile_assumed": "The model is not listed; it was called as the newest of its family would be.",
     "prefix_break": "The request does not begin like the one before, where it should.",
     "signatures_withheld": "Answers went back without their signatures: {reason}.",

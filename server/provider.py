@@ -69,6 +69,8 @@ class ProviderAnswer:
     stop_details: Mapping[str, JsonValue] | None = None
     """What the provider says about the stop beyond its reason."""
     cache_miss_reason: str | None = None
+    warnings: tuple[Mapping[str, JsonValue], ...] = ()
+    """What was not taken as it came, such as a count that cannot be one; each has a `kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,19 @@ without looking at the provider again.
 | reasoning_tokens     | thoughtsTokenCount                                  | thinking                      |
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+from server.exact_json import Number
+
+MAX_TOKEN_COUNT: Final = 10**9
+"""A thousand times more than any call can take; sums over all calls of a database fit into 64 bits."""
+COUNT_FAULT: Final = "token_count_out_of_range"
+"""The kind of warning that a call has whose provider reported a count that cannot be one."""
+_MAX_DIGITS: Final = 15
+_SHOWN_DIGITS: Final = 40
+_MAX_FAULTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +41,34 @@ class Usage:
     def input_tokens(self) -> int:
         """The provider's total for the request."""
         return self.fresh_input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+
+def read_count(value: object) -> int:
+    """A provider's count, as it came or as a plain number; 0 for what is no count.
+
+    It is never negative and never more than `MAX_TOKEN_COUNT`; `find_count_faults` tells what was left out.
+    """
+    match value:
+        case Number() if value.isdecimal():
+            return MAX_TOKEN_COUNT if len(value) > _MAX_DIGITS else min(int(value), MAX_TOKEN_COUNT)
+        case int() if type(value) is int:
+            return min(max(0, value), MAX_TOKEN_COUNT)
+        case _:
+            return 0
+
+
+def find_count_faults(reported: Mapping[str, Any], path: str = "") -> tuple[dict[str, str | int], ...]:
+    """Warnings for the counts of a usage report that were not taken as they are: no whole number, or out of range."""
+    faults: list[dict[str, str | int]] = []
+    for name, value in reported.items():
+        if isinstance(value, Mapping) and not path:
+            faults += find_count_faults(value, f"{name}.")
+        elif "token" in name.lower() and not isinstance(value, Mapping | list) and value is not None:
+            counted = read_count(value)
+            if str(counted) != str(value) or isinstance(value, bool):
+                shown = str(value)[:_SHOWN_DIGITS]
+                faults.append({"kind": COUNT_FAULT, "name": f"{path}{name}", "reported": shown, "counted": counted})
+    return tuple(faults[:_MAX_FAULTS])
 
 
 def add_usages(usages: Sequence[Usage]) -> Usage:

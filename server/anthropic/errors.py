@@ -18,6 +18,7 @@ from server.errors import (
     SignatureRejected,
 )
 from server.wire.exchange import Recording
+from server.wire.provider_errors import clean_message, read_error_body, read_retry_after
 
 _PREFIX: Final = re.compile(r"bound to a different conversation", re.IGNORECASE)
 _SIGNATURE: Final = re.compile(r"`signature`|cannot be modified|Expected 'thinking'", re.IGNORECASE)
@@ -35,19 +36,38 @@ _OF_OPENINGS: Final = frozenset(
 _TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
 
 
+_NO_CREDIT: Final = re.compile(
+    r"credit balance is too low|reached your (specified )?(API )?usage limits?|spend(ing)? limit"
+    r"|insufficient (credits?|funds)",
+    re.IGNORECASE,
+)
+"""A refusal that is about money and not about the request: it comes as `invalid_request_error`."""
+
+
+def error_from_recording(recording: Recording) -> ProviderFailed:
+    """What a response that is an error means."""
+    return error_from_body(read_error_body(recording.body), recording)
+
+
 def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
     """An error object, from an answer or from the middle of a stream."""
     error = body.get("error") if isinstance(body, dict) else None
     error = error if isinstance(error, dict) else {}
-    kind = str(error.get("type") or "")
-    message = str(error.get("message") or "")
-    facts: dict[str, Any] = {"provider_status": kind or None, "provider_message": message}
+    kind = clean_message(error.get("type"))
+    message = clean_message(error.get("message"))
+    facts: dict[str, Any] = {"provider_status": kind or (None if recording is None else recording.status)}
+    facts |= {"provider_message": message} if message else {}
+    delay = None if recording is None else read_retry_after(recording.headers)
+    facts |= {} if delay is None else {"retry_after_seconds": delay}
     details = error.get("details")
-    if isinstance(details, dict) and details.get("error_code") in _OF_OPENINGS:
-        return OpeningRejected(**facts, provider_code=details["error_code"])
+    code = details.get("error_code") if isinstance(details, dict) else None
+    if isinstance(code, str) and code in _OF_OPENINGS:
+        return OpeningRejected(**facts, provider_code=code)
     match kind:
         case "rate_limit_error":
-            return _rate_limited(recording, facts)
+            # Without a delay it is the account's monthly limit, and waiting is pointless.
+            has_delay = recording is not None and bool({"retry-after", "retry-after-ms"} & recording.headers.keys())
+            return ProviderRateLimited(**facts) if has_delay else ProviderQuotaExceeded(**facts)
         case "overloaded_error":
             return ProviderOverloaded(**facts)
         case "authentication_error" | "permission_error":
@@ -67,14 +87,15 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
 def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -> ProviderFailed:
     """An error of a kind that is not documented, or of a gateway in between: its status has to do."""
     match recording.status if recording is not None else None:
+        case 402:
+            return ProviderQuotaExceeded(**facts)
         case 401 | 403:
             return ProviderAuthentication(**facts)
         case 413:
             return ContextTooLong(**facts)
         case 429:
-            limited = _rate_limited(recording, facts)
             # Only Claude itself means the month by saying no delay.
-            return limited if isinstance(limited, ProviderRateLimited) else ProviderRateLimited(**facts)
+            return ProviderRateLimited(**facts)
         case 504:
             return ProviderTimedOut(**facts)
         case int(status) if 400 <= status < 500:  # noqa: PLR2004  reason: HTTP
@@ -84,6 +105,8 @@ def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -
 
 
 def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
+    if _NO_CREDIT.search(message):
+        return ProviderQuotaExceeded(**facts)
     if _PREFIX.search(message):
         return PrefixMismatch(**facts)
     if _SIGNATURE.search(message):
@@ -91,16 +114,3 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
     if _TOO_LONG.search(message):
         return ContextTooLong(**facts)
     return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)
-
-
-def _rate_limited(recording: Recording | None, facts: dict[str, Any]) -> ProviderFailed:
-    """Without a delay it is the account's monthly limit, and waiting is pointless."""
-    headers = {} if recording is None else recording.headers
-    try:
-        if "retry-after-ms" in headers:
-            return ProviderRateLimited(**facts, retry_after_seconds=float(headers["retry-after-ms"]) / 1000)
-        return ProviderRateLimited(**facts, retry_after_seconds=float(headers["retry-after"]))
-    except KeyError:
-        return ProviderQuotaExceeded(**facts)
-    except ValueError:
-        return ProviderRateLimited(**facts)

@@ -7,7 +7,8 @@ thinking, nor of one that ended as a refusal: its calls are not calls to be answ
 """
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,10 +30,11 @@ from server.event import (
     ToolCallEnd,
     UsageReported,
 )
-from server.exact_json import dumps_exact, loads_exact, to_plain
+from server.exact_json import dumps_sendable, loads_exact, to_plain
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
-from server.usage import Usage
+from server.usage import Usage, find_count_faults, read_count
+from server.wire.answer_values import check_call_id, check_call_name, check_members, check_sendable, read_response_id
 from server.wire.frames import FrameReader
 
 DIALECT: Final = "anthropic"
@@ -53,6 +55,23 @@ _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 _MAY_CUT_CALLS: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
 """Stops that may come in the middle of a call's arguments. After any other the call is malformed."""
+_MEMBERS: Final[Mapping[str, Mapping[str, type]]] = {
+    "text": {"text": str, "citations": list},
+    "thinking": {"thinking": str, "signature": str},
+    "redacted_thinking": {"data": str},
+    "tool_use": {"id": str, "name": str, "input": dict},
+}
+"""What the members of the blocks that are read here have to be. Others are kept as they come."""
+_DELTA_OF: Final[Mapping[str, str]] = {
+    "text_delta": "text",
+    "citations_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "thinking",
+    "input_json_delta": "tool_use",
+}
+"""To which of these blocks a delta belongs. Blocks of other types may take any."""
+_CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_MAX_REASON_LENGTH: Final = 100
 
 
 class AnthropicFold:
@@ -63,8 +82,12 @@ class AnthropicFold:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, list[str]] = {}
         self._ended: set[int] = set()
+        self._closed: set[int] = set()
+        """Blocks to which nothing can be added: those that ended, and those whose arguments did not."""
+        self._call_ids: set[str] = set()
         self._usage: dict[str, Any] = {}
         self._answer = ProviderAnswer()
+        self._begun = False
         self._stopped = False
 
     @property
@@ -78,14 +101,16 @@ class AnthropicFold:
         )
         kept = [self._blocks[index] for index in ordered if self._may_go_back(index)]
         sendable = not refused and any(block.get("type") not in _THINKING for block in kept)
-        native = Native(dialect=DIALECT, data=dumps_exact({"role": "assistant", "content": kept})) if sendable else None
+        native = (
+            Native(dialect=DIALECT, data=dumps_sendable({"role": "assistant", "content": kept})) if sendable else None
+        )
         return replace(self._answer, blocks=blocks, native=native)
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
         for frame in self._frames.feed(piece):
             try:
                 event = loads_exact(frame.data)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise ProviderMalformed from error
             if not isinstance(event, dict):
                 raise ProviderMalformed
@@ -95,6 +120,8 @@ class AnthropicFold:
         if not self._stopped:
             begun = self._blocks or self._usage or self._frames.rest
             raise ProviderEndedEarly if begun else ProviderEmpty("The provider's stream was empty.")
+        if self._answer.stop_reason is None:
+            raise ProviderEndedEarly("The provider's stream ended without a reason why the model stopped.")
         if (self._answer.stop_details or {}).get("reason") not in _MAY_CUT_CALLS and any(
             block.get("type") == "tool_use" and index not in self._ended for index, block in self._blocks.items()
         ):
@@ -104,6 +131,8 @@ class AnthropicFold:
             raise ProviderEmpty
 
     def _take(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
+        if self._stopped and event.get("type") != "ping":
+            raise ProviderMalformed("The provider's stream goes on after its end.")
         match event.get("type"):
             case "message_start":
                 yield from self._begin_message(_object(event, "message"))
@@ -123,15 +152,23 @@ class AnthropicFold:
                 return
 
     def _begin_message(self, message: dict[str, Any]) -> Iterator[ProviderEvent]:
-        response_id = message.get("id")
-        self._answer = replace(self._answer, response_id=response_id if isinstance(response_id, str) else None)
+        if self._begun:
+            raise ProviderMalformed("The provider's stream begins twice.")
+        self._begun = True
+        self._answer = replace(self._answer, response_id=read_response_id(message.get("id")))
         self._note_diagnostics(message)
         yield from self._take_usage(message.get("usage"))
 
     def _begin_block(self, index: int, block: dict[str, Any]) -> Iterator[ProviderEvent]:
+        if index in self._blocks:
+            raise ProviderMalformed("Two blocks of the provider's answer have the same index.")
+        _check_block(block)
+        if block["type"] == "tool_use":
+            check_call_id(block.get("id"), self._call_ids)
+            self._call_ids.add(block["id"])
         self._blocks[index] = dict(block)
-        if block.get("type") == "tool_use":
-            yield ToolCallBegin(call_id=str(block.get("id")), name=str(block.get("name")))
+        if block["type"] == "tool_use":
+            yield ToolCallBegin(call_id=block["id"], name=block["name"])
         elif block.get("type") == "text" and block.get("text"):
             yield TextDelta(text=_text(block, "text"))
         elif block.get("type") == "thinking" and block.get("thinking"):
@@ -141,6 +178,9 @@ class AnthropicFold:
         block = self._blocks.get(index)
         if block is None:
             raise ProviderMalformed("A piece came for a block that had not begun.")
+        if index in self._closed or not _may_grow(block, delta):
+            raise ProviderMalformed("A piece came for a block that cannot take it.")
+        check_sendable(delta)
         match delta.get("type"):
             case "text_delta":
                 yield TextDelta(text=_grow(block, "text", delta))
@@ -152,7 +192,7 @@ class AnthropicFold:
                 piece = _text(delta, "partial_json")
                 self._arguments.setdefault(index, []).append(piece)
                 if block.get("type") == "tool_use" and piece:
-                    yield ToolCallDelta(call_id=str(block.get("id")), arguments_json=piece)
+                    yield ToolCallDelta(call_id=block["id"], arguments_json=piece)
             case "citations_delta":
                 known = block.get("citations")
                 block["citations"] = [*(known if isinstance(known, list) else []), delta.get("citation")]
@@ -166,26 +206,31 @@ class AnthropicFold:
         block = self._blocks.get(index)
         if block is None:
             raise ProviderMalformed("A block ended that had not begun.")
+        if index in self._closed:
+            raise ProviderMalformed("A block ended twice.")
+        self._closed.add(index)
         text = "".join(self._arguments.get(index, []))
         if text:
             try:
                 given = loads_exact(text)
-            except (ValueError, RecursionError):
+            except ValueError:
                 given = None
             if not isinstance(given, dict):
                 # Cut off by the limit of tokens: it never ends, so it is kept for reading and not sent back.
                 return
             block["input"] = given
+        _check_block(block)
         self._ended.add(index)
         if block.get("type") == "tool_use":
             yield ToolCallEnd(
-                call_id=str(block.get("id")),
-                name=str(block.get("name")),
+                call_id=block["id"],
+                name=block["name"],
                 arguments=_arguments_of(block),
             )
 
     def _end_message(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
         delta = _object(event, "delta")
+        check_members(delta, {"stop_reason": str})
         reason = delta.get("stop_reason")
         if isinstance(reason, str):
             calls = any(self._blocks[index].get("type") == "tool_use" for index in self._ended)
@@ -204,18 +249,23 @@ class AnthropicFold:
         """Later counts replace earlier ones; what is absent stays as it was."""
         if not isinstance(reported, dict):
             return
-        self._usage |= {name: value for name, value in to_plain(reported).items() if value is not None}
+        self._usage |= {name: value for name, value in reported.items() if value is not None}
         usage, long_write_tokens = usage_from(self._usage)
         self._answer = replace(
-            self._answer, usage=usage, usage_reported=dict(self._usage), long_write_tokens=long_write_tokens
+            self._answer,
+            usage=usage,
+            usage_reported=to_plain(self._usage),
+            long_write_tokens=long_write_tokens,
+            warnings=find_count_faults(self._usage),
         )
         yield UsageReported(usage=usage)
 
     def _note_diagnostics(self, holder: dict[str, Any]) -> None:
         diagnostics = holder.get("diagnostics")
         reason = diagnostics.get("cache_miss_reason") if isinstance(diagnostics, dict) else None
-        if isinstance(reason, dict):
-            self._answer = replace(self._answer, cache_miss_reason=str(reason.get("type")))
+        kind = reason.get("type") if isinstance(reason, dict) else None
+        if type(kind) is str and len(kind) <= _MAX_REASON_LENGTH:
+            self._answer = replace(self._answer, cache_miss_reason=kind)
 
     def _readable(self, index: int) -> dict[str, Any]:
         """The block; one whose arguments are not whole has them as text, so that nobody takes it for a call."""
@@ -250,27 +300,41 @@ def fold_body(body: bytes) -> ProviderAnswer:
 def usage_from(reported: dict[str, Any]) -> tuple[Usage, int]:
     """Claude's counts in buckets, and how many written tokens live long. Its output contains its thinking."""
     details = reported.get("output_tokens_details")
-    thinking = _count(details, "thinking_tokens") if isinstance(details, dict) else 0
+    thinking = read_count(details.get("thinking_tokens")) if isinstance(details, dict) else 0
     creation = reported.get("cache_creation")
-    long_writes = _count(creation, "ephemeral_1h_input_tokens") if isinstance(creation, dict) else 0
+    long_writes = read_count(creation.get("ephemeral_1h_input_tokens")) if isinstance(creation, dict) else 0
     usage = Usage(
-        fresh_input_tokens=_count(reported, "input_tokens"),
-        cache_read_tokens=_count(reported, "cache_read_input_tokens"),
-        cache_write_tokens=_count(reported, "cache_creation_input_tokens"),
-        output_tokens=max(0, _count(reported, "output_tokens") - thinking),
+        fresh_input_tokens=read_count(reported.get("input_tokens")),
+        cache_read_tokens=read_count(reported.get("cache_read_input_tokens")),
+        cache_write_tokens=read_count(reported.get("cache_creation_input_tokens")),
+        output_tokens=max(0, read_count(reported.get("output_tokens")) - thinking),
         reasoning_tokens=thinking,
     )
-    return usage, long_writes
+    return usage, min(long_writes, usage.cache_write_tokens)
 
 
-def _count(reported: dict[str, Any], name: str) -> int:
-    value = reported.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+def _check_block(block: dict[str, Any]) -> None:
+    """Raise `ProviderMalformed` for a block that Claude would not take back, or that nobody can read."""
+    kind = block.get("type")
+    if type(kind) is not str:
+        raise ProviderMalformed("A block of the provider's answer has no type.")
+    check_members(block, _MEMBERS.get(kind, {}))
+    check_sendable(block)
+    if kind == "tool_use":
+        if not _CALL_ID.fullmatch(block.get("id") or ""):
+            raise ProviderMalformed("The provider's answer has a tool call whose id cannot be one.")
+        check_call_name(block.get("name"))
+
+
+def _may_grow(block: dict[str, Any], delta: dict[str, Any]) -> bool:
+    """Whether the delta is one for such a block."""
+    kind, of = delta.get("type"), block["type"]
+    return type(kind) is str and (of not in _MEMBERS or bool(_DELTA_OF.get(kind, of) == of))
 
 
 def _text(delta: dict[str, Any], name: str) -> str:
     piece = delta.get(name)
-    if not isinstance(piece, str):
+    if type(piece) is not str:
         raise ProviderMalformed
     return piece
 
@@ -326,7 +390,7 @@ def _block_from(block: dict[str, Any]) -> Block:
         case "redacted_thinking":
             return ThinkingBlock(text="", redacted=True, signature=mark_signature(block.get("data")))
         case "tool_use" if _PARTIAL_JSON not in block:
-            return ToolCallBlock(id=str(block.get("id")), name=str(block.get("name")), arguments=_arguments_of(block))
+            return ToolCallBlock(id=block["id"], name=block["name"], arguments=_arguments_of(block))
         case _:
             return UnknownBlock(data=to_plain(block))
 

@@ -1,6 +1,7 @@
 """What Gemini's errors mean."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from server.errors import (
@@ -16,6 +17,8 @@ from server.errors import (
     ProviderUnavailable,
     SignatureRejected,
 )
+from server.wire.exchange import Recording
+from server.wire.provider_errors import clean_message, read_delay, read_error_body, read_retry_after
 
 _SIGNATURE: Final = re.compile(r"thought[ _]signature", re.IGNORECASE)
 _CACHE: Final = re.compile(
@@ -26,21 +29,45 @@ _CACHE: Final = re.compile(
 """Google documents no text for it, and has had several."""
 _TOO_LONG: Final = re.compile(r"exceeds the maximum number of tokens|token count .*exceeds", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"billing|spend|credit|per ?day|daily", re.IGNORECASE)
+_NO_CREDIT: Final = re.compile(
+    r"credit(s| balance)? (is|are) (too low|depleted|exhausted)|insufficient (credits?|balance|funds)"
+    r"|(enable|requires?|without|no active|inactive|disabled) billing"
+    r"|billing (account )?(is |has been )?(disabled|closed|inactive)",
+    re.IGNORECASE,
+)
+"""A refusal that is about money and not about the request."""
 _SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+_STATUSES: Final = range(100, 600)
+_MAX_DELAY_LENGTH: Final = 40
 _BAD_KEY: Final = "API_KEY_INVALID"
 
 
-def error_from_body(body: Any, status: int | None) -> ProviderFailed:
+def error_from_recording(recording: Recording) -> ProviderFailed:
+    """What a response that is an error means."""
+    return error_from_body(read_error_body(recording.body), recording.status, recording.headers)
+
+
+def error_from_body(body: Any, status: int | None, headers: Mapping[str, str] | None = None) -> ProviderFailed:
     """An error object, from an answer or from the middle of a stream."""
     found = body[0] if isinstance(body, list) and body else body
     error = found.get("error", found) if isinstance(found, dict) else {}
     error = error if isinstance(error, dict) else {}
-    code = error.get("code") if isinstance(error.get("code"), int) else status
-    message = str(error.get("message") or "")
-    facts: dict[str, Any] = {"provider_status": error.get("status") or code, "provider_message": message}
+    code = error.get("code")
+    code = code if isinstance(code, int) and code in _STATUSES else status
+    message = clean_message(error.get("message"))
+    facts: dict[str, Any] = {"provider_status": clean_message(error.get("status")) or code}
+    facts |= {"provider_message": message} if message else {}
+    delay = _find_delay(error, headers or {})
+    facts |= {} if delay is None else {"retry_after_seconds": delay}
     match code:
         case 429:
-            return _rate_limited(error, message, facts)
+            # With a delay it is worth waiting; without one, and with words about money, it is not.
+            is_spent = delay is None and _is_about_money(message)
+            return ProviderQuotaExceeded(**facts) if is_spent else ProviderRateLimited(**facts)
+        case 402:
+            return ProviderQuotaExceeded(**facts)
+        case 400 | 403 if _NO_CREDIT.search(message):
+            return ProviderQuotaExceeded(**facts)
         case 401 | 403 if not _CACHE.search(message):
             return ProviderAuthentication(**facts)
         case 400 if any(detail.get("reason") == _BAD_KEY for detail in _details(error)):
@@ -66,19 +93,17 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
     return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)
 
 
-def _rate_limited(error: dict[str, Any], message: str, facts: dict[str, Any]) -> ProviderFailed:
-    """With a delay it is worth waiting; without one, and with words about money, it is not."""
-    delay = next(
-        (
-            float(match[1])
-            for detail in _details(error)
-            if (match := _SECONDS.fullmatch(str(detail.get("retryDelay", ""))))
-        ),
-        None,
-    )
-    if delay is None and _QUOTA.search(message):
-        return ProviderQuotaExceeded(**facts)
-    return ProviderRateLimited(**facts) if delay is None else ProviderRateLimited(**facts, retry_after_seconds=delay)
+def _is_about_money(message: str) -> bool:
+    return bool(_QUOTA.search(message) or _NO_CREDIT.search(message))
+
+
+def _find_delay(error: dict[str, Any], headers: Mapping[str, str]) -> float | None:
+    """How long Gemini asks to wait: in the details of the error, or in a header."""
+    for detail in _details(error):
+        match = _SECONDS.fullmatch(str(detail.get("retryDelay", ""))[:_MAX_DELAY_LENGTH])
+        if match:
+            return read_delay(match[1])
+    return read_retry_after(headers)
 
 
 def _details(error: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,11 +20,12 @@ from server.errors import (
     ProviderMalformed,
 )
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
-from server.exact_json import Number, dumps_exact, loads_exact, to_plain
+from server.exact_json import dumps_sendable, loads_exact, to_plain
 from server.gemini.errors import error_from_body
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
-from server.usage import Usage
+from server.usage import Usage, find_count_faults, read_count
+from server.wire.answer_values import check_call_id, check_call_name, check_members, check_sendable, read_response_id
 from server.wire.frames import FrameReader
 
 DIALECT: Final = "gemini"
@@ -54,6 +55,13 @@ STOP_REASONS: Final = {
 """Every finish reason that is documented. One that is not is an error stop, with its name in the details."""
 
 _MALFORMED_CALL: Final = "MALFORMED_FUNCTION_CALL"
+_CHUNK: Final = {"candidates": list, "usageMetadata": dict, "promptFeedback": dict}
+_FEEDBACK: Final = {"blockReason": str}
+_CANDIDATE: Final = {"content": dict, "finishReason": str}
+_CONTENT: Final = {"parts": list}
+_PART: Final = {"text": str, "thought": bool, "thoughtSignature": str, "functionCall": dict}
+_CALL: Final = {"id": str, "name": str, "args": dict}
+"""What the members that are read here have to be. A part that is none would be refused when it goes back."""
 _PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
 
 
@@ -65,6 +73,7 @@ class GeminiFold:
         self._parts: list[dict[str, Any]] = []
         self._made_ids: dict[int, str] = {}
         """By position the ids of calls that came without one. What goes back has none either."""
+        self._call_ids: set[str] = set()
         self._answer = ProviderAnswer()
         self._reported: dict[str, Any] | None = None
         self._finish_reason: str | None = None
@@ -81,19 +90,28 @@ class GeminiFold:
         )
         kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
         sendable = not refused and any(map(_is_visible, kept))
-        native = Native(dialect=DIALECT, data=dumps_exact({"role": "model", "parts": kept})) if sendable else None
-        usage = Usage() if self._reported is None else usage_from(self._reported)
-        return replace(self._answer, blocks=blocks, native=native, usage=usage, usage_reported=to_plain(self._reported))
+        native = Native(dialect=DIALECT, data=dumps_sendable({"role": "model", "parts": kept})) if sendable else None
+        if self._reported is None:
+            return replace(self._answer, blocks=blocks, native=native)
+        return replace(
+            self._answer,
+            blocks=blocks,
+            native=native,
+            usage=usage_from(self._reported),
+            usage_reported=to_plain(self._reported),
+            warnings=find_count_faults(self._reported),
+        )
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
         for frame in self._frames.feed(piece):
             self._read.update(frame.data)
             try:
                 chunk = loads_exact(frame.data)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise ProviderMalformed from error
             if not isinstance(chunk, dict):
                 raise ProviderMalformed
+            check_members(chunk, _CHUNK)
             yield from self._take(chunk)
 
     def finish(self) -> None:
@@ -109,8 +127,8 @@ class GeminiFold:
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
         if "error" in chunk:
             raise error_from_body(to_plain(chunk), None)
-        response_id = chunk.get("responseId")
-        if isinstance(response_id, str) and response_id != self._answer.response_id:
+        response_id = read_response_id(chunk.get("responseId"))
+        if response_id is not None and response_id != self._answer.response_id:
             self._answer = replace(self._answer, response_id=response_id)
         reported = chunk.get("usageMetadata")
         if isinstance(reported, dict):
@@ -118,7 +136,8 @@ class GeminiFold:
             self._reported = reported
         feedback = chunk.get("promptFeedback")
         if isinstance(feedback, dict) and feedback.get("blockReason"):
-            self._stop(str(feedback["blockReason"]), StopReason.REFUSAL, feedback)
+            check_members(feedback, _FEEDBACK)
+            self._stop(feedback["blockReason"], StopReason.REFUSAL, feedback)
         candidates = chunk.get("candidates")
         for candidate in candidates[:1] if isinstance(candidates, list) else []:
             yield from self._take_candidate(candidate)
@@ -128,11 +147,15 @@ class GeminiFold:
     def _take_candidate(self, candidate: Any) -> Iterator[ProviderEvent]:
         if not isinstance(candidate, dict):
             raise ProviderMalformed
-        content = candidate.get("content")
-        parts = content.get("parts") if isinstance(content, dict) else None
+        check_members(candidate, _CANDIDATE)
+        content = candidate.get("content") or {}
+        check_members(content, _CONTENT)
+        parts = content.get("parts")
         for part in parts if isinstance(parts, list) else []:
             if not isinstance(part, dict):
                 raise ProviderMalformed
+            check_members(part, _PART)
+            check_sendable(part)
             yield from self._take_part(part)
         reason = candidate.get("finishReason")
         if isinstance(reason, str):
@@ -145,12 +168,11 @@ class GeminiFold:
         call = part.get("functionCall")
         if isinstance(call, dict):
             call_id = call.get("id") or self._make_id()
-            if not isinstance(call_id, str) or not isinstance(call.get("args") or {}, dict):
-                raise ProviderMalformed
+            self._check_call(call, call_id)
             if not call.get("id"):
                 self._made_ids[len(self._parts)] = call_id
             self._parts.append(part)
-            name = str(call.get("name", ""))
+            name = call["name"]
             yield ToolCallBegin(call_id=call_id, name=name)
             yield ToolCallEnd(call_id=call_id, name=name, arguments=to_plain(call.get("args") or {}))
             return
@@ -158,6 +180,12 @@ class GeminiFold:
         text = part.get("text")
         if isinstance(text, str) and text:
             yield ThinkingDelta(text=text) if part.get("thought") else TextDelta(text=text)
+
+    def _check_call(self, call: dict[str, Any], call_id: Any) -> None:
+        check_members(call, _CALL)
+        check_call_name(call.get("name"))
+        check_call_id(call_id, self._call_ids)
+        self._call_ids.add(call_id)
 
     def _make_id(self) -> str:
         """For a call without one. Made of what has been read, so that the same bytes give the same id again."""
@@ -175,7 +203,7 @@ class GeminiFold:
 
     def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
         self._finish_reason = reason
-        has_call = any("functionCall" in part for part in self._parts)
+        has_call = bool(self._call_ids)
         self._answer = replace(
             self._answer,
             stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
@@ -211,12 +239,11 @@ def usage_from(reported: dict[str, Any]) -> Usage:
     """
 
     def count(name: str) -> int:
-        value = reported.get(name)
-        return int(value) if isinstance(value, Number) and value.isdecimal() else 0
+        return read_count(reported.get(name))
 
     cached = count("cachedContentTokenCount")
     return Usage(
-        fresh_input_tokens=max(0, count("promptTokenCount") - cached) + count("toolUsePromptTokenCount"),
+        fresh_input_tokens=read_count(max(0, count("promptTokenCount") - cached) + count("toolUsePromptTokenCount")),
         cache_read_tokens=cached,
         output_tokens=count("candidatesTokenCount"),
         reasoning_tokens=count("thoughtsTokenCount"),
@@ -229,7 +256,7 @@ def _block_from(part: dict[str, Any], made_id: str | None) -> Block:
     if isinstance(call, dict):
         return ToolCallBlock(
             id=made_id or call["id"],
-            name=str(call.get("name", "")),
+            name=call["name"],
             arguments=to_plain(call.get("args") or {}),
             signature=signature,
             is_id_ours=made_id is not None,

@@ -20,25 +20,28 @@ class Frame:
 class FrameReader:
     """Collects bytes and gives frames. One that no blank line ended is none: `rest` tells that there was more."""
 
-    __slots__ = ("_buffer", "_data", "_event", "_seen")
+    __slots__ = ("_buffer", "_data", "_event", "_searched", "_seen")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._event = ""
         self._data: list[bytes] = []
         self._seen = False
+        self._searched = 0
+        """How much of the buffer is known to hold no line end, so that a very long line is searched once."""
 
     def feed(self, piece: bytes) -> Iterator[Frame]:
         """The frames that the piece completes."""
         self._buffer += piece
-        start = 0
-        while (end := self._buffer.find(b"\n", start)) >= 0:
+        start, search = 0, self._searched
+        while (end := self._buffer.find(b"\n", search)) >= 0:
             line = bytes(self._buffer[start:end])
-            start = end + 1
+            start = search = end + 1
             frame = self._take_line(line[:-1] if line.endswith(b"\r") else line)
             if frame is not None:
                 yield frame
         del self._buffer[:start]
+        self._searched = len(self._buffer)
 
     @property
     def rest(self) -> bool:

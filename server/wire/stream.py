@@ -63,9 +63,8 @@ class WireStream:
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
-        if self._tap.recording.resent:
-            return (*self._call.warnings, {"kind": "request_resent"})
-        return self._call.warnings
+        resent = ({"kind": "request_resent"},) if self._tap.recording.resent else ()
+        return (*self._call.warnings, *resent, *self.answer.warnings)
 
     @property
     def record(self) -> CallRecord:

@@ -1,14 +1,16 @@
 """A call to a provider that is answered at once: counting, caches."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from server.errors import ProviderFailed
+from server.errors import ProviderFailed, ProviderMalformed
 from server.wire.exchange import Recording
 from server.wire.stream import translate_wire
 from server.wire.transport import Tap
 
 Answer = TypeVar("Answer")
+_UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What an SDK raises over a response that is not what it expects: no JSON, no text, an object without its members."""
 
 
 async def call_through(
@@ -23,6 +25,8 @@ async def call_through(
             return await send()
         except Exception as error:
             failure = translate_wire(error) or translate(error, tap.recording)
+            if failure is None and tap.recording.status is not None and isinstance(error, _UNREADABLE):
+                failure = ProviderMalformed()
             if failure is None:
                 raise
             raise failure from error

@@ -18,6 +18,7 @@ from server.errors import (
     ProviderOverloaded,
 )
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
+from server.exact_json import make_sendable
 from server.provider import ProviderAnswer
 from server.turn import StopReason
 from tests.recordings.catalogue import NUMBERS, load
@@ -131,7 +132,7 @@ def test_arguments_that_cannot_be_parsed_are_a_failure_of_their_own(arguments: s
 @pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])
 def test_an_answer_of_nothing_but_thinking_is_kept_and_not_sent_back(kind: str) -> None:
     shell = {"type": kind, "thinking": "", "signature": "", "data": "ZGF0YQ=="}
-    thinking = shell, [{"type": "signature_delta", "signature": "c2ln"}]
+    thinking = shell, [{"type": "signature_delta", "signature": "c2ln"}] if kind == "thinking" else []
     blank = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": " "}])
     answer = fold_body(body_of(anthropic_events([thinking, blank], "max_tokens")))
     assert answer.stop_reason is StopReason.LENGTH
@@ -293,7 +294,8 @@ def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]
 def test_every_whole_block_goes_back_in_order_with_all_that_it_had(blocks: list[Any]) -> None:
     answer = fold_body(body_of(anthropic_events([*blocks, TEXT], "end_turn")))
     *kept, _ = content(answer)
-    assert kept == json.loads(json.dumps([block for block in map(grown, blocks) if may_go_back(block)]))
+    # No provider takes half of a surrogate pair, its own included.
+    assert kept == make_sendable([block for block in map(grown, blocks) if may_go_back(block)])
 
 
 def grown(block: tuple[dict[str, Any], list[dict[str, Any]]]) -> dict[str, Any]:

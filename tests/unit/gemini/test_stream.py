@@ -18,7 +18,7 @@ from server.errors import (
     ProviderOverloaded,
 )
 from server.event import TextDelta, ToolCallBegin, ToolCallEnd
-from server.exact_json import Number
+from server.exact_json import Number, make_sendable
 from server.gemini.stream import STOP_REASONS, GeminiFold, decode_signature, fold_body, mark_signature, usage_from
 from server.provider import ProviderAnswer
 from server.turn import StopReason
@@ -237,7 +237,8 @@ def test_numbers_go_back_as_they_came() -> None:
 
 @given(gemini_chunks)
 def test_every_part_goes_back_in_order_with_all_that_it_had(chunks: list[list[dict[str, Any]]]) -> None:
-    sent = json.loads(json.dumps([part for parts in chunks for part in parts]))
+    # No provider takes half of a surrogate pair, its own included.
+    sent = make_sendable([part for parts in chunks for part in parts])
     last = {"text": "Bye.", "futureField": 1}
     answer = fold_body(body_of(*(said(*parts, finish=None) for parts in chunks), said(last)))
     kept = native_parts(answer)

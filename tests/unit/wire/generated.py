@@ -48,7 +48,17 @@ def gemini_chunk(parts: list[dict[str, Any]], finish: str | None, more: dict[str
     return {"candidates": [{"content": {"role": "model", "parts": parts}, **end, **more}], "responseId": "made-up"}
 
 
-gemini_chunks = st.lists(st.lists(gemini_parts, max_size=3), max_size=6)
+def _number_ids(chunks: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """No provider gives an id twice in an answer."""
+    count = 0
+    for part in (part for parts in chunks for part in parts):
+        if "id" in part.get("functionCall", {}):
+            count += 1
+            part["functionCall"] = part["functionCall"] | {"id": f"{part['functionCall']['id']}_{count}"}
+    return chunks
+
+
+gemini_chunks = st.lists(st.lists(gemini_parts, max_size=3), max_size=6).map(_number_ids)
 
 
 def _frames(documents: list[dict[str, Any]], end: str) -> bytes:
@@ -106,6 +116,9 @@ def anthropic_events(blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]], 
         {"type": "message_start", "message": {"id": "msg_made_up", "usage": {"input_tokens": 3, "output_tokens": 1}}}
     ]
     for index, (start, deltas) in enumerate(blocks):
+        if start["type"] == "tool_use":
+            # No provider gives an id twice in an answer.
+            start["id"] = f"toolu_{index}"
         events.append({"type": "content_block_start", "index": index, "content_block": start})
         events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
         events.append({"type": "content_block_stop", "index": index})

@@ -1,0 +1,261 @@
+"""Whatever bytes a provider sends: a fold gives a well-formed answer or raises a failure of the provider with a code.
+
+Recorded streams are damaged: values are replaced by hostile ones, frames are dropped, repeated, moved and spliced from
+another stream, bytes are cut and changed. What comes out has to be storable, sendable to clients and to the provider.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.anthropic import request as anthropic_request
+from server.anthropic.stream import AnthropicFold
+from server.anthropic.stream import fold_body as fold_anthropic
+from server.block import ToolCallBlock
+from server.block_json import block_to_json, decode_blocks, encode_blocks
+from server.errors import ProviderFailed, every_error
+from server.event import ProviderEvent
+from server.exact_json import loads_exact
+from server.gemini import request as gemini_request
+from server.gemini.stream import GeminiFold
+from server.gemini.stream import fold_body as fold_gemini
+from server.postgres.codec import decode_json, encode_json, encode_text
+from server.provider import Fold, ProviderAnswer
+from server.turn import StopReason
+from server.usage import MAX_TOKEN_COUNT, Usage
+from server.web.sse import encode_event
+from server.wire.frames import FrameReader
+from tests.recordings.catalogue import RECORDINGS
+
+_CODES: Final = {error.code for error in every_error(ProviderFailed)}
+_DEEP: Final = json.loads("[" * 150 + "]" * 150)
+_DEEP_OBJECT: Final = json.loads('{"a":' * 150 + "1" + "}" * 150)
+
+
+class Raw(str):
+    """JSON text that Python's own encoder would not write."""
+
+    __slots__ = ()
+
+
+HOSTILE: Final[tuple[Any, ...]] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**31,
+    2**63,
+    Raw("9" * 5000),
+    Raw("-" + "9" * 5000),
+    Raw("1e400"),
+    Raw("-0"),
+    Raw("1." + "0" * 5000 + "1"),
+    Raw("1E5"),
+    1.5,
+    "",
+    " ",
+    "\x00",
+    "\ud800",
+    "\udc00 \ud83d",
+    "\U0010ffff0000",
+    "x" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    ["text"],
+    {"type": ["text"]},
+    {"type": {}},
+    {"text": 5},
+    {"\x00": "\ud800"},
+    {"functionCall": 5},
+    {"functionCall": {"name": ["f"], "args": {}}},
+    {"functionCall": {"name": "f", "args": "x"}},
+    {"text": "x", "thoughtSignature": 5},
+    {"text": "x", "thought": "yes"},
+    {"type": "tool_use"},
+    {"type": "tool_use", "id": 5, "name": None, "input": {}},
+    {"type": "tool_use", "id": "", "name": "f", "input": []},
+    {"type": "text"},
+    {"type": "text", "text": {"a": 1}},
+    {"type": "thinking", "thinking": 5, "signature": []},
+    {"type": "redacted_thinking", "data": {}},
+    _DEEP,
+    _DEEP_OBJECT,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    name: str
+    open: Callable[[], Fold]
+    fold_body: Callable[[bytes], ProviderAnswer]
+    unsigned: Callable[[bytes], bytes | None]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [one.body for one in RECORDINGS if one.vendor == self.name]
+
+
+VENDORS: Final = (
+    Vendor(name="gemini", open=GeminiFold, fold_body=fold_gemini, unsigned=gemini_request.unsigned_message),
+    Vendor(name="anthropic", open=AnthropicFold, fold_body=fold_anthropic, unsigned=anthropic_request.unsigned_message),
+)
+
+
+def dump(value: Any) -> str:
+    """JSON as it is, `Raw` included."""
+    match value:
+        case Raw():
+            return str(value)
+        case dict():
+            return "{" + ",".join(f"{json.dumps(key)}:{dump(inner)}" for key, inner in value.items()) + "}"
+        case list():
+            return "[" + ",".join(dump(inner) for inner in value) + "]"
+        case _:
+            return json.dumps(value)
+
+
+def read(vendor: Vendor, body: bytes, size: int) -> tuple[Fold, list[ProviderEvent], ProviderFailed | None]:
+    fold = vendor.open()
+    events: list[ProviderEvent] = []
+    try:
+        for start in range(0, len(body), size):
+            events.extend(fold.feed(body[start : start + size]))
+        fold.finish()
+    except ProviderFailed as failure:
+        return fold, events, failure
+    return fold, events, None
+
+
+def assert_sound(vendor: Vendor, body: bytes) -> ProviderFailed | None:
+    """The invariant."""
+    fold, events, failure = read(vendor, body, max(1, len(body)))
+    answer = fold.answer
+    assert failure is None or failure.code in _CODES
+    assert_well_formed(vendor, answer)
+    if failure is None:
+        assert isinstance(answer.stop_reason, StopReason)
+    for number, event in enumerate(events):
+        json.loads(encode_event(number, event).partition(b"data: ")[2])
+    assert vendor.fold_body(body) == answer
+    in_pieces, same_events, same_failure = read(vendor, body, 7)
+    assert (in_pieces.answer, same_events, type(same_failure)) == (answer, events, type(failure))
+    return failure
+
+
+def assert_well_formed(vendor: Vendor, answer: ProviderAnswer) -> None:
+    usage = answer.usage
+    counts = [getattr(usage, each.name) for each in fields(Usage)] + [answer.long_write_tokens]
+    assert all(type(count) is int and 0 <= count <= MAX_TOKEN_COUNT for count in counts)
+    assert answer.long_write_tokens <= usage.cache_write_tokens
+    blocks = [block_to_json(block) for block in answer.blocks]
+    for document in (blocks, answer.usage_reported, answer.stop_details):
+        stored = encode_json(document)
+        stored.encode()
+        assert "\x00" not in stored
+        assert decode_json(stored) == document
+    assert decode_blocks(encode_blocks(answer.blocks)) == answer.blocks
+    for text in (answer.response_id, answer.cache_miss_reason):
+        assert text is None or (type(text) is str and encode_text(text).encode())
+    calls = [block for block in answer.blocks if isinstance(block, ToolCallBlock)]
+    assert len({call.id for call in calls}) == len(calls)
+    assert all(type(call.id) is str and call.id and type(call.name) is str for call in calls)
+    for make in (gemini_request.foreign_message, anthropic_request.foreign_message):
+        message = make(answer.blocks)
+        assert message is None or json.loads(message)
+    if answer.native is not None:
+        assert b"\\ud8" not in answer.native.data.replace(b"\\\\", b"")
+        loads_exact(answer.native.data)
+        unsigned = vendor.unsigned(answer.native.data)
+        assert unsigned is None or json.loads(unsigned)
+
+
+def documents_of(body: bytes) -> list[Any]:
+    documents = []
+    for frame in FrameReader().feed(body):
+        try:
+            documents.append(json.loads(frame.data))
+        except ValueError:
+            documents.append(Raw(frame.data.decode(errors="replace")))
+    return documents
+
+
+def encode(documents: list[Any]) -> bytes:
+    return b"".join(b"data: " + dump(document).encode() + b"\r\n\r\n" for document in documents)
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places_in(item, (*path, key)))]
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    key, *rest = path
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[key] = put(value[key], tuple(rest), new)
+    return copied
+
+
+@st.composite
+def damaged(draw: st.DrawFn, vendor: Vendor) -> bytes:
+    documents = documents_of(draw(st.sampled_from(vendor.bodies)))
+    for _ in range(draw(st.integers(1, 3))):
+        if not documents:
+            break
+        at = draw(st.integers(0, len(documents) - 1))
+        match draw(st.sampled_from(["value", "value", "value", "drop", "repeat", "move", "splice"])):
+            case "value":
+                path = draw(st.sampled_from(places_in(documents[at])))
+                documents[at] = put(documents[at], path, draw(st.sampled_from(HOSTILE)))
+            case "drop":
+                del documents[at]
+            case "repeat":
+                documents.insert(at, documents[at])
+            case "move":
+                documents.insert(draw(st.integers(0, len(documents) - 1)), documents.pop(at))
+            case _:
+                documents[at:at] = documents_of(draw(st.sampled_from(vendor.bodies)))
+    body = encode(documents)
+    if draw(st.booleans()):
+        body = body[: draw(st.integers(0, len(body)))]
+    if body and draw(st.integers(0, 4)) == 0:
+        at = draw(st.integers(0, len(body) - 1))
+        body = body[:at] + draw(st.binary(min_size=1, max_size=4)) + body[at + 1 :]
+    return body
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_damage_is_an_answer_or_a_failure_of_the_provider(vendor: Vendor, data: st.DataObject) -> None:
+    assert_sound(vendor, data.draw(damaged(vendor)))
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+def test_each_value_of_each_recording_may_be_hostile(vendor: Vendor) -> None:
+    """Every place once, with one hostile value after the other: a seeded walk through what the property samples."""
+    turn = 0
+    for body in vendor.bodies:
+        documents = documents_of(body)
+        for at, document in enumerate(documents):
+            for path in places_in(document):
+                for _ in range(2):
+                    hostile = HOSTILE[turn % len(HOSTILE)]
+                    turn += 1
+                    changed = [*documents[:at], put(document, path, hostile), *documents[at + 1 :]]
+                    assert_sound(vendor, encode(changed))
+
+
+@given(body=st.binary(max_size=200))
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+def test_any_bytes_at_all(vendor: Vendor, body: bytes) -> None:
+    assert_sound(vendor, body)
