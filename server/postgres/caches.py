@@ -63,13 +63,13 @@ DELETE FROM provider_cache_uses WHERE cache_id IN (SELECT id FROM over)
 _RESERVE: Final = Statement("""
 INSERT INTO provider_caches (id, tenant_id, provider, account, model, prefix_hash, name, token_count, expires_at)
 VALUES (:cache::uuid, :tenant::uuid, :provider::text, :account::text, :model::text, :prefix_hash::bytea, '',
-    :token_count::int, :expires_at::timestamptz)
+    :token_count::bigint, :expires_at::timestamptz)
 ON CONFLICT (tenant_id, provider, account, model, prefix_hash) WHERE removing_at IS NULL DO NOTHING
 RETURNING id
 """)
 _ADD: Final = Statement(f"""{_HELD_SQL}
 found AS (
-    UPDATE provider_caches SET name = :name::text, token_count = :token_count::int, created_at = now(),
+    UPDATE provider_caches SET name = :name::text, token_count = :token_count::bigint, created_at = now(),
         expires_at = :expires_at::timestamptz
     WHERE id = :cache AND tenant_id = :tenant AND name = '' AND removing_at IS NULL AND EXISTS (SELECT FROM held)
     RETURNING *

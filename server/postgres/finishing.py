@@ -29,16 +29,16 @@ _START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, 
         dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings, layer_order, caching"""
 _START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
         :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
-        :cache_expected_tokens::int, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb, :layer_order::text,
-        :caching::jsonb"""
+        :cache_expected_tokens::bigint, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb,
+        :layer_order::text, :caching::jsonb"""
 _END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
         cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
         raw_response, raw_length, response_id"""
 _END_VALUES: Final = """:first_byte_at::timestamptz, :ended_at::timestamptz, :status::smallint, :headers::jsonb,
-        :call_error_code::text, :call_fresh_input_tokens::int, :call_cache_read_tokens::int,
-        :call_cache_write_tokens::int, :call_output_tokens::int, :call_reasoning_tokens::int, :usage_reported::jsonb,
-        :call_cost_usd::numeric, :cache_miss_reason::text, :raw_response::bytea, :raw_length::bigint,
-        :response_id::text"""
+        :call_error_code::text, :call_fresh_input_tokens::bigint, :call_cache_read_tokens::bigint,
+        :call_cache_write_tokens::bigint, :call_output_tokens::bigint, :call_reasoning_tokens::bigint,
+        :usage_reported::jsonb, :call_cost_usd::numeric, :cache_miss_reason::text, :raw_response::bytea,
+        :raw_length::bigint, :response_id::text"""
 _END_EXCLUDED: Final = ", ".join(f"excluded.{name.strip()}" for name in _END_COLUMNS.split(","))
 _ENDED_CALL_SQL: Final = f"""
     INSERT INTO calls ({_START_COLUMNS}, {_END_COLUMNS})
@@ -125,9 +125,9 @@ answered AS (
         stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
         reasoning_tokens, cost_usd, written_under, revision)
     SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
-        :answered_model::text, :answered_account::text, %attempt%, :stop_reason, :error_code, :fresh_input_tokens::int,
-        :cache_read_tokens::int, :cache_write_tokens::int, :output_tokens::int, :reasoning_tokens::int,
-        :cost_usd::numeric, :token, revision
+        :answered_model::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
+        :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint, :output_tokens::bigint,
+        :reasoning_tokens::bigint, :cost_usd::numeric, :token, revision
     FROM held
     RETURNING conversation_id, revision, created_at
 ),%ended%

@@ -396,6 +396,26 @@ class TestAnAnswerThatCannotBeStored:
             assert call.end is not None
             assert call.end.raw_response
 
+    async def test_a_turn_whose_counts_exceed_32_bits_is_stored_and_reported(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        class Generous(PostgresStore):
+            async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
+                assert answer.end is not None
+                usage = replace(answer.usage, fresh_input_tokens=2**31, output_tokens=2**40)
+                return await super().finish_turn(
+                    lease, replace(answer, usage=usage, end=replace(answer.end, usage=usage))
+                )
+
+        emulated[provider].says(tells("Expensive."))
+        async with open_rig(store=Generous) as rig:
+            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
+            await say(rig.service, rig.tenant_id, user_task(conversation.id))
+            turn = await _find_answer(rig, conversation.id)
+            assert (turn.usage.fresh_input_tokens, turn.usage.output_tokens) == (2**31, 2**40)
+            fork = await rig.store.fork_conversation(rig.tenant_id, conversation.id, 2)
+            assert (await _find_answer(rig, fork.id)).usage == turn.usage
+
 
 class BuggyStream(SlowStream):
     """A stream whose fold raises over its answer, whenever it is asked for it."""
