@@ -1,5 +1,6 @@
 """What a replay may ask for, beside its candidate: checked before anything is written."""
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,9 +15,12 @@ from server.replay import (
     ReplayLimits,
     Selection,
 )
+from server.replay_json import to_json
 
 _NAME_LIMIT: Final = 200
 _ASSERTION_LIMIT: Final = 100
+_ASSERTIONS_CHARS: Final = 1_000_000
+"""Of all together: they go to the process that evaluates them with every answer."""
 _CALLS_LIMIT: Final = 1_000_000
 _TOKENS_LIMIT: Final = 2**62
 _USD_LIMIT: Final = 10**9
@@ -79,6 +83,8 @@ def _find_selection_faults(selection: Selection) -> Iterator[tuple[str, str]]:
 def _find_assertion_faults(assertions: tuple[Assertion, ...]) -> Iterator[tuple[str, str]]:
     if len(assertions) > _ASSERTION_LIMIT:
         yield "assertions", f"There may be at most {_ASSERTION_LIMIT} of them."
+    if len(json.dumps(to_json(assertions), ensure_ascii=False)) > _ASSERTIONS_CHARS:
+        yield "assertions", f"As JSON they may have at most {_ASSERTIONS_CHARS} characters together."
     names = [assertion.name for assertion in assertions]
     if len(set(names)) != len(names):
         yield "assertions", "Each needs a name of its own."

@@ -65,6 +65,11 @@ class AssertionResult:
     name: str
     passed: bool
     message: str = ""
+    """Why it did not pass."""
+    error_code: str | None = None
+    """If it could not be decided whether it holds: one of `evaluation_failed`, `evaluation_timed_out`,
+    `evaluation_too_large` and `not_evaluated`. None if it holds or does not.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

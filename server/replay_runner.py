@@ -53,7 +53,7 @@ from server.replay_result import JudgeResult
 from server.replay_shadow import OpenTurn, Shadow, mark_arguments
 from server.replay_source import Moment, ReplaySource, list_turns, open_source
 from server.replay_tools import ReplayTools
-from server.replay_verdict import CandidateAnswer, build_result, is_comparable
+from server.replay_verdict import CandidateAnswer, build_result, build_subject, is_comparable
 from server.replay_walk import Stride, Walk, WalkEnd, WalkStep, open_walk
 from server.turn import ModelResponseTurn, TurnState
 from server.undisturbed import undisturbed
@@ -299,10 +299,13 @@ class ItemRunner:
             step,
             answer,
             moment.call,
-            assertions=self._draft.assertions,
             note=None if note is None else note.value,
             judge=await self._ask_judge(step, answer),
         )
+        if answer is not None and self._draft.assertions:
+            subject = build_subject(step, answer, result)
+            checked = await self._tools.assertions.check(self._tenant_id, self._draft.assertions, subject)
+            result = replace(result, assertions=checked)
         await self._tools.replays.record_result(self._claimed.lease, result, () if answer is None else answer.blocks)
         self._tools.observer.result_recorded(result.outcome)
 

@@ -11,7 +11,7 @@ from server.model_name import find_name_fault
 from server.provider_choice import KEY_VARIABLES
 from server.renderer import Renderer
 from server.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
-from server.replay_assertions import read_assertions
+from server.replay_assertions import AssertionChecker
 from server.replay_candidate import build_definition
 from server.replay_checks import check_draft, check_size
 from server.replay_queue import ReplayQueue
@@ -34,21 +34,30 @@ class ReplayPlan:
 class ReplayService:
     """Makes replays."""
 
-    def __init__(self, replays: Replays, store: Store, queue: ReplayQueue, renderer_of: RendererOf) -> None:
+    def __init__(
+        self,
+        replays: Replays,
+        store: Store,
+        queue: ReplayQueue,
+        renderer_of: RendererOf,
+        assertions: AssertionChecker,
+    ) -> None:
         self._replays = replays
         self._store = store
         self._queue = queue
         self._renderer_of = renderer_of
+        self._assertions = assertions
 
     async def plan(self, tenant_id: str, draft: ReplayDraft) -> ReplayPlan:
         """The dry run: nothing is written, nobody is asked.
 
         Raises `ValidationFailed` with the field for a draft that cannot be run, `ConversationNotFound`,
-        `AssistantNotFound`, and `PriceUnknown` where the budget is in money and a model has no price.
+        `AssistantNotFound`, `TemplateWorkersBusy`, and `PriceUnknown` where the budget is in money and a model has no
+        price.
         """
         check_draft(draft)
-        read_assertions(draft.assertions)
         _check_judge(draft.judge)
+        await self._assertions.read(tenant_id, draft.assertions)
         renderer = self._renderer_of(draft.candidate.templates)
         await renderer.check_templates(tenant_id)
         ids = await self._replays.select_conversations(tenant_id, draft.selection)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from server.conversation_lengths import KnownLengths
 from server.held_texts import HeldTexts
 from server.provider import Provider
+from server.replay_assertions import AssertionChecker
 from server.replay_compaction import CompactorOf
 from server.replay_observer import ReplayObserver
 from server.replay_renderer import RendererOf
@@ -28,6 +29,7 @@ class ReplayTools:
     shadows: Store
     renderer_of: RendererOf
     compactor_of: CompactorOf
+    assertions: AssertionChecker
     lengths: KnownLengths
     """Of live conversations."""
     providers: Mapping[str, Provider]

@@ -1,6 +1,5 @@
 """From two answers to a result: what became of one step of a replay."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,8 +7,7 @@ from server.block import Block
 from server.call import Call, CallEnd
 from server.call_records import add_costs
 from server.errors import Internal
-from server.replay import Assertion
-from server.replay_assertions import Subject, check_assertions
+from server.replay_assertions import Subject
 from server.replay_comparison import Comparison, Said, compare_answers
 from server.replay_result import AnswerFacts, DivergenceKind, JudgeResult, Outcome, TurnResult
 from server.replay_source import describe_recorded, milliseconds
@@ -52,11 +50,13 @@ def build_result(
     answer: CandidateAnswer | None,
     recorded_call: Call | None,
     *,
-    assertions: Sequence[Assertion] = (),
     note: str | None = None,
     judge: JudgeResult | None = None,
 ) -> TurnResult:
-    """`answer`: None where the candidate was not asked. `note` of whoever walks; what was not compared says why."""
+    """The result without its assertions, which are checked elsewhere: see `build_subject`.
+
+    `answer`: None where the candidate was not asked. `note` of whoever walks; what was not compared says why.
+    """
     recorded = step.recorded
     facts = None if recorded is None else describe_recorded(recorded, recorded_call)
     if answer is None:
@@ -83,8 +83,18 @@ def build_result(
         note=note or (None if comparison or answer.error_code else _why_not(recorded)),
         recorded=facts,
         candidate=candidate,
-        assertions=check_assertions(assertions, _subject(recorded, answer, comparison, candidate)),
         judge=judge,
+    )
+
+
+def build_subject(step: WalkStep, answer: CandidateAnswer, result: TurnResult) -> Subject:
+    """The answer, for its assertions. `result`: what `build_result` gave for it."""
+    recorded = step.recorded
+    return Subject(
+        candidate=Said(blocks=answer.blocks, stop_reason=answer.stop_reason),
+        recorded=None if recorded is None else Said(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
+        similarity=result.similarity,
+        facts=result.candidate or describe_candidate(answer),
     )
 
 
@@ -114,17 +124,3 @@ def _why_not(recorded: ModelResponseTurn | None) -> str:
     if recorded.state is TurnState.COMPLETE:
         raise Internal("A whole answer can be compared.")
     return f"recorded_{recorded.state.value}"
-
-
-def _subject(
-    recorded: ModelResponseTurn | None,
-    answer: CandidateAnswer,
-    comparison: Comparison | None,
-    facts: AnswerFacts,
-) -> Subject:
-    return Subject(
-        candidate=Said(blocks=answer.blocks, stop_reason=answer.stop_reason),
-        recorded=None if recorded is None else Said(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
-        similarity=None if comparison is None else comparison.similarity,
-        facts=facts,
-    )

@@ -13,6 +13,7 @@ from server.conversation_lengths import KnownLengths
 from server.database_wiring import open_database
 from server.errors import ReplayNotFound
 from server.held_texts import HeldTexts
+from server.jinja.assertions import ConfinedAssertions
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
 from server.job_wiring import build_compactor, build_lengths, render_limits
@@ -101,7 +102,7 @@ def build_replays(
                 found.append((replay.tenant_id, replay.id, work.slot_count))
         return found
 
-    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of)
+    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of, tools.assertions)
     return ReplayParts(
         database=database,
         replays=replays,
@@ -145,6 +146,7 @@ def _build_tools(
         shadows=shadows,
         renderer_of=renderer.with_templates,
         compactor_of=compactor_of,
+        assertions=ConfinedAssertions(renderer.pool),
         lengths=lengths,
         providers=providers.by_name,
         observer=observer,

@@ -1,5 +1,5 @@
-"""The process in which templates that came over the network are compiled, checked and rendered:
-`python -m server.jinja.worker`.
+"""The process in which templates and assertions that came over the network are compiled, checked, rendered and
+evaluated: `python -m server.jinja.worker`.
 
 One JSON document per line comes in and one goes out:
 
@@ -10,6 +10,9 @@ One JSON document per line comes in and one goes out:
     -> {"task": "check_layer", "name": …, "source": …}        <- {} or {"failure": …}
     -> {"task": "render_layer", "layer": "static", "dynamic" or "history", "name": …, "source": …, "values": {…}}
                                                               <- {"text": …, "remark": …} or {"failure": …}
+    -> {"task": "read_assertions", "assertions": […]}         <- {} or {"fault": [position, message]}
+    -> {"task": "check_assertions", "assertions": […], "values": {…}}
+                                                              <- {"results": [[passed, message, error code], …]}
 
 `name` is that of the file that the template stands for. A remark is a failure that left a text.
 
@@ -31,6 +34,9 @@ from server.jinja.layers import LayerFailed, render_dynamic_layer, render_layer,
 from server.jinja.limits import RenderLimits
 from server.jinja.templates import read_layer
 from server.renderer import TemplateFailure
+from server.replay import Assertion
+from server.replay_assertions import check_assertions
+from server.replay_assertions import find_fault as find_assertion_fault
 from server.transcript import transcript_turn_from_json
 
 if sys.platform != "win32":
@@ -74,6 +80,12 @@ def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict
             return _check_layer(request)
         case "render_layer":
             return _render_layer(limits, request)
+        case "read_assertions":
+            fault = find_assertion_fault(_assertions(request))
+            return {} if fault is None else {"fault": fault}
+        case "check_assertions":
+            results = check_assertions(_assertions(request), request["values"])
+            return {"results": [(result.passed, result.message, result.error_code) for result in results]}
         case _:
             return _render(sandbox, limits, request)
 
@@ -142,6 +154,10 @@ def _render_layer(limits: RenderLimits, request: dict[str, Any]) -> dict[str, An
                 return {"text": render_layer(template, values, most_chars)}
     except LayerFailed as error:
         return {"failure": _told(error.failure)}
+
+
+def _assertions(request: dict[str, Any]) -> list[Assertion]:
+    return [Assertion(**assertion) for assertion in request["assertions"]]
 
 
 def _told(failure: TemplateFailure) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class WorkerPool:
     """Owns the processes; `close` ends them."""
 
     def __init__(self, limits: RenderLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._workers = [WorkerProcess(limits) for _ in range(max(1, limits.workers))]
         self._idle = list(reversed(self._workers))
         """The last one is taken first, so that a quiet server needs one process only."""
@@ -58,7 +58,7 @@ class WorkerPool:
         `TemplateWorkersBusy` after waiting for too long, `Internal` if no worker can be started and `ShuttingDown`
         after `close`.
         """
-        async with self.lend(tenant_id, None if is_patient else self._limits.wait_seconds) as worker:
+        async with self.lend(tenant_id, None if is_patient else self.limits.wait_seconds) as worker:
             return await worker.ask(request)
 
     async def close(self) -> None:

@@ -200,7 +200,8 @@ class ReplayResultView(View):
     recorded: dict[str, Any] | None = Field(description="What it took.", examples=[_FACTS])
     candidate: dict[str, Any] | None = Field(examples=[_FACTS])
     assertions: list[dict[str, Any]] = Field(
-        examples=[[{"name": "answers briefly", "passed": True, "message": ""}]], description="How each went."
+        examples=[[{"name": "answers briefly", "passed": True, "message": "", "error_code": None}]],
+        description="How each went. An `error_code` says why it could not be decided.",
     )
     judge: dict[str, Any] | None = Field(examples=[{"score": 0.9, "reason": "As good.", "error_code": None}])
 

@@ -1,6 +1,7 @@
 """What came over the network is parsed, checked and rendered in a confined process only, never in the server's own."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import TextBlock
+from server import replay_assertions
+from server.block import TextBlock, ToolCallBlock
 from server.errors import TemplateInvalid, ValidationFailed
+from server.jinja.assertions import ConfinedAssertions
 from server.jinja.environment import Sandbox
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
 from server.jinja.templates import load_templates
+from server.jinja.worker_pool import WorkerPool
+from server.replay import Assertion
+from server.replay_assertions import Subject
+from server.replay_comparison import Said
+from server.replay_result import AnswerFacts
+from server.replay_source import list_turns
 from server.transcript import build_transcript
-from server.turn import UserTaskTurn
+from server.turn import StopReason, UserTaskTurn
+from server.usage import Usage
 from tests.builders import A_TIME, definition
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.http_talk import Talk, open_talk
+from tests.replay_talk import arm_again
 from tests.turn_walk import begin_walk, tells
 
 FREEZING = "{{ (7**6000000)|string }}"
@@ -142,6 +153,169 @@ async def test_a_candidates_template_that_fails_later_says_how() -> None:
         ("gemini_static_prompt.j2", "too_long"),
         ("gemini_dynamic_prompt.j2", "too_long"),
     ]
+
+
+# --- assertions
+
+
+def doubled(times: int, first: str = "text", name: str = "a") -> tuple[str, str]:
+    """Loops that bind a list of two lists of two lists and so on, and the name of the outermost."""
+    loops = "".join(f" for {name}{n} in [[{name}{n - 1}, {name}{n - 1}]]" for n in range(1, times + 1))
+    return f" for {name}0 in [{first}]{loops}", f"{name}{times}"
+
+
+def slow_expression() -> str:
+    """Two equal structures of a few dozen lists each, which are compared member by member."""
+    one, left = doubled(40, "text", "a")
+    other, right = doubled(40, "text + ''", "b")
+    return f"any([{left} == {right}{one}{other}])"
+
+
+def large_expression() -> str:
+    """A text of 2^40 members."""
+    loops, last = doubled(40)
+    return f"[len(str({last})){loops}] == []"
+
+
+def growing_expression() -> str:
+    """Nineteen doublings of a text: each is short enough, and all of them are kept."""
+    return "[t + t" + "".join(f" for x{n} in [0, 1]" for n in range(19)) + " for t in [text]] == []"
+
+
+SAID = Subject(
+    candidate=Said(
+        blocks=(TextBlock(text="It is warm. " * 40), ToolCallBlock(id="1", name="look", arguments={"city": "Rome"})),
+        stop_reason=StopReason.TOOL_USE,
+    ),
+    recorded=None,
+    similarity=None,
+    facts=AnswerFacts(usage=Usage(fresh_input_tokens=10, output_tokens=3)),
+)
+
+
+def asserting(*expressions: str) -> list[Assertion]:
+    return [Assertion(name=f"a{n}", expression=expression) for n, expression in enumerate(expressions)]
+
+
+@pytest.fixture(scope="module")
+async def checker() -> AsyncIterator[ConfinedAssertions]:
+    pool = WorkerPool(RenderLimits(seconds=0.5, memory_bytes=128 * 1024 * 1024))
+    yield ConfinedAssertions(pool)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "codes"),
+    [
+        (slow_expression(), {"evaluation_timed_out"}),
+        (large_expression(), {"evaluation_too_large", "evaluation_timed_out"}),
+        (growing_expression(), {"evaluation_too_large", "evaluation_timed_out", "evaluation_failed"}),
+        ("sum([[1] for x in text.split()])", {"evaluation_failed"}),
+        ("[0 for a in text for b in text for c in text] == []", {"evaluation_failed"}),
+    ],
+    ids=["slow", "large", "growing", "wrong", "many steps"],
+)
+async def test_an_assertion_that_takes_too_much_says_so_and_fails_no_other(
+    checker: ConfinedAssertions, expression: str, codes: set[str]
+) -> None:
+    assertions = asserting("'warm' in text", expression, "'cold' in text")
+    await checker.read("acme", assertions)
+
+    first, second, third = await checker.check("acme", assertions, SAID)
+
+    assert (first.passed, first.error_code) == (True, None)
+    assert (third.passed, third.message, third.error_code) == (False, "It does not hold.", None)
+    assert not second.passed
+    assert second.error_code in codes
+    assert 0 < len(second.message) <= 500
+
+
+async def test_after_three_that_take_too_much_the_others_of_an_answer_are_not_evaluated(
+    checker: ConfinedAssertions,
+) -> None:
+    results = await checker.check("acme", asserting("True", *[slow_expression()] * 4, "True"), SAID)
+
+    assert [result.error_code for result in results] == [
+        None,
+        *["evaluation_timed_out"] * 3,
+        *["not_evaluated"] * 2,
+    ]
+
+
+async def test_an_assertion_that_cannot_be_checked_is_refused_with_its_field(checker: ConfinedAssertions) -> None:
+    for wrong in (Assertion(name="b", expression="import os"), Assertion(name="b", schema={"pattern": "(a+)+$"})):
+        with pytest.raises(ValidationFailed, match=r"^assertions\.1: ") as caught:
+            await checker.read("acme", [*asserting("True"), wrong])
+        assert caught.value.details["errors"][0]["path"] == "assertions.1"  # type: ignore[index]  # reason: details are objects
+
+
+async def test_a_schema_is_checked_in_the_worker(checker: ConfinedAssertions) -> None:
+    schema = {"type": "object", "properties": {"city": {"const": "Oslo"}}}
+    results = await checker.check(
+        "acme", [Assertion(name="text", schema=schema), Assertion(name="tool", schema=schema, tool_name="look")], SAID
+    )
+
+    assert [(result.passed, result.message) for result in results] == [
+        (False, "The text is no JSON."),
+        (False, "look.city is not the value that it has to be."),
+    ]
+
+
+async def test_nothing_holds_for_an_answer_that_did_not_come(checker: ConfinedAssertions) -> None:
+    lost = replace(SAID, facts=AnswerFacts(error_code="provider_cut"))
+    (result,) = await checker.check("acme", asserting("True"), lost)
+
+    assert (result.passed, result.message) == (False, "There is no answer: provider_cut.")
+
+
+# --- the server
+
+
+@pytest.fixture
+def closed_evaluator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is evaluated in this process from now on; nothing may."""
+    reached: list[str] = []
+
+    def refuse(*given: Any, **_: Any) -> None:
+        reached.append(str(given))
+        raise AssertionError("This is evaluated in a worker only.")
+
+    for name in ("read_expression", "evaluate", "check_value", "find_schema_fault"):
+        monkeypatch.setattr(replay_assertions, name, refuse)
+    return reached
+
+
+async def test_a_replay_with_hostile_assertions_comes_to_its_end(
+    strata_server: StrataServer, emulated: EmulatedProviders, closed_evaluator: list[str]
+) -> None:
+    program, tenant_id = strata_server.program, strata_server.tenant.id
+    walk = await begin_walk(program, tenant_id, emulated, "gemini")
+    await walk.task("How is Oslo?", tells("It is warm."))
+    turns = await list_turns(program.store, tenant_id, walk.conversation_id)
+    arm_again(emulated, turns)
+    draft = {
+        "name": "Nightly",
+        "selection": {"conversation_ids": [walk.conversation_id]},
+        "assertions": [
+            {"name": "warm", "expression": "'warm' in text"},
+            {"name": "slow", "expression": slow_expression()},
+            {"name": "json", "schema": {"type": "object"}},
+        ],
+    }
+    async with open_talk(strata_server, strata_server.admin_key) as admin:
+        made = await admin.expect(201, "POST", "/admin/api/replays", draft)
+        await program.replays.items.run_all(made["id"])
+        done = await admin.expect(200, "GET", f"/admin/api/replays/{made['id']}")
+        (result,) = (await admin.expect(200, "GET", f"/admin/api/replays/{made['id']}/results"))["data"]
+
+    assert (done["state"], done["items"]["done"]) == ("done", 1)
+    assert [(one["name"], one["passed"], one["error_code"]) for one in result["assertions"]] == [
+        ("warm", True, None),
+        ("slow", False, "evaluation_timed_out"),
+        ("json", False, None),
+    ]
+    assert result["assertions"][1]["message"] == "It took more than 2 seconds of processor time."
+    assert closed_evaluator == []
 
 
 @pytest.fixture
