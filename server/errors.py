@@ -5,6 +5,7 @@
     │   ├── ValidationFailed        a field has a value that is not allowed
     │   ├── BodyMalformed           the body is not the JSON it claims to be
     │   ├── BodyTooLarge            the body is longer than the server takes
+    │   ├── BodyTimedOut            the body was not sent in time
     │   ├── MediaTypeUnsupported    the body is of a kind that the route does not read
     │   ├── MethodNotAllowed        the route exists, the method does not
     │   ├── CursorInvalid           a page cursor that this server did not make
@@ -59,6 +60,7 @@
     │   ├── TurnStalled             the provider had ended, and the turn did not end in time
     │   ├── AnswerUnstorable        the answer could not be stored as it came; its bytes are kept
     │   ├── AnswerUnreadable        an interrupted answer whose bytes cannot be read; they are kept
+    │   ├── BodyBudgetExhausted     the server reads as many bytes of bodies as it may at the same time
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
     │   ├── SettingsInvalid
@@ -140,6 +142,13 @@ class BodyTooLarge(Invalid):
 
     code = "body_too_large"
     hint = "Send less at once, or raise STRATA_BODY_LIMIT_BYTES on the server."
+
+
+class BodyTimedOut(Invalid):
+    """The request body did not arrive in time."""
+
+    code = "body_timed_out"
+    hint = "Send the request again; operators can raise STRATA_BODY_SECONDS."
 
 
 class MediaTypeUnsupported(Invalid):
@@ -506,6 +515,13 @@ class AnswerUnreadable(Unavailable):
 
     code = "answer_unreadable"
     hint = "Send the next message to go on. The log has `turn.answer_unreadable` with the reason."
+
+
+class BodyBudgetExhausted(Unavailable):
+    """The server reads as many large request bodies as it may at the same time."""
+
+    code = "body_budget_exhausted"
+    hint = "Try again after `Retry-After`; operators can raise STRATA_BODY_TOTAL_BYTES."
 
 
 class ShuttingDown(Unavailable):

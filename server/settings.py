@@ -44,6 +44,27 @@ class Settings(BaseSettings):
     body_limit_bytes: int = Field(
         default=32 * MEBIBYTE, ge=1024, le=1024 * MEBIBYTE, description="Largest request body, in bytes."
     )
+    body_total_bytes: int = Field(
+        default=256 * MEBIBYTE,
+        ge=1024 * 1024,
+        le=1024 * 1024 * MEBIBYTE,
+        description="Most bytes of request bodies that one process reads at the same time. Bodies up to 64 KiB do not "
+        "count.",
+    )
+    body_wait_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        le=300,
+        description="How long a large body waits for others to be read, before its request gets a 503 with the code "
+        "`body_budget_exhausted`.",
+    )
+    body_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="How long a client may take to send a body, plus a second for each 16 KiB that arrive. After that "
+        "the request gets a 408 and its connection is closed.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="Origins that browsers may call from, such as `https://app.example`, with commas between.",

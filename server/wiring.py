@@ -66,6 +66,7 @@ from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
 from server.typical_lengths import TypicalLengths
 from server.web.app import WebParts, build_app
+from server.web.body_budget import BodyBudget
 from server.web.edge import Edge
 from server.wire.frames import read_frames
 
@@ -307,9 +308,31 @@ def _build_web_parts(
         metrics=parts.metrics,
         tracing=parts.tracing,
         body_limit_bytes=settings.body_limit_bytes,
+        bodies=_build_body_budget(settings, parts.metrics),
         cors_origins=settings.cors_origins,
         version=__version__,
     )
+
+
+def _build_body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
+    bodies = BodyBudget(
+        settings.body_total_bytes,
+        largest_bytes=settings.body_limit_bytes,
+        wait_seconds=settings.body_wait_seconds,
+        body_seconds=settings.body_seconds,
+    )
+    metrics.gauge_callback(
+        "strata_http_body_bytes", "Bytes of large request bodies being read now.", lambda: bodies.in_use_bytes
+    )
+    metrics.gauge_callback(
+        "strata_http_bodies_waiting", "Large request bodies that wait to be read.", lambda: bodies.waiting
+    )
+    metrics.counter_callback(
+        "strata_http_bodies_refused_total",
+        "Large request bodies that were refused because others were being read.",
+        lambda: bodies.refused_count,
+    )
+    return bodies
 
 
 def _build_editor(parts: _Parts, store: PostgresStore, estimate: TokenEstimate) -> AssistantEditor:

@@ -1,7 +1,7 @@
 """The application: the routes, the edge around them, and what they are given."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -60,6 +60,7 @@ from server.web.admin.page_errors import answer_any_exception
 from server.web.admin.site import build_pages
 from server.web.assistants import ProviderNames
 from server.web.auth import provide_caller
+from server.web.body_budget import BodyBudget
 from server.web.edge import Edge
 from server.web.headers import provide_turn_headers
 from server.web.readiness import Readiness
@@ -171,6 +172,7 @@ class WebParts:
     metrics: Metrics
     tracing: Tracing
     body_limit_bytes: int
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     image_limit_bytes: int
     keep_alive_seconds: float
     stall_seconds: float = 30.0
@@ -191,7 +193,7 @@ def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> Edge
     litestar = _build_frame(
         tuple(routes), frozenset(values), parts.body_limit_bytes, tuple(parts.cors_origins), parts.version
     )
-    return Edge(litestar, values, metrics=parts.metrics, tracing=parts.tracing)
+    return Edge(litestar, values, bodies=parts.bodies, metrics=parts.metrics, tracing=parts.tracing)
 
 
 @lru_cache(maxsize=_FRAMES)

@@ -1,10 +1,12 @@
 """The edge: one ASGI middleware around the whole application, so that what the framework refuses passes it too.
 
 Every request gets an id, a span, a line in the log and a place in the metrics, and every answer the security headers.
-It costs two small calls per message and never holds, copies or looks into a body. All is recorded when the answer has
-ended, which for a stream may be minutes after it began.
+It costs two small calls per message and never holds, copies or looks into a body; the time and the memory that bodies
+take on their way in are bounded (`body_budget`). All is recorded when the answer has ended, which for a stream may be
+minutes after it began.
 """
 
+import asyncio
 import logging
 import re
 import secrets
@@ -21,6 +23,7 @@ from server.errors import Internal
 from server.telemetry.logs import begin_log_context
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import RequestSpan, Tracing
+from server.web.body_budget import BodyBudget, BodyIntake
 from server.web.errors import encode_problem
 from server.web.problem import PROBLEM_MEDIA_TYPE
 from server.web.request import FAILURE, PARTS, PROBLEM_CODE, REQUEST_ID
@@ -52,6 +55,7 @@ class _Exchange:
     """One request and its answer, as seen from outside."""
 
     __slots__ = (
+        "_body",
         "_receive",
         "_send",
         "abandoned",
@@ -65,7 +69,17 @@ class _Exchange:
         "status",
     )
 
-    def __init__(self, receive: Receive, send: Send, *, method: str, request_id: str, span: RequestSpan | None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        body: BodyIntake,
+        method: str,
+        request_id: str,
+        span: RequestSpan | None,
+    ) -> None:
+        self._body = body
         self._receive = receive
         self._send = send
         self.method = method
@@ -79,10 +93,22 @@ class _Exchange:
         self.abandoned = False
 
     async def receive(self) -> Any:
-        message = await self._receive()
+        """Raises `BodyTimedOut` and `BodyBudgetExhausted` while the body is being read."""
+        message = await self._receive_body() if self._body.pending else await self._receive()
         if message["type"] == "http.disconnect" and not self.complete:
             self.disconnected = True
             self.abandoned = self.abandoned or self.status == 0
+        return message
+
+    async def _receive_body(self) -> Any:
+        deadline = await self._body.prepare()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise self._body.time_out() from None
+        if message["type"] == "http.request":
+            self._body.arrived(len(message["body"]), more=message["more_body"])
         return message
 
     async def send(self, message: Message) -> None:
@@ -91,6 +117,7 @@ class _Exchange:
             self.complete = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             self.status = message["status"]
+            self._body.release()
             message = {**message, "headers": self._complete_headers(list(message["headers"]))}
         await self._send(message)
 
@@ -104,8 +131,17 @@ class _Exchange:
 class Edge:
     """The application as the HTTP server sees it."""
 
-    def __init__(self, litestar: Litestar, parts: Mapping[str, object], *, metrics: Metrics, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        litestar: Litestar,
+        parts: Mapping[str, object],
+        *,
+        bodies: BodyBudget,
+        metrics: Metrics,
+        tracing: Tracing,
+    ) -> None:
         """`parts` travel with every request, see `server.web.request`."""
+        self._bodies = bodies
         self.litestar = litestar
         self._parts = parts
         self._metrics = metrics
@@ -127,7 +163,8 @@ class Edge:
         state: dict[str, Any] = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id
         state[PARTS] = self._parts
-        exchange = _Exchange(receive, send, method=method, request_id=request_id, span=span)
+        body = BodyIntake(self._bodies, scope["headers"])
+        exchange = _Exchange(receive, send, body=body, method=method, request_id=request_id, span=span)
         failure: Exception | None = None
         try:
             await self.litestar(scope, exchange.receive, exchange.send)
@@ -139,6 +176,7 @@ class Edge:
             if not exchange.status:
                 await _answer_internal(exchange)
         finally:
+            body.release()
             self._record(scope, exchange, failure or state.get(FAILURE))
 
     def _begin_span(self, scope: HTTPScope, method: str, carrier: dict[str, str]) -> RequestSpan | None:

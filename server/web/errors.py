@@ -45,6 +45,8 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ValidationFailed: Row(status=422),
     errors.BodyMalformed: Row(status=400),
     errors.BodyTooLarge: Row(status=413),
+    # The rest of the body would follow the answer: the connection is of no use any more.
+    errors.BodyTimedOut: Row(status=408, headers=(("connection", "close"),)),
     errors.MediaTypeUnsupported: Row(status=415),
     errors.MethodNotAllowed: Row(status=405),
     errors.CursorInvalid: Row(status=400),
@@ -97,6 +99,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.TurnStalled: _HOPELESS_FOR_NOW,
     errors.AnswerUnstorable: _HOPELESS_FOR_NOW,
     errors.AnswerUnreadable: _HOPELESS_FOR_NOW,
+    errors.BodyBudgetExhausted: Row(status=503, retry_after_seconds=2),
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
     # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
     errors.SettingsInvalid: _UNAVAILABLE,
@@ -234,10 +237,19 @@ def document_errors(*kinds: type[StrataError]) -> dict[int, ResponseSpec]:
     }
 
 
+_READING: Final = (
+    errors.BodyMalformed,
+    errors.BodyTooLarge,
+    errors.BodyTimedOut,
+    errors.BodyBudgetExhausted,
+    errors.MediaTypeUnsupported,
+)
+
+
 def document_client_errors(*kinds: type[StrataError], body: bool = False) -> dict[int, ResponseSpec]:
     """The same for a route under `/v1`, with the errors that all of these share; `body`: it reads one."""
     shared = (errors.ValidationFailed, errors.KeyRejected, errors.ScopeMissing, errors.RateLimited)
-    reading = (errors.BodyMalformed, errors.BodyTooLarge, errors.MediaTypeUnsupported) if body else ()
+    reading = _READING if body else ()
     return document_errors(*dict.fromkeys((*shared, *reading, errors.DatabaseUnavailable, *kinds)))
 
 

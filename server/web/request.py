@@ -44,6 +44,10 @@ class StrataRequest(Request[ApiKey | None, Any, State]):
         body = self._connection_state.json
         return None if body is Empty else body
 
+    def forget_body(self) -> None:
+        """Lets go of the body and its JSON. For handlers whose answer takes minutes, after they have read it."""
+        self._body = self._json = self._connection_state.body = self._connection_state.json = Empty
+
     async def json(self) -> Any:
         """Raises `MediaTypeUnsupported` and `BodyMalformed`. A body without a content type is taken for JSON."""
         media_type = self.content_type[0].lower()

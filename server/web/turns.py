@@ -145,6 +145,7 @@ async def take_turn(
     asked = await read_turn_request(
         conversation_id, data, turn_headers, image_limit_bytes=turn_options.image_limit_bytes
     )
+    request.forget_body()
     await _keep_to_the_rate(request, store, caller.tenant_id, asked)
     handle = await turn_service.take_turn(caller.tenant_id, asked)
     headers = {"idempotency-replayed": "true"} if handle.duplicate else {}
