@@ -107,7 +107,10 @@ def check_answer(past: PastCall, end: CallEnd, fold: Fold) -> ValueDifference | 
     if _had_ended_before(past.answer, past.call):
         folded = Folded(answer=ProviderAnswer())
     return (
-        _check_content(past.answer, folded.answer) or _check_end(past.answer, folded) or _check_usage(past.answer, past)
+        _check_content(past.answer, folded.answer)
+        or _check_version(past.answer, folded.answer)
+        or _check_end(past.answer, folded)
+        or _check_usage(past.answer, past)
     )
 
 
@@ -144,6 +147,13 @@ def _check_content(stored: PastAnswer, found: ProviderAnswer) -> ValueDifference
         return None
     said, read = ([block_to_json(block) for block in blocks] for blocks in (stored.blocks, found.blocks))
     return find_value_difference(said, read, "blocks") or find_byte_difference(stored.native, native, "native")
+
+
+def _check_version(stored: PastAnswer, found: ProviderAnswer) -> ValueDifference | None:
+    """Earlier releases did not keep it."""
+    if stored.model_version in {None, found.model_version}:
+        return None
+    return _differ("model_version", stored.model_version, found.model_version)
 
 
 def _check_end(stored: PastAnswer, folded: Folded) -> ValueDifference | None:

@@ -84,6 +84,7 @@ _WITHHELD: Final[Mapping[str, str]] = {
     Withheld.FAMILY: "a model made it whose signatures this one does not read",
     Withheld.ACCOUNT: "it was made with other credentials",
     Withheld.PREFIX: "it was made behind another static text or other tools",
+    Withheld.REJECTED: "the provider rejected signatures of this history, and they are not sent again",
     Withheld.UNSIGNED: "the first call of the answer came without the signature that the model insists on",
 }
 _REPAIRS: Final[Mapping[str, str]] = {
@@ -94,12 +95,14 @@ _REPAIRS: Final[Mapping[str, str]] = {
     "result_supplied": "A call had no result; one that says so was put in.",
     "orphan_result_dropped": "A result answered no call, and was left out.",
     "repeated_result_dropped": "A call had several results; the first was sent.",
+    "calls_as_text": "Calls and their results went out as text, since the provider rejected them as calls.",
     "call_renamed": "The id of a call was taken already; it went out under another.",
 }
 _WARNINGS: Final[Mapping[str, str]] = {
     "token_count_out_of_range": "The provider reported a token count that cannot be one; another one was counted.",
     "profile_assumed": "The model is not listed; it was called as the newest of its family would be.",
     "prefix_break": "The request does not begin like the one before, where it should.",
+    "signatures_rejected": "The attempt before was rejected for its signatures; this one was made without them.",
     "signatures_withheld": "Answers went back without their signatures: {reason}.",
     "summary": "A call of no turn: it sums up the oldest history.",
     "signed_compaction": "A call of no turn: it asks for a signed block in place of old turns.",

@@ -63,6 +63,8 @@ class PastAnswer:
     provider: str | None
     model: str | None
     account: str | None
+    model_version: str | None = None
+    """None where it was not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,12 @@ from server.conversation import ConversationState
 from server.conversation_lengths import KnownLengths
 from server.epoch import Epoch, EpochReason, Segment
 from server.epoch_writer import EpochWriter, Rewrite
-from server.errors import ConversationBusy, EpochMoved, OpeningRejected, ProviderFailed, SummaryUnavailable
+from server.errors import ConversationBusy, EpochMoved, ProviderFailed, SummaryUnavailable
 from server.held_texts import HeldTexts, StaticText
 from server.history_rewriter import HistoryRewriter
 from server.history_summary import Summariser
 from server.openings import Openings
+from server.provider_calls import REJECTIONS
 from server.renderer import Renderer
 from server.signed_compaction import SignedSummariser, wants_signed
 from server.store import CopiedSegments, History, Store
@@ -220,7 +221,7 @@ class Compactor:
         try:
             begun = await self._openings.sign(tenant_id, look.history, look.static, plan.last_seq)
         except ProviderFailed as error:
-            if not (look.decision.window_short or isinstance(error, OpeningRejected)):
+            if not (look.decision.window_short or isinstance(error, REJECTIONS)):
                 _log.warning("compaction.signed_postponed", extra={**facts, "code": error.code})
                 why = f"No summary was to be had. {error.message}"
                 raise SummaryUnavailable(why, provider_code=error.code) from error

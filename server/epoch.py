@@ -8,8 +8,9 @@ are neither in the static text nor in the buffer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from server.block import JsonValue
 
@@ -27,6 +28,8 @@ class EpochReason(StrEnum):
     """A signed block was wanted and could not be had: the turns became a segment."""
     OPENING_SET_DOWN = "opening_set_down"
     """What a signed block tells is text of the history now: the provider refused it, or the window ran short."""
+    SIGNATURES_REJECTED = "signatures_rejected"
+    """The provider rejected signatures of the history. The static text is the same; they are left out from now on."""
     COMPACTION_UNDONE = "compaction_undone"
     SUMMARISED = "summarised"
     OLDEST_LEFT_OUT = "oldest_left_out"
@@ -47,6 +50,20 @@ class Opening:
     kept_prefix_hashes: tuple[bytes, ...] = ()
     """Thinking that was made behind one of these prefixes is valid behind the block too: those of the epochs that the
     block was made in, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """What one provider has rejected of a history, and is not sent again."""
+
+    signatures_through_seq: int
+    """Answers up to this turn go back without signatures and thinking."""
+    calls_through_seq: int = 0
+    """Up to this turn also the calls and their results are sent as text: the provider rejected them without a
+    signature too."""
+
+
+NOTHING_REJECTED: Final = Rejected(signatures_through_seq=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +91,8 @@ class Epoch:
     buffer_start_seq: int
     opening: Opening | None = None
     """Stands before the buffer; None where the buffer begins with a turn."""
+    rejected: Mapping[str, Rejected] = field(default_factory=dict)
+    """By provider. Every later epoch has at least the same: what was left out once must not come back."""
     args: Mapping[str, JsonValue] | None = None
     """The conversation's args that the base text was rendered with. None where they were not kept, and for an epoch
     that is to begin: those of the one before, where the hash is the same. Only past ones are read with theirs."""

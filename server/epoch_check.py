@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from server.assistant import Tool
 from server.call_walk import Flaw
 from server.conversation import Conversation
-from server.epoch import Epoch, Segment
+from server.epoch import NOTHING_REJECTED, Epoch, EpochReason, Segment
 from server.payload_builder import hash_chain, hash_prefix
 from server.prompt_arguments import hash_arguments
 
@@ -37,6 +37,7 @@ def check_epoch(
     yield from _check_turns_told(epoch, segments)
     if epoch.args is not None and epoch.arguments_hash and hash_arguments(epoch.args) != epoch.arguments_hash:
         yield _differ(epoch, "args", "The args are not what their hash says.", epoch.arguments_hash)
+    yield from _check_rejected(epoch, before)
     # Of a static text that is damaged, that is told where it is read. Empty in an epoch from before it was kept.
     is_whole = hashlib.sha256(static_text.encode("utf-8", "surrogatepass")).digest() == epoch.static_hash
     expected = _expect_prefix(epoch, before, static_text, tools)
@@ -69,6 +70,21 @@ def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Fla
         stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
         found=f"a buffer from {epoch.buffer_start_seq}, told up to {told}",
     )
+
+
+def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
+    """What was left out once stays out. Only an epoch that begins for that leaves out more."""
+    was = {} if before is None else before.rejected
+    if epoch.rejected == was:
+        return
+    grows = epoch.reason in {EpochReason.SIGNATURES_REJECTED, EpochReason.OPENING_SET_DOWN} and all(
+        epoch.rejected.get(provider, NOTHING_REJECTED).signatures_through_seq >= old.signatures_through_seq
+        and epoch.rejected.get(provider, NOTHING_REJECTED).calls_through_seq >= old.calls_through_seq
+        for provider, old in was.items()
+    )
+    if not grows:
+        note = "Not all that was rejected before is left out, or more, without a reason."
+        yield Flaw(place=f"epoch {epoch.number} rejected", note=note, stored=str(epoch.rejected), found=str(was))
 
 
 def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:

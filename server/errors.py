@@ -697,14 +697,14 @@ class SignatureRejected(ProviderFailed):
     """The provider refused a signature in the history."""
 
     code = "signature_rejected"
-    hint = "The call shows which; switching model, account or family makes signatures foreign."
+    hint = "Send the message again: the conversation goes on without the signatures that were rejected."
 
 
 class PrefixMismatch(ProviderFailed):
     """The provider found thinking behind another history than it was made behind."""
 
     code = "prefix_mismatch"
-    hint = "The call shows the first block that differs from the one before."
+    hint = "Send the message again: the conversation goes on without the thinking that was rejected."
 
 
 class OpeningRejected(ProviderFailed):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.assistant import Tool
-from server.block import Blob, Block, JsonValue, TextBlock, ToolCallBlock
+from server.block import Blob, Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock
 from server.errors import Internal
+from server.exact_json import dumps_exact
 from server.history import Step, read_steps, repair
 from server.payload import CallSettings, Layer, LayerOrder, PayloadMessage
 from server.provider import Provider
@@ -64,7 +65,7 @@ def tell_history(turns: Sequence[BufferedTurn], recipe: Recipe, *, dynamic: str 
     return ToldHistory(
         messages=tuple(_render(repaired.steps, turns, past, recipe, dynamic)),
         steps=repaired.steps,
-        repairs=(*past.repairs, *repaired.repairs),
+        repairs=(*past.repairs, *repaired.repairs, *_note_text_calls(repaired.steps, recipe)),
         withheld=past.withheld,
     )
 
@@ -141,13 +142,17 @@ def _render(
     if recipe.order is LayerOrder.LAYERED and dynamic is not None:
         yield PayloadMessage(layer=Layer.DYNAMIC, data=provider.dynamic_message(dynamic), role="user")
     calls: tuple[ToolCallBlock, ...] = ()
+    as_text = False
     for step in steps:
         turn = None if step.seq is None else by_seq[step.seq]
         inside = None if step.seq is None else blocks_sent.get(step.seq)
         match step.kind:
             case TurnKind.MODEL_RESPONSE:
                 calls, inside = step.calls, None
-                data, role = _render_model(step, turn, past, provider), "model"
+                as_text = _goes_as_text(step, recipe)
+                data, role = _render_model(step, turn, past, recipe), "model"
+            case TurnKind.TOOL_RESPONSE if as_text:
+                data, role = provider.user_message(_results_as_text(step.results, calls), {}, inside), "user"
             case TurnKind.TOOL_RESPONSE:
                 inside = inside if recipe.signer.profile.takes_text_beside_results else None
                 data, role = provider.tool_message(step.results, calls, inside), "tool"
@@ -169,14 +174,43 @@ def _blocks_sent(
     return sent if trigger is None else sent | {trigger.seq: dynamic}
 
 
-def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, provider: Provider) -> bytes:
+def _goes_as_text(step: Step, recipe: Recipe) -> bool:
+    """Whether the calls of an answer are sent as text: see `server.epoch.Rejected`."""
+    return bool(step.calls) and step.seq is not None and step.seq <= recipe.signer.rejected.calls_through_seq
+
+
+def _note_text_calls(steps: Sequence[Step], recipe: Recipe) -> Iterator[Mapping[str, JsonValue]]:
+    for step in steps:
+        if _goes_as_text(step, recipe):
+            yield {"kind": "calls_as_text", "seq": step.seq, "ids": [call.id for call in step.calls]}
+
+
+def _call_as_text(call: ToolCallBlock) -> TextBlock:
+    return TextBlock(text=f"[Call of the tool {call.name}: {dumps_exact(dict(call.arguments)).decode()}]")
+
+
+def _results_as_text(results: Sequence[ToolResultBlock], calls: Sequence[ToolCallBlock]) -> tuple[TextBlock, ...]:
+    names = {call.id: call.name for call in calls}
+    return tuple(
+        TextBlock(
+            text=f"[{'Error' if result.is_error else 'Result'} of the tool {names.get(result.tool_call_id, '')}: "
+            f"{dumps_exact(result.output).decode()}]"
+        )
+        for result in results
+    )
+
+
+def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, recipe: Recipe) -> bytes:
     if turn is None:
         raise Internal("A repair never makes an answer.")
-    if not step.renamed:
+    as_text = _goes_as_text(step, recipe)
+    if not step.renamed and not as_text:
         return past.answers[turn.seq]
     calls = iter(step.calls)
-    blocks = [next(calls) if isinstance(block, ToolCallBlock) else block for block in _blocks_of(turn)]
-    renamed = provider.foreign_message(blocks)
+    blocks: list[Block] = [next(calls) if isinstance(block, ToolCallBlock) else block for block in _blocks_of(turn)]
+    if as_text:
+        blocks = [_call_as_text(block) if isinstance(block, ToolCallBlock) else block for block in blocks]
+    renamed = recipe.provider.foreign_message(blocks)
     if renamed is None:
         raise Internal("An answer with calls cannot be empty.")
     return renamed

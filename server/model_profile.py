@@ -194,6 +194,18 @@ def profile_warnings(profile: ModelProfile) -> tuple[dict[str, str], ...]:
     return ({"kind": "profile_assumed", "model": profile.model, "family": profile.family},)
 
 
+def find_family(provider: str, model: str, version: str | None) -> str:
+    """The family of signatures that a model makes: that of the version that its answer named, if it is a known one.
+
+    An alias such as `gemini-pro-latest` does not tell its family, and stands for another one from one day to the next.
+    """
+    if version is not None and any(
+        profile.provider == provider and version.startswith(beginning) for beginning, profile in _FAMILIES
+    ):
+        return find_profile(provider, version).family
+    return find_profile(provider, model).family
+
+
 def find_profile(provider: str, model: str) -> ModelProfile:
     """The profile of a model; that of its family, marked as assumed, if the model is not listed.
 

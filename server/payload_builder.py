@@ -22,7 +22,7 @@ from server.assistant import Tool
 from server.block import Blob, JsonValue
 from server.cache_policy import WIDE_BLOCKS, Markers, apply_caching, place_markers
 from server.call_settings import read_order, read_settings
-from server.epoch import Epoch
+from server.epoch import Epoch, EpochReason
 from server.errors import HistoryRuleBroken, Internal
 from server.history_messages import Recipe, dynamic_text, tell_history
 from server.manifest import build_manifest, decode_manifest, encode_tools, find_prefix_break, share_opening
@@ -79,7 +79,7 @@ def build_payload(
         blobs=blobs,
         opening=None if epoch.opening is None else epoch.opening.data,
     )
-    return _build(source, recipe, epoch.number)
+    return _build(source, recipe, epoch)
 
 
 def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPayload:
@@ -99,7 +99,7 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
         blobs=source.blobs,
         opening=None if source.epoch.opening is None else source.epoch.opening.data,
     )
-    built = _build(source, recipe, source.epoch.number)
+    built = _build(source, recipe, source.epoch)
     return replace(built, payload=apply_caching(built.payload, start.caching))
 
 
@@ -122,7 +122,7 @@ def needs_dynamic(sent: str | None, now: str) -> bool:
     return sent is None or _without_clock(sent) != _without_clock(now)
 
 
-def _build(source: PayloadSource, recipe: Recipe, epoch_number: int) -> BuiltPayload:
+def _build(source: PayloadSource, recipe: Recipe, epoch: Epoch) -> BuiltPayload:
     turns = source.buffered
     if not turns or turns[-1].kind is TurnKind.MODEL_RESPONSE:
         raise Internal("There is nothing to answer.")
@@ -152,7 +152,7 @@ def _build(source: PayloadSource, recipe: Recipe, epoch_number: int) -> BuiltPay
         warnings=(
             *note_withheld(told.withheld),
             *_note_postponed(turns, recipe, dynamic),
-            *_find_break(source, recipe, manifest, epoch_number),
+            *_find_break(source, recipe, manifest, epoch),
         ),
         dynamic_sent=dynamic,
     )
@@ -211,10 +211,11 @@ def _place_markers(messages: Sequence[PayloadMessage], turns: Sequence[BufferedT
 
 
 def _find_break(
-    source: PayloadSource, recipe: Recipe, manifest: tuple[ManifestEntry, ...], epoch_number: int
+    source: PayloadSource, recipe: Recipe, manifest: tuple[ManifestEntry, ...], epoch: Epoch
 ) -> Iterator[Mapping[str, JsonValue]]:
     """Against the call before, where it was of the same provider and order, behind the same prefix. A new opening comes
-    with a new epoch and is announced by it; within one it must not change.
+    with a new epoch and is announced by it, and so are signatures that are left out because they were rejected; within
+    one epoch nothing of that must change.
     """
     answers = [turn for turn in source.buffered if turn.kind is TurnKind.MODEL_RESPONSE]
     if (
@@ -225,7 +226,8 @@ def _find_break(
     ):
         return
     previous = decode_manifest(source.previous_manifest)
-    if source.previous_epoch != epoch_number and not share_opening(previous, manifest):
+    is_announced = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_opening(previous, manifest)
+    if source.previous_epoch != epoch.number and is_announced:
         return
     broken = find_prefix_break(previous, manifest, recipe.order)
     if broken is not None:

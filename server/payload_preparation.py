@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -11,8 +10,8 @@ from typing import Final
 from server.assistant import Tool
 from server.block import Blob, JsonValue
 from server.call_settings import read_order
-from server.epoch import Epoch, EpochReason, Segment, set_down
-from server.errors import EpochMoved, ProviderNotConfigured
+from server.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment, set_down
+from server.errors import EpochMoved, OpeningRejected, ProviderFailed, ProviderNotConfigured
 from server.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.model_profile import find_profile
 from server.payload import LayerOrder
@@ -47,6 +46,9 @@ class PreparedPayload:
     built: BuiltPayload
     caching: CachePlan
     template_failures: tuple[TemplateFailure, ...]
+    source: PayloadSource
+    """What it was built from, with the epoch as it was settled."""
+    static: StaticText
 
 
 class PayloadPreparation:
@@ -101,8 +103,20 @@ class PayloadPreparation:
         provider = self._providers.get(definition.provider)
         if provider is None:
             raise ProviderNotConfigured(f"This server has no key for {definition.provider}.")
-        profile = find_profile(provider.name, definition.model)
         epoch, static, failures = await self._settle_epoch(tenant_id, source)
+        return await self._assemble(tenant_id, replace(source, epoch=epoch), provider, epoch, static, failures)
+
+    async def _assemble(
+        self,
+        tenant_id: str,
+        source: PayloadSource,
+        provider: Provider,
+        epoch: Epoch,
+        static: StaticText,
+        failures: tuple[TemplateFailure, ...],
+    ) -> PreparedPayload:
+        definition = source.assistant.definition
+        profile = find_profile(provider.name, definition.model)
         rendered = await self._renderer.render_dynamic(
             tenant_id, provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
         )
@@ -127,7 +141,51 @@ class PayloadPreparation:
             built=replace(built, payload=caching.payload),
             caching=caching,
             template_failures=(*failures, *rendered.failures),
+            source=source,
+            static=static,
         )
+
+    async def leave_out_rejected(
+        self, tenant_id: str, sent: PreparedPayload, failure: ProviderFailed
+    ) -> PreparedPayload | None:
+        """The same payload without what the provider has rejected: signatures, or the signed summary.
+
+        A new epoch records what is left out, so no later payload sends it. First all signatures of the history are
+        left out. If a request without them was rejected too, its calls and results become text. None if the payload
+        has nothing that could be left out. Raises what the store raises.
+        """
+        for _ in range(_TRIES):
+            try:
+                return await self._leave_out(tenant_id, sent, failure)
+            except EpochMoved:
+                # A compaction has made room in the window meanwhile.
+                sent = await self.prepare(tenant_id, await self.load(tenant_id, sent.source.conversation.id))
+        raise EpochMoved
+
+    async def _leave_out(
+        self, tenant_id: str, sent: PreparedPayload, failure: ProviderFailed
+    ) -> PreparedPayload | None:
+        conversation_id = sent.source.conversation.id
+        for epoch, static, segment in _plan_recovery(sent, failure):
+            source = replace(sent.source, epoch=epoch)
+            prepared = await self._assemble(tenant_id, source, sent.provider, epoch, static, sent.template_failures)
+            if _answers_of(prepared) == _answers_of(sent):
+                continue
+            await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=segment)
+            self._texts.hold(conversation_id, epoch.static_hash, static)
+            _log.warning(
+                f"turn.{epoch.reason.value}",
+                extra={
+                    "conversation_id": conversation_id,
+                    "epoch": epoch.number,
+                    "provider": sent.provider.name,
+                    "model": sent.model,
+                    "code": failure.code,
+                },
+            )
+            note = {"kind": "signatures_rejected", "code": failure.code, "epoch": epoch.number}
+            return replace(prepared, built=replace(prepared.built, warnings=(note, *prepared.built.warnings)))
+        return None
 
     async def _settle_epoch(
         self, tenant_id: str, source: PayloadSource
@@ -174,6 +232,7 @@ class PayloadPreparation:
             args=conversation.args,
             template_hash=rendered.template_hash,
             buffer_start_seq=conversation.buffer_start_seq,
+            rejected={} if source.epoch is None else source.epoch.rejected,
         )
         segment = None
         if source.epoch is not None and source.epoch.opening is not None:
@@ -202,24 +261,6 @@ class PayloadPreparation:
         is_append_only = read_order(now.settings, find_profile(now.provider, now.model)) is LayerOrder.APPEND_ONLY
         return is_append_only and (then.provider, then.model, then.tools) == (now.provider, now.model, now.tools)
 
-    async def set_down_opening(self, tenant_id: str, conversation_id: str, epoch_number: int) -> None:
-        """What the opening of this epoch tells becomes text of the history. Nothing happens where another has begun."""
-        source = await self.load(tenant_id, conversation_id)
-        old, static = source.epoch, self._current_static(source)
-        if old is None or old.number != epoch_number or old.opening is None or static is None:
-            return
-        assistant = await self._store.load_assistant(tenant_id, source.assistant.id, old.assistant_version)
-        begun = replace(
-            old,
-            number=old.number + 1,
-            reason=EpochReason.OPENING_SET_DOWN,
-            base_text=static.text[: static.base_length],
-        )
-        epoch, static, segment = _set_down(begun, static, assistant.definition.tools)
-        _log.warning("turn.opening_set_down", extra={"conversation_id": conversation_id, "epoch": epoch.number})
-        with suppress(EpochMoved):
-            await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=segment)
-
     def _gather_blobs(self, source: PayloadSource) -> Mapping[str, Blob]:
         blobs = {**self._blobs.blobs_of(source.conversation.id), **source.blobs}
         if blobs:
@@ -241,6 +282,41 @@ def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[
         opening=None,
     )
     return changed, grown, segment
+
+
+def _plan_recovery(
+    sent: PreparedPayload, failure: ProviderFailed
+) -> Iterator[tuple[Epoch, StaticText, Segment | None]]:
+    """The epochs that leave out what was rejected, the one that leaves out least first. A signed summary becomes text
+    in any case: whether it was the cause is not said.
+    """
+    source, static, segment = sent.source, sent.static, None
+    old = source.epoch
+    if old is None:
+        return
+    epoch = replace(
+        old,
+        number=old.number + 1,
+        reason=EpochReason.SIGNATURES_REJECTED,
+        base_text=static.text[: static.base_length],
+    )
+    if old.opening is not None:
+        epoch = replace(epoch, reason=EpochReason.OPENING_SET_DOWN)
+        epoch, static, segment = _set_down(epoch, static, source.assistant.definition.tools)
+    if isinstance(failure, OpeningRejected):
+        if segment is not None:
+            yield epoch, static, segment
+        return
+    name = sent.provider.name
+    newest = max((turn.seq for turn in source.buffered if turn.kind is TurnKind.MODEL_RESPONSE), default=0)
+    before = old.rejected.get(name, NOTHING_REJECTED)
+    for calls_through_seq in (before.calls_through_seq, newest):
+        rejected = Rejected(signatures_through_seq=newest, calls_through_seq=calls_through_seq)
+        yield replace(epoch, rejected={**old.rejected, name: rejected}), static, segment
+
+
+def _answers_of(prepared: PreparedPayload) -> list[bytes]:
+    return [message.data for message in prepared.built.payload.messages if message.role == "model"]
 
 
 def _hash_text(text: str) -> bytes:

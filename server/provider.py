@@ -66,6 +66,8 @@ class ProviderAnswer:
     long_write_tokens: int = 0
     """How many of the written cache tokens have the long lifetime."""
     response_id: str | None = None
+    model_version: str | None = None
+    """The model that the answer names: where an alias was asked for, the one that it stands for."""
     stop_details: Mapping[str, JsonValue] | None = None
     """What the provider says about the stop beyond its reason."""
     cache_miss_reason: str | None = None

@@ -11,17 +11,24 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Final, TypeAlias
 
-from server.errors import CacheGone, ProviderFailed
+from server.errors import CacheGone, OpeningRejected, PrefixMismatch, ProviderFailed, SignatureRejected
 from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
 from server.provider import ENDED, Provider, ProviderStream, StreamState
 from server.retry_policy import RetryPolicy, plan_retry
 from server.token_estimate import TokenEstimate
 
+Rebuild: TypeAlias = Callable[[ProviderFailed], Awaitable[Payload | None]]
+"""The payload without what the provider has rejected; None if nothing can be left out."""
+REJECTIONS: Final = (OpeningRejected, PrefixMismatch, SignatureRejected)
+"""The provider rejects what it has signed itself: the same request fails every time."""
+_AT_ONCE: Final = (CacheGone, *REJECTIONS)
+"""What is followed by another request at once, which is no retry of the same."""
 _log = logging.getLogger("strata.provider")
 
 
@@ -29,13 +36,22 @@ class PatientCall:
     """One turn's way to its answer."""
 
     def __init__(
-        self, provider: Provider, payload: Payload, policy: RetryPolicy, *, estimate: TokenEstimate | None = None
+        self,
+        provider: Provider,
+        payload: Payload,
+        policy: RetryPolicy,
+        *,
+        estimate: TokenEstimate | None = None,
+        rebuild: Rebuild | None = None,
     ) -> None:
-        """`estimate` learns from the call that gets through."""
+        """`estimate` learns from the call that gets through. `rebuild` is used once, for the first of `REJECTIONS`
+        that comes before any event.
+        """
         self._provider = provider
         self._payload = payload
         self._policy = policy
         self._estimate = estimate
+        self._rebuild = rebuild
         self._cancelled = asyncio.Event()
         self.attempts: list[ProviderStream] = []
         """All of them, the last one last. Empty until `events` is used."""
@@ -103,6 +119,8 @@ class PatientCall:
             _log.info("provider.cache_gone", extra={"provider": self._provider.name, "model": self._payload.model})
             self._payload = replace(self._payload, cached_content=None)
             return True
+        if isinstance(failure, REJECTIONS) and not events_given and await self._leave_out(failure):
+            return True
         delay = self._plan(failure, elapsed_seconds=time.monotonic() - began, events_given=events_given)
         if delay is None:
             return False
@@ -116,6 +134,21 @@ class PatientCall:
             self._pauses = False
         return False
 
+    async def _leave_out(self, failure: ProviderFailed) -> bool:
+        """Whether there is a payload without what was rejected. Asked for once."""
+        rebuild, self._rebuild = self._rebuild, None
+        if rebuild is None:
+            return False
+        self._pauses = True
+        try:
+            payload = await rebuild(failure)
+        finally:
+            self._pauses = False
+        if payload is None:
+            return False
+        self._payload = payload
+        return True
+
     def _learn(self, stream: ProviderStream) -> None:
         """Not from a call that names an explicit cache: most of its tokens are not in its bytes."""
         if self._estimate is None or stream.state is not StreamState.COMPLETE or self._payload.cached_content:
@@ -127,8 +160,8 @@ class PatientCall:
         delay = plan_retry(
             self._policy,
             error,
-            # One that only found its cache gone is no try of the provider's patience.
-            attempt=len(self.attempts) - sum(isinstance(failure, CacheGone) for failure in self.failures[:-1]),
+            # One that only found its cache gone, or a signature rejected, is no try of the provider's patience.
+            attempt=len(self.attempts) - sum(isinstance(failure, _AT_ONCE) for failure in self.failures[:-1]),
             elapsed_seconds=elapsed_seconds,
             events_given=events_given,
             chance=random.random(),  # noqa: S311  reason: spreads retries, guards nothing

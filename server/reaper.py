@@ -161,6 +161,7 @@ class Reaper:
             account=call.start.account,
             start=call.start,
             end=end,
+            model_version=answer.model_version,
         )
 
     async def _collect_body(self, tenant_id: str, lease: Lease, calls: Sequence[Call]) -> bytes:

@@ -113,6 +113,7 @@ def own_answer(prepared: PreparedPayload, outcome: CallOutcome, ends: Sequence[C
         account=prepared.provider.account,
         start=outcome.start,
         end=outcome.end,
+        model_version=answer.model_version,
     )
 
 

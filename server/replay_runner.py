@@ -25,15 +25,13 @@ from server.call import Call, CallEnd
 from server.conversation import ConversationDraft
 from server.errors import (
     Internal,
-    OpeningRejected,
-    PrefixMismatch,
     ProviderAuthentication,
     ProviderNotConfigured,
     ProviderQuotaExceeded,
-    SignatureRejected,
 )
 from server.manifest import encode_manifest
 from server.payload_preparation import PayloadPreparation
+from server.provider_calls import REJECTIONS
 from server.renderer import Renderer
 from server.replay import ClaimedItem, ItemState, ReplayDraft, ReplayMode
 from server.replay_answers import (
@@ -243,12 +241,11 @@ class ItemRunner:
                 await insist(lambda: shadow.end_call(turn, outcome.start, outcome.end))
         else:
             answer = own_answer(prepared, outcome, ends)
+        if isinstance(outcome.failure, REJECTIONS):
+            # Sending the same again would fail every time. Before the turn ends: its request is what is looked at.
+            await self._preparation.leave_out_rejected(self._tenant_id, prepared, outcome.failure)
         await insist(lambda: shadow.end_turn(turn, answer))
         await self._calls.settle_outcome(outcome)
-        rejected = isinstance(outcome.failure, OpeningRejected | PrefixMismatch | SignatureRejected)
-        if rejected and prepared.built.payload.opening is not None:
-            # Sending the same again would fail for ever.
-            await self._preparation.set_down_opening(self._tenant_id, shadow.id, prepared.epoch)
 
     async def _pass_by(self, step: WalkStep, moment: Moment, turn: OpenTurn) -> None:
         """Nobody is asked, since the recorded answer is no answer."""

@@ -113,6 +113,8 @@ class BufferedTurn:
     """For model turns: how many more it counted as reasoning."""
     created_at: datetime | None = None
     """Of a turn that was read from the store."""
+    model_version: str | None = None
+    """For model turns: the model that the answer names. None where it names none, or it was not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,8 @@ class NewAnswer:
     start: CallStart | None
     end: CallEnd | None
     """Both None where the turn ended before any call was made."""
+    model_version: str | None = None
+    """The model that the answer names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

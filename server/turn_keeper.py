@@ -37,7 +37,8 @@ class TurnKeeper:
         self._tools = tools
         self._lease = lease
         self._live = live
-        self._prepared: PreparedPayload | None = None
+        self._prepared: list[tuple[int, PreparedPayload]] = []
+        """What was prepared, with the first attempt that it was for."""
         self._call: PatientCall | None = None
         self._stopped = False
         """Nothing is written from now on: the turn is at its end, or was given up."""
@@ -47,9 +48,13 @@ class TurnKeeper:
         """Attempt and offset up to which the bytes are durable."""
 
     def attend(self, prepared: PreparedPayload, call: PatientCall) -> None:
-        """From now on there is something to write down, and to stop."""
-        self._prepared = prepared
+        """From now on there is something to write down, and to stop. The next attempt is made with `prepared`."""
+        self._prepared.append((len(call.attempts) + 1, prepared))
         self._call = call
+
+    def prepared_for(self, attempt: int) -> PreparedPayload:
+        """What an attempt was made with, counted from 1."""
+        return next(prepared for first, prepared in reversed(self._prepared) if first <= attempt)
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
@@ -75,14 +80,15 @@ class TurnKeeper:
 
     async def record_failed_attempts(self) -> None:
         """Makes the calls durable that another one has followed. Raises `LeaseLost`, `DatabaseUnavailable`."""
-        if self._call is None or self._prepared is None:
+        if self._call is None:
             return
         attempts: Sequence[ProviderStream] = self._call.attempts[:-1]
         for number, stream in enumerate(attempts[self._ended_attempts :], start=self._ended_attempts + 1):
             payload, code = self._call.payloads[number - 1], self._call.failure_codes[number - 1]
-            start = start_of(self._prepared, number, stream, payload)
+            prepared = self.prepared_for(number)
+            start = start_of(prepared, number, stream, payload)
             try:
-                end = end_of(self._prepared, stream, payload, code)
+                end = end_of(prepared, stream, payload, code)
                 await self._tools.store.end_call(self._lease, start, end)
             except (LeaseLost, DatabaseUnavailable):
                 raise
@@ -91,7 +97,7 @@ class TurnKeeper:
                 _log.exception("turn.attempt_unstorable", extra=self._facts(attempt=number))
                 end = bare_end_of(stream, code)
                 await self._tools.store.end_call(self._lease, start, end)
-            self._tools.observer.call_ended(self._lease, start, end, assistant_id=self._prepared.assistant_id)
+            self._tools.observer.call_ended(self._lease, start, end, assistant_id=prepared.assistant_id)
             self._ended_attempts = number
 
     async def _stop(self, tasks: "list[asyncio.Task[None]]") -> None:
@@ -180,7 +186,7 @@ class TurnKeeper:
 
     async def _collect(self) -> list[Chunk]:
         """The bytes of the running attempt that are not durable yet. The attempt itself is recorded first."""
-        if self._call is None or self._prepared is None or not self._call.attempts:
+        if self._call is None or not self._call.attempts:
             return []
         attempt, stream = len(self._call.attempts), self._call.stream
         record = stream.record
@@ -188,7 +194,7 @@ class TurnKeeper:
             return []
         if self._begun_attempt < attempt:
             await self.record_failed_attempts()
-            start = start_of(self._prepared, attempt, stream, self._call.payloads[attempt - 1])
+            start = start_of(self.prepared_for(attempt), attempt, stream, self._call.payloads[attempt - 1])
             await self._tools.store.begin_call(self._lease, start)
             self._begun_attempt = attempt
         if record.status != _OK:

@@ -21,17 +21,16 @@ from server.errors import (
     DatabaseUnavailable,
     Internal,
     LeaseLost,
-    OpeningRejected,
-    PrefixMismatch,
-    SignatureRejected,
+    ProviderFailed,
     StrataError,
     TurnInterrupted,
     TurnStalled,
 )
 from server.live_turn import LiveTurn
+from server.payload import Payload
 from server.payload_preparation import PreparedPayload
 from server.provider import StreamState
-from server.provider_calls import PatientCall
+from server.provider_calls import REJECTIONS, PatientCall
 from server.store import Finished, NewAnswer, PayloadSource
 from server.stored_turn import fold_events
 from server.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
@@ -113,20 +112,40 @@ class TurnRunner:
         self._prepared = prepared = await tools.preparation.prepare(self._tenant_id, source)
         self._note(built=time.monotonic() - self._began)
         self._call = call = PatientCall(
-            prepared.provider, prepared.built.payload, tools.retry_policy, estimate=tools.estimate
+            prepared.provider,
+            prepared.built.payload,
+            tools.retry_policy,
+            estimate=tools.estimate,
+            rebuild=self._leave_out_rejected,
         )
         self._keeper.attend(prepared, call)
         if not self._live.cancel_asked.is_set():
             try:
                 await self._listen(call)
-            except (OpeningRejected, PrefixMismatch, SignatureRejected):
-                # Sending the same again would fail for ever.
-                if prepared.built.payload.opening is not None:
-                    await tools.preparation.set_down_opening(
-                        self._tenant_id, self._lease.conversation_id, prepared.epoch
-                    )
+            except REJECTIONS as failure:
+                await self._note_rejected(failure)
                 raise
         return _complete(call) if _is_complete(call) else _CANCELLED
+
+    async def _leave_out_rejected(self, failure: ProviderFailed) -> Payload | None:
+        """The payload of the next attempt, without what the provider has rejected."""
+        if self._prepared is None or self._call is None:
+            return None
+        prepared = await self._tools.preparation.leave_out_rejected(self._tenant_id, self._prepared, failure)
+        if prepared is None:
+            return None
+        self._prepared = prepared
+        self._keeper.attend(prepared, self._call)
+        return prepared.built.payload
+
+    async def _note_rejected(self, failure: ProviderFailed) -> None:
+        """Makes sure that the next turn does not send what was rejected, though this one ends with the failure."""
+        if self._prepared is None:
+            return
+        try:
+            await self._tools.preparation.leave_out_rejected(self._tenant_id, self._prepared, failure)
+        except StrataError as error:
+            _log.warning("turn.rejection_not_stored", extra=self._facts(code=error.code))
 
     async def _listen(self, call: PatientCall) -> None:
         async with aclosing(call.events()) as events:
@@ -253,8 +272,10 @@ class TurnRunner:
         answer = call.stream.answer
         codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
         ends = [
-            end_of(prepared, stream, payload, code)
-            for stream, payload, code in zip(call.attempts, call.payloads, codes, strict=True)
+            end_of(self._keeper.prepared_for(number), stream, payload, code)
+            for number, (stream, payload, code) in enumerate(
+                zip(call.attempts, call.payloads, codes, strict=True), start=1
+            )
         ]
         return NewAnswer(
             blocks=answer.blocks,
@@ -268,8 +289,11 @@ class TurnRunner:
             provider=prepared.provider.name,
             model=prepared.model,
             account=prepared.provider.account,
-            start=start_of(prepared, len(call.attempts), call.stream, call.payloads[-1]),
+            start=start_of(
+                self._keeper.prepared_for(len(call.attempts)), len(call.attempts), call.stream, call.payloads[-1]
+            ),
             end=ends[-1],
+            model_version=answer.model_version,
         )
 
     def _build_bare_answer(self, outcome: _Outcome) -> NewAnswer:
@@ -278,7 +302,8 @@ class TurnRunner:
         if prepared is None or call is None or not call.attempts:
             return self._build_answer_without_call(_unstorable(outcome))
         answer = self._build_answer_without_call(_unstorable(outcome))
-        start = start_of(prepared, len(call.attempts), call.stream, call.payloads[-1])
+        number = len(call.attempts)
+        start = start_of(self._keeper.prepared_for(number), number, call.stream, call.payloads[-1])
         return replace(
             answer,
             cost_usd=None,

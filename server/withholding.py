@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from server.block import ToolCallBlock
-from server.epoch import Epoch
-from server.model_profile import ModelProfile, find_profile
+from server.epoch import NOTHING_REJECTED, Epoch, Rejected
+from server.model_profile import ModelProfile, find_family
 from server.store import BufferedTurn
 from server.turn import TurnKind
 
@@ -27,6 +27,8 @@ class Withheld(StrEnum):
     """It was made with other credentials."""
     PREFIX = "prefix"
     """It was made behind another static text or other tools, or behind a signed block that is no longer sent."""
+    REJECTED = "rejected"
+    """The provider has rejected signatures of the history, and this answer was among it."""
     UNSIGNED = "unsigned"
     """Its first call came without one, where the model insists on it."""
 
@@ -41,6 +43,8 @@ class Signer:
     prefix_hash: bytes
     kept_prefix_hashes: tuple[bytes, ...] = ()
     """Of an epoch with an opening: where it comes from, see `server.epoch`."""
+    rejected: Rejected = NOTHING_REJECTED
+    """By this provider."""
 
     def is_behind(self, prefix_hash: bytes | None) -> bool:
         """Whether what was made behind this prefix was made behind the present one, or one that it stands for."""
@@ -55,13 +59,15 @@ def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -
         profile=profile,
         prefix_hash=epoch.prefix_hash,
         kept_prefix_hashes=() if epoch.opening is None else epoch.opening.kept_prefix_hashes,
+        rejected=epoch.rejected.get(provider, NOTHING_REJECTED),
     )
 
 
 def find_withheld(turns: Sequence[BufferedTurn], signer: Signer) -> Mapping[int, Withheld]:
     """By their numbers the answers whose signatures do not hold for this signer."""
     answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
-    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, signer)) is not None}
+    family = _find_family_asked(answers, signer)
+    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, signer, family)) is not None}
     if not signer.profile.prefix_bound:
         return withheld
     crossing = _find_crossing(answers, withheld, signer)
@@ -69,11 +75,21 @@ def find_withheld(turns: Sequence[BufferedTurn], signer: Signer) -> Mapping[int,
     return withheld | early
 
 
-def _find_reason(turn: BufferedTurn, signer: Signer) -> Withheld | None:
+def _find_family_asked(answers: Sequence[BufferedTurn], signer: Signer) -> str:
+    """The family of the model that is asked: what its newest answer said, where the name is an alias."""
+    for turn in reversed(answers):
+        if turn.native.dialect == signer.provider and turn.model == signer.profile.model and turn.model_version:
+            return find_family(signer.provider, turn.model, turn.model_version)
+    return signer.profile.family
+
+
+def _find_reason(turn: BufferedTurn, signer: Signer, family: str) -> Withheld | None:
     profile = signer.profile
     if turn.native.dialect != signer.provider:
         return Withheld.PROVIDER
-    if turn.model is None or find_profile(signer.provider, turn.model).family != profile.family:
+    if turn.seq <= signer.rejected.signatures_through_seq:
+        return Withheld.REJECTED
+    if turn.model is None or find_family(signer.provider, turn.model, turn.model_version) != family:
         return Withheld.FAMILY
     if profile.account_bound and turn.account != signer.account:
         return Withheld.ACCOUNT

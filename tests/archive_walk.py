@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from server.archive import ArchiveWriter
 from server.compactor import Compactor
-from server.errors import CompactionNotFound
+from server.emulator.reply import FaultKind
+from server.errors import CompactionNotFound, ConversationBusy
 from server.identifiers import CONVERSATION, decode_id
 from server.postgres.archive_fields import ARCHIVED, FIELDS
 from server.postgres.engine import Database
 from server.postgres.exporting import PostgresArchives, export_records
 from server.postgres.importing import Importer, ImportOptions
 from tests import turn_steps
-from tests.turn_walk import Walk
+from tests.emulated import BOTH
+from tests.turn_walk import Walk, tells
 
-steps = turn_steps.steps | st.tuples(st.just("compact")) | st.tuples(st.just("undo"))
+steps = turn_steps.steps | st.tuples(st.just("compact")) | st.tuples(st.just("undo")) | st.tuples(st.just("reject"))
 
 
 async def take_step(walk: Walk, compactor: Compactor, step: tuple[Any, ...]) -> None:
@@ -25,8 +27,12 @@ async def take_step(walk: Walk, compactor: Compactor, step: tuple[Any, ...]) -> 
         case ("compact",):
             await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
         case ("undo",):
-            with suppress(CompactionNotFound):
+            with suppress(CompactionNotFound, ConversationBusy):
                 await compactor.undo(walk.tenant_id, walk.conversation_id)
+        case ("reject",):
+            for provider in BOTH:
+                walk.emulated[provider].fails(FaultKind.SIGNATURE_REJECTED)
+            await walk.task("Rejected?", tells("Not any more."), abandons_calls=True)
         case _:
             await turn_steps.take_step(walk, step)
 

@@ -21,7 +21,12 @@ from server.wire.exchange import Recording
 from server.wire.provider_errors import clean_message, read_error_body, read_retry_after
 
 _PREFIX: Final = re.compile(r"bound to a different conversation", re.IGNORECASE)
-_SIGNATURE: Final = re.compile(r"`signature`|cannot be modified|Expected 'thinking'", re.IGNORECASE)
+_SIGNATURE: Final = re.compile(
+    r"`signature`|Invalid `data` in `redacted_thinking`|cannot be modified|Expected ['\"`]thinking"
+    r"|thinking\b.*\bsignature\b|\bsignature\b.*\bthinking",
+    re.IGNORECASE,
+)
+"""All that is said about signatures and thinking blocks: the quotes differ between releases and platforms."""
 _OF_OPENINGS: Final = frozenset(
     {
         "compaction_block_ambiguous",

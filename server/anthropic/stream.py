@@ -155,7 +155,11 @@ class AnthropicFold:
         if self._begun:
             raise ProviderMalformed("The provider's stream begins twice.")
         self._begun = True
-        self._answer = replace(self._answer, response_id=read_response_id(message.get("id")))
+        self._answer = replace(
+            self._answer,
+            response_id=read_response_id(message.get("id")),
+            model_version=read_response_id(message.get("model")),
+        )
         self._note_diagnostics(message)
         yield from self._take_usage(message.get("usage"))
 

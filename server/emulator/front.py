@@ -6,6 +6,7 @@ DELETE /__requests                forget it
 POST   /__faults                  {"kind", "times", "after_chunks", "retry_after_seconds", "message"}; for `raw` also
                                   {"body_base64", "status", "content_type"}
 DELETE /__faults                  disarm them
+DELETE /__signatures              from now on, reject every signature that was given until now
 """
 
 from collections.abc import Awaitable, Callable
@@ -68,6 +69,9 @@ class EmulatorFront:
                 await self._arm(exchange)
             case "DELETE", "/__faults":
                 self.state.faults.clear()
+                await exchange.answer_json(200, {})
+            case "DELETE", "/__signatures":
+                self.state.signer.replace_secret()
                 await exchange.answer_json(200, {})
             case _:
                 await exchange.answer_json(404, {"error": {"message": f"No {request.method} {request.path} here."}})

@@ -64,6 +64,8 @@ class FaultKind(StrEnum):
     """A regular end of the turn with nothing visible in it."""
     CONTEXT_EXCEEDED = "context_exceeded"
     """The request is larger than the context window."""
+    SIGNATURE_REJECTED = "signature_rejected"
+    """400 about a signature, whatever the request holds."""
     UNKNOWN_PARTS = "unknown_parts"
     """A good answer with fields, parts or blocks that nobody has documented yet."""
     BAD_AUTH = "bad_auth"

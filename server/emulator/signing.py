@@ -28,6 +28,10 @@ class Signer:
         nonce, proof = signature[:_NONCE_BYTES], signature[_NONCE_BYTES:]
         return hmac.compare_digest(proof, self._digest(b"signature", nonce, *fields))
 
+    def replace_secret(self) -> None:
+        """From now on nothing that was signed before is valid."""
+        self._secret = self._digest(b"next secret")
+
     def _digest(self, *fields: str | bytes) -> bytes:
         # With their lengths, so that ("ab", "c") is not ("a", "bc").
         mac = hmac.new(self._secret, digestmod=hashlib.sha256)

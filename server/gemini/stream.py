@@ -130,6 +130,9 @@ class GeminiFold:
         response_id = read_response_id(chunk.get("responseId"))
         if response_id is not None and response_id != self._answer.response_id:
             self._answer = replace(self._answer, response_id=response_id)
+        version = read_response_id(chunk.get("modelVersion"))
+        if version is not None and version != self._answer.model_version:
+            self._answer = replace(self._answer, model_version=version)
         reported = chunk.get("usageMetadata")
         if isinstance(reported, dict):
             # Every chunk repeats the counts so far; only what they came to in the end is worth telling.

@@ -26,11 +26,11 @@ moved AS (
 begun AS (
     INSERT INTO epochs (conversation_id, number, reason, assistant_version, generation, segment_count, base_text,
         static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq,
-        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, args)
+        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, rejected, args)
     SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
         :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
         :opening::bytea, :opening_start_seq::bigint, :opening_text::text, :opening_tokens::int,
-        :opening_kept_hash::bytea,
+        :opening_kept_hash::bytea, :rejected::jsonb,
         -- A compaction renders nothing: what it keeps was rendered with the args of the epoch before.
         coalesce(:args::json, (
             SELECT e.args FROM epochs e
@@ -62,7 +62,7 @@ copied AS (
 SELECT moved.id IS NOT NULL AS moved,
     EXISTS (SELECT FROM epochs WHERE conversation_id = :conversation AND number = :number
         AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq
-        AND opening IS NOT DISTINCT FROM :opening) AS repeated
+        AND opening IS NOT DISTINCT FROM :opening AND rejected IS NOT DISTINCT FROM :rejected) AS repeated
 FROM seen LEFT JOIN moved ON true
 """)
 _EPOCHS: Final = Statement("""
@@ -84,7 +84,7 @@ _BEFORE_OPENING: Final = Statement("""
 SELECT b.number AS epoch_number, b.reason AS epoch_reason, b.assistant_version AS epoch_assistant_version, b.generation,
     b.segment_count, b.base_text, b.static_hash, b.prefix_hash AS epoch_prefix_hash,
     b.arguments_hash AS epoch_arguments_hash, b.template_hash, b.buffer_start_seq AS epoch_buffer_start_seq,
-    b.opening, b.opening_start_seq, b.opening_text, b.opening_tokens, b.opening_kept_hash
+    b.opening, b.opening_start_seq, b.opening_text, b.opening_tokens, b.opening_kept_hash, b.rejected
 FROM conversations c
 LEFT JOIN LATERAL (
     SELECT number FROM epochs
@@ -145,6 +145,7 @@ async def begin_epoch(
         args=None if epoch.args is None else encode_json(epoch.args),
         buffer_start_seq=epoch.buffer_start_seq,
         seen_next_seq=seen_next_seq,
+        rejected=encode_json(_rejected_values(epoch)) if epoch.rejected else None,
         **_opening_values(epoch.opening),
         **_segment_values(segment),
         **_copied_values(copies),
@@ -244,6 +245,13 @@ def _opening_values(opening: Opening | None) -> dict[str, Any]:
         "opening_text": None if opening is None else opening.text,
         "opening_tokens": None if opening is None else opening.token_count,
         "opening_kept_hash": None if opening is None else b"".join(opening.kept_prefix_hashes) or None,
+    }
+
+
+def _rejected_values(epoch: Epoch) -> dict[str, Any]:
+    return {
+        provider: {"signatures": found.signatures_through_seq, "calls": found.calls_through_seq}
+        for provider, found in epoch.rejected.items()
     }
 
 

@@ -121,11 +121,11 @@ WITH held AS (
     RETURNING id, revision
 ),
 answered AS (
-    INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account, attempt,
-        stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
-        reasoning_tokens, cost_usd, written_under, revision)
+    INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, model_version,
+        account, attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens,
+        output_tokens, reasoning_tokens, cost_usd, written_under, revision)
     SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
-        :answered_model::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
+        :answered_model::text, :answered_version::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
         :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint, :output_tokens::bigint,
         :reasoning_tokens::bigint, :cost_usd::numeric, :token, revision
     FROM held
@@ -211,6 +211,7 @@ async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> Fi
         "cost_usd": answer.cost_usd,
         "answered_by": answer.provider,
         "answered_model": answer.model,
+        "answered_version": None if answer.model_version is None else encode_text(answer.model_version),
         "answered_account": answer.account,
     }
     if answer.start is None or answer.end is None:

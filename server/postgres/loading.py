@@ -33,7 +33,7 @@ SELECT c.*,
     e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
     e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
     e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash, %args% AS epoch_args,
-    e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash,
+    e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash, e.rejected,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
     s.texts AS segment_texts,
@@ -64,6 +64,7 @@ CROSS JOIN LATERAL (
         array_agg(blocks) AS turn_blocks,
         array_agg(provider) AS turn_providers,
         array_agg(model) AS turn_models,
+        array_agg(model_version) AS turn_model_versions,
         array_agg(account) AS turn_accounts,
         array_agg(language) AS turn_languages,
         array_agg(args) AS turn_args,
@@ -73,8 +74,8 @@ CROSS JOIN LATERAL (
         array_agg(reasoning_tokens) AS turn_reasoning_tokens,
         array_agg(created_at) AS turn_times
     FROM (
-        SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.account, t.language, t.args,
-            t.output_tokens, t.reasoning_tokens, t.created_at,
+        SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.model_version, t.account, t.language,
+            t.args, t.output_tokens, t.reasoning_tokens, t.created_at,
             CASE WHEN t.kind = 'model_response' AND (
                 t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
             ) THEN t.blocks END AS blocks,

@@ -10,7 +10,7 @@ from server.block_json import block_from_json
 from server.cache_register import CacheKey, RegisteredCache
 from server.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation import Conversation, ConversationState, Origin
-from server.epoch import Epoch, EpochReason, Opening, Segment
+from server.epoch import Epoch, EpochReason, Opening, Rejected, Segment
 from server.identifiers import ASSISTANT, CONVERSATION, encode_id
 from server.payload import LayerOrder
 from server.postgres.codec import decode_json, decode_raw, decode_text
@@ -227,7 +227,15 @@ def epoch_from(row: Row) -> Epoch:
         buffer_start_seq=row["epoch_buffer_start_seq"],
         opening=None if row["opening"] is None else _opening_from(row),
         args=json_or_none(row.get("epoch_args")),
+        rejected=_rejected_from(row["rejected"]),
     )
+
+
+def _rejected_from(stored: str | None) -> dict[str, Rejected]:
+    return {
+        provider: Rejected(signatures_through_seq=found["signatures"], calls_through_seq=found["calls"])
+        for provider, found in (json_or_none(stored) or {}).items()
+    }
 
 
 def _opening_from(row: Row) -> Opening:

@@ -144,6 +144,7 @@ turns = Table(
     Column("written_under", UUID, nullable=False, comment="The lease it was written under: a repeated write is seen."),
     now("created_at", "For people; the order is seq."),
     Column("revision", BigInteger, comment="Model turns: the conversation's when the turn ended; null in a fork's."),
+    Column("model_version", Text, comment="Model turns: the model that the answer names; an alias does not say it."),
     CheckConstraint("kind IN ('user_task', 'model_response', 'tool_response')", name="kind"),
     CheckConstraint("state IN ('complete', 'interrupted', 'cancelled', 'failed')", name="state"),
     # Recognises a duplicate request.
@@ -255,6 +256,11 @@ epochs = Table(
     Column("opening_tokens", Integer, comment="Of that text, about."),
     Column("opening_kept_hash", LargeBinary, comment="The prefix whose thinking is valid behind the opening too."),
     Column("args", JSON, comment="The args themselves; null where they were not kept."),
+    Column(
+        "rejected",
+        JSONB,
+        comment="By provider: up to which turn signatures, and calls, are left out because it rejected them.",
+    ),
     comment="The times in which the static layer does not change. Insert-only.",
 )
 

@@ -57,6 +57,7 @@ class StoredTurn:
             dialect=row["dialect"],
             provider=text_or_none(row["provider"]),
             model=text_or_none(row["model"]),
+            model_version=text_or_none(row["model_version"]),
             account=text_or_none(row["account"]),
         )
 
@@ -92,6 +93,7 @@ class StoredTurn:
             blocks=blocks,
             provider=text_or_none(row["provider"]),
             model=text_or_none(row["model"]),
+            model_version=text_or_none(row["model_version"]),
             account=text_or_none(row["account"]),
             language=text_or_none(row["language"]),
             args=json_or_none(row["args"]),

@@ -29,7 +29,7 @@ EPOCHS: Final = Statement("""
 SELECT conversation_id, number AS epoch_number, reason AS epoch_reason, assistant_version AS epoch_assistant_version,
     generation, segment_count, base_text, static_hash, template_hash, buffer_start_seq AS epoch_buffer_start_seq,
     prefix_hash AS epoch_prefix_hash, arguments_hash AS epoch_arguments_hash,
-    opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, args AS epoch_args
+    opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, rejected, args AS epoch_args
 FROM epochs WHERE conversation_id = ANY(:conversations::uuid[]) ORDER BY conversation_id, number
 """)
 SEGMENTS: Final = Statement("""
@@ -59,9 +59,9 @@ FROM (
     SELECT t.*, sum(t.size) OVER (ORDER BY chosen.place, t.seq) - t.size AS bytes_before
     FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, place)
     CROSS JOIN LATERAL (
-        SELECT conversation_id, seq, kind, state, native, dialect, blocks, provider, model, account, language, args,
-            attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
-            reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.place,
+        SELECT conversation_id, seq, kind, state, native, dialect, blocks, provider, model, model_version, account,
+            language, args, attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens,
+            cache_write_tokens, output_tokens, reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.place,
             octet_length(native) + coalesce(octet_length(k.dynamic), 0) AS size
         FROM turns
         LEFT JOIN LATERAL (

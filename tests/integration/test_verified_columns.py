@@ -12,7 +12,7 @@ from tests.compaction_walk import build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, begin_walk, tells
+from tests.turn_walk import Walk, asks, begin_walk, tells
 from tests.verifying import verify, verify_damaged
 
 _FOR_PEOPLE = "says when, which nothing goes by"
@@ -105,6 +105,7 @@ _CHANGES: dict[tuple[str, str], str] = {
     ("assistants", "settings"): """'{"max_output_tokens": 77}'""",
     ("assistants", "tools"): "'[]'",
     ("epochs", "args"): """'{"tone": "odd"}'""",
+    ("epochs", "rejected"): """'{"gemini": {"signatures": 3, "calls": 0}}'""",
     ("calls", "manifest"): "jsonb_set(manifest, '{0,length}', '1')",
     ("calls", "caching"): "jsonb_set(caching, '{breakpoints}', '[]')",
     ("calls", "usage_reported"): """usage_reported || '{"odd": 1}'""",
@@ -155,8 +156,14 @@ def _damage(column: Column[Any]) -> str:
 
 @pytest.fixture
 async def walks(strata_server: StrataServer, emulated: EmulatedProviders) -> list[Walk]:
-    """All that is stored of conversations: tools, images, segments, a summary, a signed block, broken turns."""
+    """All that is stored of conversations: tools, images, segments, a summary, a signed block, broken turns, rejected
+    signatures.
+    """
     await strata_server.key_ring.create_tenant("other")
+    rejected = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await rejected.task("Task 1.", asks("Oslo"), tells("Answer 1."))
+    emulated[GEMINI].state.signer.replace_secret()
+    await rejected.task("Task 2.", tells("Answer 2."))
     summed = await walk_far(strata_server, emulated, GEMINI)
     await summed.change(context={"todos": ["stay"]}, args={"tone": "mild"})
     emulated[GEMINI].says(tells("It was about foxes."))
@@ -174,7 +181,7 @@ async def walks(strata_server: StrataServer, emulated: EmulatedProviders) -> lis
     compactor = strata_server.program.background.compactor
     await compactor.compact(signed.tenant_id, signed.conversation_id, force=True)
     await signed.task("And now?", tells("Now this."))
-    return [summed, signed]
+    return [summed, signed, rejected]
 
 
 async def test_every_column_is_proven_or_excused(database: Database, walks: list[Walk]) -> None:

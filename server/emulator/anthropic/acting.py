@@ -32,6 +32,9 @@ _PROBLEMS: Final = {
     FaultKind.UNAVAILABLE: ApiProblem(type="api_error", message="Service Unavailable", status=503),
     FaultKind.OVERLOADED: ApiProblem(type="overloaded_error", message="Overloaded"),
     FaultKind.GATEWAY_TIMEOUT: ApiProblem(type="timeout_error", message="Request timed out"),
+    FaultKind.SIGNATURE_REJECTED: ApiProblem(
+        type="invalid_request_error", message="messages.1.content.0: Invalid `signature` in `thinking` block"
+    ),
     FaultKind.NO_CREDIT: ApiProblem(type="invalid_request_error", message=_NO_CREDIT),
     FaultKind.BAD_AUTH: ApiProblem(type="authentication_error", message="invalid x-api-key"),
 }

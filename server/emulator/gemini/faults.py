@@ -20,6 +20,7 @@ _OVERLOADED: Final = "The model is overloaded. Please try again later."
 _DEADLINE: Final = "The request timed out. Please try again."
 _SAFETY_RATINGS: Final = [{"category": "HARM_CATEGORY_DANGEROUS_CONTENT", "probability": "HIGH", "blocked": True}]
 _ERRORS: Final[Mapping[FaultKind, tuple[int, str]]] = {
+    FaultKind.SIGNATURE_REJECTED: (400, "Corrupted thought signature."),
     FaultKind.INTERNAL: (500, _INTERNAL),
     FaultKind.UNAVAILABLE: (503, "The service is currently unavailable."),
     FaultKind.OVERLOADED: (503, _OVERLOADED),

@@ -110,4 +110,4 @@ def test_alarms_have_their_series_before_anything_happens(watched: Watched) -> N
         "anthropic",
     }
     assert len(watched.series("strata_template_failures_total")) == 5
-    assert len(watched.series("strata_signatures_withheld_total")) == 5
+    assert len(watched.series("strata_signatures_withheld_total")) == 6
