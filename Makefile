@@ -23,8 +23,8 @@ demo: $(RUN) ## Set everything up and serve with an embedded Postgres (PORT=8400
 serve: $(RUN) ## Serve with the settings of the environment (PORT=8400)
 	@exec $(BIN)/strata serve $(if $(PORT),--port $(PORT))
 
-test: check ## Everything that has to hold: check, then all tests (ARGS= for pytest)
-	$(BIN)/pytest $(ARGS)
+test: check ## Everything that has to hold: check, then all tests (ARGS= for pytest, TODAY="+60 days" for another date)
+	$(if $(TODAY),tests/clock/at_date.sh "$(TODAY)") $(BIN)/pytest $(ARGS)
 
 check: $(DEV) ## Lint, format, types and import rules
 	$(BIN)/ruff check

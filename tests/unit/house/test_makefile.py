@@ -109,3 +109,12 @@ def test_ci_can_be_started() -> None:
 
     assert script.stat().st_mode & stat.S_IXUSR
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
+
+
+def test_the_tests_can_be_started_on_another_date() -> None:
+    script = "tests/clock/at_date.sh"
+    started = make(ROOT, "--dry-run", "test", "TODAY=+60 days", "ARGS=-k sse").stdout
+
+    assert started.splitlines()[-1] == f'{script} "+60 days" .venv/bin/pytest -k sse'
+    assert (ROOT / script).stat().st_mode & stat.S_IXUSR
+    subprocess.run(["sh", "-n", ROOT / script], check=True, timeout=10)
