@@ -173,6 +173,8 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
     async with database.connection() as connection:
         # As long ones, each is a batch by itself.
         await connection.execute("UPDATE conversations SET next_seq = 1001")
+    # The locked table is waited for as long as the test takes.
+    env["STRATA_DATABASE_STATEMENT_SECONDS"] = "0"
     file = Path(env["STRATA_DATA_DIR"]) / "replay-verify.json"
     third = sorted(walk.conversation_id for walk in walks)[2]
 
@@ -183,14 +185,14 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         with StrataProcess("replay", "verify", "--workers", "1", env=env) as process:
             wait_until(is_there, f"{third} to be passed in {process.output}")
             process.send(signal.SIGINT)
-            assert process.wait() == 130
+            assert process.wait() == 130, process.output
         assert "--resume goes on" in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
             wait_until(lambda: _has_worker(process), "a worker to begin")
             # The newest is the worker; the other one looks after what processes share.
             os.kill(max(_processes_of(process.pid)), signal.SIGKILL)
-            assert process.wait() == 70
+            assert process.wait() == 70, process.output
         assert "A worker process has died. --resume goes on" in process.output
         assert "never retrieved" not in process.output
         assert is_there()
