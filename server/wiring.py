@@ -90,6 +90,7 @@ class Program:
     job_watch: JobWatch
     index_watch: IndexWatch
     providers: Providers
+    template_workers: WorkerPool
     owner: str
     """What this process is called on the leases that it holds."""
     app: Edge
@@ -257,6 +258,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         job_watch=JobWatch(PostgresJobReports(database), metrics.jobs, names=[job.name for job in background.jobs]),
         index_watch=index_watch,
         providers=parts.providers,
+        template_workers=parts.renderer.pool,
         owner=tools.owner,
         app=build_app(_build_web_parts(parts, store, turn_service, running_turns, background, estimate)),
     )

@@ -84,7 +84,7 @@ class ConfinedAssertions:
     ) -> tuple[AssertionResult, ...] | AssertionResult:
         """The results, or what the first would have if it alone exceeded the limits."""
         request = {"task": "check_assertions", "assertions": to_json(assertions), "values": values}
-        answer = await self._pool.ask(tenant_id, request, is_patient=True)
+        answer = await self._pool.ask(tenant_id, request, has_wait_limit=False)
         if "failure" in answer:
             return fail_assertion(assertions[0], *self._describe(answer["failure"]))
         return tuple(

@@ -40,7 +40,7 @@ class JinjaRenderer:
         """`pool`: another renderer's, which closes it. Its tasks wait for a worker without a limit."""
         self._templates = templates
         self._limits = limits
-        self._is_patient = pool is not None
+        self._has_wait_limit = pool is None
         self.pool = pool or WorkerPool(limits)
 
     def with_templates(self, sources: Mapping[str, str]) -> "JinjaRenderer":
@@ -187,7 +187,7 @@ class JinjaRenderer:
         return answer
 
     async def _ask(self, tenant_id: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self.pool.ask(tenant_id, request, is_patient=self._is_patient)
+        return await self.pool.ask(tenant_id, request, has_wait_limit=self._has_wait_limit)
 
 
 def _texts(texts: Instructions) -> tuple[tuple[str, str], ...]:

@@ -22,6 +22,7 @@ that watches, and none that lives.
 """
 
 import json
+import os
 import signal
 import sys
 from typing import Any, Final
@@ -42,6 +43,8 @@ from server.transcript import transcript_turn_from_json
 if sys.platform != "win32":
     import resource
 
+_NICENESS: Final = 5
+"""If processor time is short, the server's own process comes first."""
 _OPEN_FILES: Final = 32
 _MOST_FAULTS: Final = 50
 _MOST_NAMES: Final = 500
@@ -175,6 +178,7 @@ def _failure_at(kind: str, message: str, line: int | None) -> dict[str, Any]:
 def _confine(limits: RenderLimits) -> None:
     if sys.platform == "win32":
         return
+    os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _lower(resource.RLIMIT_NPROC, 0)

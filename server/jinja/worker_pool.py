@@ -51,14 +51,15 @@ class WorkerPool:
         """Tasks that wait for a worker."""
         return sum(len(queue) for queue in self._waiting.values())
 
-    async def ask(self, tenant_id: str, request: Mapping[str, Any], *, is_patient: bool = False) -> Mapping[str, Any]:
+    async def ask(
+        self, tenant_id: str, request: Mapping[str, Any], *, has_wait_limit: bool = True
+    ) -> Mapping[str, Any]:
         """The answer of a worker to a task, or the failure that stands for none.
 
-        `is_patient`: waits for a worker without a limit, for work that no client waits for. Raises
-        `TemplateWorkersBusy` after waiting for too long, `Internal` if no worker can be started and `ShuttingDown`
-        after `close`.
+        `has_wait_limit`: False for work that no client waits for. Raises `TemplateWorkersBusy` after waiting for too
+        long, `Internal` if no worker can be started and `ShuttingDown` after `close`.
         """
-        async with self.lend(tenant_id, None if is_patient else self.limits.wait_seconds) as worker:
+        async with self.lend(tenant_id, self.limits.wait_seconds if has_wait_limit else None) as worker:
             return await worker.ask(request)
 
     async def close(self) -> None:

@@ -222,6 +222,7 @@ async def test_the_process_is_confined(renderer: JinjaRenderer) -> None:
     assert process.rlimit(psutil.RLIMIT_NOFILE)[1] <= 32
     assert process.rlimit(psutil.RLIMIT_NPROC) == (0, 0)
     assert process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+    assert process.nice() > psutil.Process().nice() or psutil.Process().nice() == 19
     assert os.getsid(process.pid) != os.getsid(0), "a Ctrl-C for the server is none for it"
 
 

@@ -22,7 +22,9 @@ def server_settings(server_settings: Settings, tmp_path: Path) -> Settings:
     directory = tmp_path / "templates"
     directory.mkdir()
     (directory / "gemini_static_prompt.j2").write_text(OWN)
-    return server_settings.model_copy(update={"templates_dir": directory})
+    return server_settings.model_copy(
+        update={"templates_dir": directory, "template_workers": 1, "template_wait_seconds": 0.01}
+    )
 
 
 async def test_the_operators_template_is_sent_and_archived_with_the_epoch(
@@ -73,3 +75,21 @@ async def test_other_args_begin_an_epoch_with_the_text_that_they_make(
             decode_id(CONVERSATION, conversation.id),
         )
     assert [row["reason"] for row in rows] == ["started", "arguments_changed"]
+
+
+async def test_a_turn_that_gets_no_worker_fails_with_the_reason_and_the_next_one_renders(
+    strata_server: StrataServer, emulated: EmulatedProviders
+) -> None:
+    program, tenant = strata_server.program, strata_server.tenant
+    greeting = Instructions(roles="You help {{ assistant.id }}.")
+    conversation = await open_conversation(program.store, tenant.id, "gemini", instructions=greeting)
+    async with program.template_workers.lend("another tenant", None):
+        ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
+    assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, "template_workers_busy")
+    assert emulated.gemini.requests() == []
+
+    # The worker is free, and its process takes as long to start as it likes.
+    ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
+
+    assert ended.turn.state is TurnState.COMPLETE
+    assert f"You help {conversation.assistant_id}." in json.dumps(emulated.gemini.requests()[-1]["body"])

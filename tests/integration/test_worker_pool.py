@@ -114,7 +114,7 @@ async def test_waiting_has_its_limit_and_takes_nothing_from_those_who_come_later
         assert caught.value.code == "template_workers_busy"
         assert pool.waiting_count == 0
 
-        patient = asyncio.create_task(pool.ask("quick", QUICK, is_patient=True), name="asked")
+        patient = asyncio.create_task(pool.ask("quick", QUICK, has_wait_limit=False), name="asked")
         await until(lambda: pool.waiting_count == 1)
         endless.cancel()
         assert await patient == {"text": "42"}
