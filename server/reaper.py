@@ -29,6 +29,7 @@ from server.errors import (
 from server.provider import Fold, ProviderAnswer
 from server.store import NewAnswer
 from server.turn import Native, StopReason, TurnState, open_call_ids
+from server.turn_ending import describe_stop
 from server.turn_tools import TurnTools
 from server.usage import Usage, add_usages
 
@@ -162,6 +163,7 @@ class Reaper:
             start=call.start,
             end=end,
             model_version=answer.model_version,
+            ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},
         )
 
     async def _collect_body(self, tenant_id: str, lease: Lease, calls: Sequence[Call]) -> bytes:

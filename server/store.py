@@ -20,7 +20,7 @@ Every method raises `DatabaseUnavailable` when the database does not answer.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Protocol, TypeAlias
@@ -226,6 +226,8 @@ class NewAnswer:
     """Both None where the turn ended before any call was made."""
     model_version: str | None = None
     """The model that the answer names."""
+    ending: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What the provider said about the end, see `server.turn_ending`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

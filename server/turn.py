@@ -6,7 +6,7 @@ so the number of an answer is known before it exists and can be listened to.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -105,6 +105,8 @@ class ModelResponseTurn:
     revision: int | None
     """The conversation's when this turn ended; None in a fork's turns that ended elsewhere, and in turns from before it
     was kept."""
+    ending: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What the provider said about the end, see `server.turn_ending`."""
 
 
 Turn: TypeAlias = UserTaskTurn | ToolResponseTurn | ModelResponseTurn

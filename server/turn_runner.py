@@ -6,12 +6,14 @@ However a turn goes, it ends in one place: the answer is written, whole or not, 
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final
 
 from server.assistant import AssistantDefinition
+from server.block import JsonValue
 from server.cache_keeper import Asked
 from server.call_records import add_costs, bare_end_of, end_of, start_of
 from server.conversation import Lease
@@ -34,6 +36,7 @@ from server.provider_calls import REJECTIONS, PatientCall
 from server.store import Finished, NewAnswer, PayloadSource
 from server.stored_turn import fold_events
 from server.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
+from server.turn_ending import describe_failure, describe_stop
 from server.turn_event import end_of as last_event_of
 from server.turn_keeper import TurnKeeper
 from server.turn_observer import TurnTimes
@@ -53,6 +56,8 @@ class _Outcome:
     state: TurnState
     stop_reason: StopReason | None
     error_code: str | None = None
+    ending: Mapping[str, JsonValue] = field(default_factory=dict)
+    """See `server.turn_ending`."""
 
 
 _CANCELLED: Final = _Outcome(state=TurnState.CANCELLED, stop_reason=StopReason.ABORTED)
@@ -99,7 +104,7 @@ class TurnRunner:
                 return _CANCELLED
             if isinstance(error, TurnStalled) and self._call is not None and _is_complete(self._call):
                 return _complete(self._call)
-            return _failed(error.code)
+            return _failed(error.code, describe_failure(error))
         # The boundary of a task that nobody awaits. A bug too must end the turn: a client and a lease wait for it.
         except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `internal`
             _log.exception("turn.crashed", extra=self._facts())
@@ -220,6 +225,7 @@ class TurnRunner:
             cost_usd=answer.cost_usd,
             attempt=None if answer.start is None else answer.start.attempt,
             revision=finished.revision,
+            ending=answer.ending,
         )
         self._tell_the_rest()
         self._live.end(last_event_of(self._lease.conversation_id, turn))
@@ -294,6 +300,7 @@ class TurnRunner:
             ),
             end=ends[-1],
             model_version=answer.model_version,
+            ending=outcome.ending,
         )
 
     def _build_bare_answer(self, outcome: _Outcome) -> NewAnswer:
@@ -327,6 +334,7 @@ class TurnRunner:
             account=None,
             start=None,
             end=None,
+            ending=outcome.ending,
         )
 
     def _note(self, **times: float) -> None:
@@ -344,15 +352,21 @@ def _unstorable(outcome: _Outcome) -> _Outcome:
         state=TurnState.FAILED if whole else outcome.state,
         stop_reason=StopReason.ERROR if whole else outcome.stop_reason,
         error_code=AnswerUnstorable.code,
+        ending={},
     )
 
 
-def _failed(code: str) -> _Outcome:
-    return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code)
+def _failed(code: str, ending: Mapping[str, JsonValue] | None = None) -> _Outcome:
+    return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code, ending=ending or {})
 
 
 def _complete(call: PatientCall) -> _Outcome:
-    return _Outcome(state=TurnState.COMPLETE, stop_reason=call.stream.answer.stop_reason)
+    answer = call.stream.answer
+    return _Outcome(
+        state=TurnState.COMPLETE,
+        stop_reason=answer.stop_reason,
+        ending=describe_stop(answer.stop_reason, answer.stop_details),
+    )
 
 
 def _is_complete(call: PatientCall) -> bool:

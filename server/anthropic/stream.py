@@ -34,8 +34,16 @@ from server.exact_json import dumps_sendable, loads_exact, to_plain
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
 from server.usage import Usage, find_count_faults, read_count
-from server.wire.answer_values import check_call_id, check_call_name, check_members, check_sendable, read_response_id
+from server.wire.answer_values import (
+    check_call_id,
+    check_call_name,
+    check_members,
+    check_sendable,
+    clean_details,
+    read_response_id,
+)
 from server.wire.frames import FrameReader
+from server.wire.provider_errors import clean_message
 
 DIALECT: Final = "anthropic"
 
@@ -240,7 +248,9 @@ class AnthropicFold:
             calls = any(self._blocks[index].get("type") == "tool_use" for index in self._ended)
             stop_reason = STOP_REASONS.get(reason, StopReason.ERROR)
             told = delta.get("stop_details")
-            details = {"reason": reason, **(to_plain(told) if isinstance(told, dict) else {})}
+            details = {"reason": clean_message(reason), **clean_details(told if isinstance(told, dict) else {})}
+            if type(delta.get("stop_sequence")) is str:
+                details["stop_sequence"] = clean_message(delta["stop_sequence"])
             self._answer = replace(
                 self._answer,
                 stop_reason=StopReason.TOOL_USE if calls and stop_reason is not StopReason.REFUSAL else stop_reason,

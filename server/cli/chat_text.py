@@ -21,6 +21,7 @@ from server.block import (
 )
 from server.client import ClientError, StrataProblem, Turn
 from server.turn import StopReason, TurnState
+from server.turn_ending import describe_ending
 from server.usage import Usage
 
 _SHOWN_ARGUMENTS: Final = 500
@@ -78,9 +79,24 @@ def describe_end(turn: Turn) -> str | None:
         case TurnState.INTERRUPTED | TurnState.FAILED:
             error = turn.error
             said = f"{error.message} {error.hint} [{error.code}]" if error else "The turn failed."
-            return one_line(said)
+            return one_line(f"{said} {_describe_why(turn)}")
         case _:
-            return _UNUSUAL_STOPS.get(turn.stop_reason or "")
+            said = _UNUSUAL_STOPS.get(turn.stop_reason or "", "")
+            return one_line(f"{said} {_describe_why(turn)}") or None
+
+
+def _describe_why(turn: Turn) -> str:
+    """What the provider said about the end."""
+    error = turn.error
+    told = (
+        {}
+        if error is None
+        else {
+            "provider_message": error.provider_message,
+            "retry_after_seconds": error.retry_after_seconds,
+        }
+    )
+    return describe_ending({**told, "stop_details": turn.stop_details})
 
 
 def describe_turn(turn: Turn) -> str:

@@ -21,6 +21,13 @@ class TurnError:
     code: str
     message: str
     hint: str = ""
+    source: str = "strata"
+    """`provider` or `strata`: whose error it is."""
+    provider_message: str | None = None
+    """What the provider said about it."""
+    provider_status: str | int | None = None
+    retry_after_seconds: float | None = None
+    """How long the provider asks to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class Turn:
     blocks: tuple[Block, ...] = ()
     created_at: datetime | None = None
     stop_reason: str | None = None
+    stop_details: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What the provider said about the stop beyond its reason."""
     error: TurnError | None = None
     usage: Usage | None = None
     cost_usd: Decimal | None = None

@@ -131,6 +131,7 @@ def turn_from_json(item: Json) -> Turn:
         blocks=tuple(block_from_json(block) for block in item.get("blocks") or ()),
         created_at=_time(item.get("created_at")),
         stop_reason=item.get("stop_reason"),
+        stop_details=item.get("stop_details") or {},
         error=_error(item.get("error")),
         usage=usage_from_json(item["usage"]) if item.get("usage") else None,
         cost_usd=Decimal(str(item["cost_usd"])) if item.get("cost_usd") is not None else None,
@@ -200,7 +201,13 @@ def _error(item: Json | None) -> TurnError | None:
         return None
     # A turn calls the sentence `message`, a problem `detail`.
     return TurnError(
-        code=item["code"], message=item.get("message") or item.get("detail") or "", hint=item.get("hint") or ""
+        code=item["code"],
+        message=item.get("message") or item.get("detail") or "",
+        hint=item.get("hint") or "",
+        source=item.get("source") or "strata",
+        provider_message=item.get("provider_message"),
+        provider_status=item.get("provider_status"),
+        retry_after_seconds=item.get("retry_after_seconds"),
     )
 
 

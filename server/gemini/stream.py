@@ -25,8 +25,16 @@ from server.gemini.errors import error_from_body
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
 from server.usage import Usage, find_count_faults, read_count
-from server.wire.answer_values import check_call_id, check_call_name, check_members, check_sendable, read_response_id
+from server.wire.answer_values import (
+    check_call_id,
+    check_call_name,
+    check_members,
+    check_sendable,
+    clean_details,
+    read_response_id,
+)
 from server.wire.frames import FrameReader
+from server.wire.provider_errors import clean_message
 
 DIALECT: Final = "gemini"
 
@@ -210,7 +218,7 @@ class GeminiFold:
         self._answer = replace(
             self._answer,
             stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
-            stop_details={"reason": reason, **to_plain(details)},
+            stop_details={"reason": clean_message(reason), **clean_details(details)},
         )
 
 

@@ -122,12 +122,12 @@ WITH held AS (
 ),
 answered AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, model_version,
-        account, attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens,
+        account, attempt, stop_reason, error_code, ending, fresh_input_tokens, cache_read_tokens, cache_write_tokens,
         output_tokens, reasoning_tokens, cost_usd, written_under, revision)
     SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
         :answered_model::text, :answered_version::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
-        :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint, :output_tokens::bigint,
-        :reasoning_tokens::bigint, :cost_usd::numeric, :token, revision
+        :ending::jsonb, :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint,
+        :output_tokens::bigint, :reasoning_tokens::bigint, :cost_usd::numeric, :token, revision
     FROM held
     RETURNING conversation_id, revision, created_at
 ),%ended%
@@ -208,6 +208,7 @@ async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> Fi
         "dialect": answer.native.dialect,
         "stop_reason": None if answer.stop_reason is None else answer.stop_reason.value,
         "error_code": answer.error_code,
+        "ending": encode_json(answer.ending) if answer.ending else None,
         "cost_usd": answer.cost_usd,
         "answered_by": answer.provider,
         "answered_model": answer.model,

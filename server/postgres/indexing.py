@@ -77,7 +77,7 @@ _LOCK: Final = Statement("SELECT * FROM conversation_facts WHERE conversation_id
 _TURNS: Final = Statement("""
 SELECT seq, kind, state, blocks, provider, model, attempt, stop_reason, error_code, fresh_input_tokens,
     cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd, language, args, created_at,
-    revision
+    revision, ending
 FROM turns WHERE conversation_id = :conversation AND seq > :after ORDER BY seq LIMIT :count
 """)
 _CALLS: Final = Statement("""

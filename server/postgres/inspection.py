@@ -62,7 +62,7 @@ _FACTS: Final = Statement("SELECT * FROM conversation_facts WHERE conversation_i
 _TURNS: Final = Statement("""
 SELECT seq, kind, state, blocks, provider, model, attempt, stop_reason, error_code, fresh_input_tokens,
     cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd, language, args, created_at,
-    revision
+    revision, ending
 FROM turns WHERE conversation_id = :conversation AND seq BETWEEN :first_seq AND :last_seq ORDER BY seq LIMIT :count
 """)
 _SIZES: Final = Statement("""

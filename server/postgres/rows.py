@@ -125,6 +125,7 @@ def turn_from(row: Row) -> Turn:
                 cost_usd=row["cost_usd"],
                 attempt=row["attempt"],
                 revision=row["revision"],
+                ending=json_or_none(row["ending"]) or {},
             )
 
 

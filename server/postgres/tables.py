@@ -145,6 +145,7 @@ turns = Table(
     now("created_at", "For people; the order is seq."),
     Column("revision", BigInteger, comment="Model turns: the conversation's when the turn ended; null in a fork's."),
     Column("model_version", Text, comment="Model turns: the model that the answer names; an alias does not say it."),
+    Column("ending", JSONB, comment="Model turns: what the provider said about the end; null: nothing more."),
     CheckConstraint("kind IN ('user_task', 'model_response', 'tool_response')", name="kind"),
     CheckConstraint("state IN ('complete', 'interrupted', 'cancelled', 'failed')", name="state"),
     # Recognises a duplicate request.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
@@ -176,10 +176,19 @@ def translate(request: Request[Any, Any, Any], error: Exception) -> StrataError:
             return Internal()
 
 
+def source_of(kind: type[StrataError] | None) -> Literal["provider", "strata"]:
+    """Whose error it is: a 429 may be the provider's, or this server's own."""
+    if kind is None or kind is errors.ProviderNotConfigured or not issubclass(kind, errors.ProviderFailed):
+        return "strata"
+    return "provider"
+
+
 def build_problem(error: StrataError, request_id: str) -> Problem:
     """The body of the answer. A detail never hides a member of the format itself."""
     status = ANSWERS[type(error)].status
     details = {} if isinstance(error, Internal) else {k: v for k, v in error.details.items() if k not in _RESERVED}
+    if status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, errors.ProviderFailed):
+        details["source"] = source_of(type(error))
     return Problem(
         **details,  # type: ignore[arg-type]  # reason: extra members, validated by the model
         type=f"urn:strata:error:{error.code}",

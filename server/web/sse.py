@@ -54,9 +54,11 @@ EVENTS: Final[Mapping[str, str]] = {
     "tool_call.end": "`id`, `name`, `arguments`. The call is whole.",
     "usage": "`fresh_input_tokens`, `cache_read_tokens`, `cache_write_tokens`, `output_tokens`, `reasoning_tokens`. "
     "What it took so far; the last one counts.",
-    "turn.completed": "`turn`, `conversation`. The answer is durable and whole.",
-    "turn.failed": "`turn`, `conversation`, `error` (`code`, `message`, `hint`). The turn failed or was interrupted "
-    "(`turn_interrupted`); what had arrived is in `turn`.",
+    "turn.completed": "`turn`, `conversation`. The answer is durable and whole; `turn.stop_details` is what the "
+    "provider said about the stop beyond its reason.",
+    "turn.failed": "`turn`, `conversation`, `error` (`code`, `message`, `hint`, `source`, `provider_message`, "
+    "`provider_status`, `retry_after_seconds`). The turn failed or was interrupted (`turn_interrupted`); what had "
+    "arrived is in `turn`.",
     "turn.cancelled": "`turn`, `conversation`. The turn was cancelled; what had arrived is in `turn`.",
 }
 """All events in their order, with their data. Exactly one of the last three ends a stream."""

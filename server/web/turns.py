@@ -37,6 +37,7 @@ from server.errors import (
 from server.page import PAGE_LIMIT
 from server.store import NewInput, Store
 from server.turn import TurnState
+from server.turn_ending import FAILURE_MEMBERS
 from server.turn_event import TurnEnded
 from server.turn_handle import TurnHandle
 from server.turn_request import TurnRequest
@@ -44,7 +45,7 @@ from server.turn_service import TurnService
 from server.web.auth import REFUSAL, client_only, client_sparing_duplicates
 from server.web.block_views import View
 from server.web.body import LARGEST_BIGINT, Body
-from server.web.errors import ANSWERS, build_problem, document_client_errors
+from server.web.errors import ANSWERS, answer_headers, build_problem, document_client_errors
 from server.web.headers import LastEventId, TurnHeaders, read_last_event_id, wants_stream
 from server.web.json_text import answer_json, encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE
@@ -334,11 +335,14 @@ def _answer_ended(request: StrataRequest, ended: TurnEnded, headers: dict[str, s
         return answer_json(view, 200, headers)
     kind = (find_error(view.turn.error.code) if view.turn.error else None) or Internal
     request.scope["state"][PROBLEM_CODE] = kind.code
-    problem = build_problem(kind(), request_id_of(request.scope)).model_dump(exclude_none=True)
+    error = kind(**{name: value for name in FAILURE_MEMBERS if (value := ended.turn.ending.get(name)) is not None})
+    problem = build_problem(error, request_id_of(request.scope)).model_dump(exclude_none=True)
+    # A delay of the provider's own; the usual one of the code would promise that trying again helps.
+    waiting = answer_headers(error) if "retry_after_seconds" in error.details else {}
     members = {"conversation_id": ended.conversation.id, "turn_seq": ended.turn.seq, **view.model_dump()}
     return Response(
         content=encode_json({**problem, **members}),
         status_code=ANSWERS[kind].status,
         media_type=PROBLEM_MEDIA_TYPE,
-        headers={**headers, "x-should-retry": "false"},
+        headers={**headers, **waiting, "x-should-retry": "false"},
     )

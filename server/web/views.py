@@ -9,8 +9,10 @@ from pydantic import ConfigDict, Field
 from server.conversation import Conversation, ConversationState, ConversationStatus
 from server.errors import StrataError, every_error
 from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
+from server.turn_ending import STOP_DETAILS
 from server.usage import Usage
 from server.web.block_views import BlockView, ToolCallView, View, view_blocks
+from server.web.errors import source_of
 
 CONVERSATION_ID: Final = "conv_01jd0z8s3bf6h9kq2m4n6p8r0t"
 ASSISTANT_ID: Final = "asst_01jd0z8s3bf6h9kq2m4n6p8r0t"
@@ -22,6 +24,7 @@ _ANSWER_EXAMPLE: Final[dict[str, Any]] = {
         "kind": "model_response",
         "state": "complete",
         "stop_reason": "tool_use",
+        "stop_details": None,
         "blocks": [
             {"type": "thinking", "text": "I have to look it up.", "redacted": False},
             {"type": "tool_call", **_CALL_EXAMPLE},
@@ -81,14 +84,30 @@ class TurnErrorView(View):
     code: str = Field(description="As in error answers.", examples=["provider_overloaded"])
     message: str = Field(examples=["The provider is overloaded."])
     hint: str | None = Field(examples=["Try again in a moment."])
+    source: Literal["provider", "strata"] = Field(description="Whose error it is.", examples=["provider"])
+    provider_message: str | None = Field(
+        description="What the provider said about it, if it said anything.", examples=["Overloaded"]
+    )
+    provider_status: str | int | None = Field(
+        description="The provider's own word or number for it.", examples=["overloaded_error"]
+    )
+    retry_after_seconds: float | None = Field(
+        description="How long the provider asks to wait before the next request.", examples=[None]
+    )
 
     @classmethod
-    def of(cls, code: str) -> Self:
-        """The error behind a code."""
-        kind = find_error(code)
-        if kind is None:
-            return cls(code=code, message="The turn failed in a way that this release has no words for.", hint=None)
-        return cls(code=code, message=kind().message, hint=kind.hint or None)
+    def of(cls, code: str, ending: Mapping[str, Any] | None = None) -> Self:
+        """The error behind a code, with what the provider said."""
+        kind, ending = find_error(code), ending or {}
+        return cls(
+            code=code,
+            message="The turn failed in a way that this release has no words for." if kind is None else kind().message,
+            hint=None if kind is None else kind.hint or None,
+            source=source_of(kind),
+            provider_message=ending.get("provider_message"),
+            provider_status=ending.get("provider_status"),
+            retry_after_seconds=ending.get("retry_after_seconds"),
+        )
 
 
 class InputTurnView(View):
@@ -108,6 +127,11 @@ class ModelTurnView(View):
     kind: Literal["model_response"] = "model_response"
     state: TurnState = Field(examples=["complete"])
     stop_reason: StopReason | None = Field(examples=["end_turn"])
+    stop_details: dict[str, Any] | None = Field(
+        description="What the provider said about the stop beyond its reason, in its own members: the category of a "
+        "refusal, the stop sequence, a message. Null: nothing.",
+        examples=[None],
+    )
     blocks: list[BlockView]
     error: TurnErrorView | None = Field(description="Null unless it failed or was interrupted.", examples=[None])
     usage: UsageView
@@ -124,8 +148,9 @@ class ModelTurnView(View):
             seq=turn.seq,
             state=turn.state,
             stop_reason=turn.stop_reason,
+            stop_details=turn.ending.get(STOP_DETAILS),
             blocks=view_blocks(turn.blocks),
-            error=None if code is None else TurnErrorView.of(code),
+            error=None if code is None else TurnErrorView.of(code, turn.ending),
             usage=UsageView.of(turn.usage),
             cost_usd=None if turn.cost_usd is None else float(turn.cost_usd),
             provider=turn.provider,

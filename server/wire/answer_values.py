@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from server.errors import ProviderMalformed
-from server.exact_json import Number
+from server.exact_json import Number, dumps_sendable, make_sendable, to_plain
+from server.wire.provider_errors import clean_message
 
 MAX_DEPTH: Final = 64
 """Of one part or block. Providers read at most about a hundred levels of a whole request."""
@@ -17,6 +18,8 @@ MAX_NUMBER_LENGTH: Final = 1000
 """Parsers of JSON refuse or change numbers that are much longer."""
 _MAX_ID_LENGTH: Final = 256
 """As long as the API takes the id of a tool result."""
+_MAX_DETAILS: Final = 20
+_MAX_DETAIL_BYTES: Final = 2000
 _RESPONSE_ID: Final = re.compile(r"[!-~]{1,256}")
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -61,6 +64,18 @@ def check_sendable(value: Any) -> None:
         if any(isinstance(item, Number) and len(item) > MAX_NUMBER_LENGTH for item in level):
             raise ProviderMalformed(f"The provider's answer has a number of more than {MAX_NUMBER_LENGTH} characters.")
     raise ProviderMalformed(f"The provider's answer is nested more than {MAX_DEPTH} levels deep.")
+
+
+def clean_details(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What a provider says about a stop as it may be passed on: texts are bounded, long lists and objects left out."""
+    cleaned: dict[str, Any] = {}
+    for name, value in list(details.items())[:_MAX_DETAILS]:
+        plain = to_plain(value)
+        if isinstance(plain, str):
+            cleaned[clean_message(name)] = clean_message(plain)
+        elif plain is not None and len(dumps_sendable(value)) <= _MAX_DETAIL_BYTES:
+            cleaned[clean_message(name)] = make_sendable(plain)
+    return cleaned
 
 
 def read_response_id(value: Any) -> str | None:

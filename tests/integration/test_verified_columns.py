@@ -80,6 +80,7 @@ _EXCUSED: dict[str, dict[str, str]] = {
         "body_hash": _REQUEST,
         "written_under": "of the lease that it was written under",
         "revision": "of the conversation's changes, of which there is no other trace",
+        "ending": "what the provider said about the end, for people; the bytes of the call have it too",
         "created_at": _FOR_PEOPLE,
     },
     "calls": {

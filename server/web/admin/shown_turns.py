@@ -22,6 +22,7 @@ from server.provider_choice import ANTHROPIC, GEMINI
 from server.signature_report import SignatureState, report_received
 from server.timeline import ToldTurn
 from server.turn import ModelResponseTurn, ToolResponseTurn, UserTaskTurn
+from server.turn_ending import describe_ending
 from server.web.admin.pieces import Allowance, Piece
 from server.web.views import find_error
 
@@ -67,6 +68,8 @@ class ShownTurn:
     answer: ModelResponseTurn | None
     error: StrataError | None
     """What the error's code means; None also for a code of another release."""
+    ending: str
+    """What the provider said about the end, for people."""
     args: Piece | None
     conversation_args: Piece | None
     """Where a static text was rendered with them."""
@@ -91,6 +94,7 @@ def show_turn(told: ToldTurn, allowance: Allowance) -> ShownTurn:
         hidden_count=max(0, len(turn.blocks) - BLOCKS_SHOWN),
         answer=answer,
         error=_explain(answer),
+        ending="" if answer is None else describe_ending(answer.ending),
         args=allowance.take_json(args) if args else None,
         conversation_args=allowance.take_json(dict(told.new_args)) if told.new_args is not None else None,
         context=allowance.take_json(told.context) if told.is_context_new else None,

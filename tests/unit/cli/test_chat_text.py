@@ -87,6 +87,24 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
         ({"stop_reason": "end_turn"}, None),
         ({"stop_reason": "something new"}, None),
         ({"stop_reason": "length"}, "The answer reached its length limit."),
+        (
+            {"stop_reason": "refusal", "stop_details": {"reason": "refusal", "category": "bio"}},
+            "The model declined to answer. Category: bio",
+        ),
+        ({"stop_reason": "end_turn", "stop_details": {"stop_sequence": "END\x1b[0m"}}, "Stop sequence: END␛[0m"),
+        (
+            {
+                "state": "failed",
+                "error": TurnError(
+                    code="provider_rate_limited",
+                    message="Slow.",
+                    hint="Wait.",
+                    provider_message="Quota\nused up.",
+                    retry_after_seconds=30.0,
+                ),
+            },
+            "Slow. Wait. [provider_rate_limited] The provider said: Quota used up. It asks to wait 30 s.",
+        ),
         ({"state": "cancelled"}, "Cancelled. What had arrived is kept."),
         ({"state": "failed"}, "The turn failed."),
         (

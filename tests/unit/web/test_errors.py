@@ -3,8 +3,8 @@ from http import HTTPStatus
 
 import pytest
 
-from server.errors import Internal, ScopeMissing, StrataError, ValidationFailed, every_error
-from server.web.errors import ANSWERS, answer_headers, build_problem, encode_problem
+from server.errors import Internal, ProviderFailed, ScopeMissing, StrataError, ValidationFailed, every_error
+from server.web.errors import ANSWERS, answer_headers, build_problem, encode_problem, source_of
 from tests.fakes.site import Site
 
 
@@ -26,6 +26,7 @@ async def test_every_error_is_answered_as_a_problem(site: Site) -> None:
             "detail": kind().message,
             **({"hint": kind.hint} if kind.hint else {}),
             "request_id": answer.headers["x-request-id"],
+            **({"source": source_of(kind)} if status == 429 or issubclass(kind, ProviderFailed) else {}),
         }
         assert site.events("http.request_finished")[-1]["code"] == kind.code
 

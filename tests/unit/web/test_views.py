@@ -60,13 +60,22 @@ def test_an_unknown_block_is_shown_without_what_is_sealed(name: str) -> None:
 
 def test_an_answer_says_why_it_did_not_complete() -> None:
     assert ModelTurnView.of(TURN).error is None
-    failed = ModelTurnView.of(replace(TURN, state=TurnState.FAILED, error_code="provider_overloaded"))
+    said = {"provider_message": "Overloaded", "provider_status": "overloaded_error", "retry_after_seconds": 7.0}
+    failed = ModelTurnView.of(replace(TURN, state=TurnState.FAILED, error_code="provider_overloaded", ending=said))
     assert failed.error == TurnErrorView(
-        code="provider_overloaded", message="The provider is overloaded.", hint="Try again in a moment."
+        code="provider_overloaded",
+        message="The provider is overloaded.",
+        hint="Try again in a moment.",
+        source="provider",
+        provider_message="Overloaded",
+        provider_status="overloaded_error",
+        retry_after_seconds=7.0,
     )
     interrupted = ModelTurnView.of(replace(TURN, state=TurnState.INTERRUPTED))
     assert interrupted.error is not None
-    assert interrupted.error.code == "turn_interrupted"
+    assert (interrupted.error.code, interrupted.error.source) == ("turn_interrupted", "strata")
+    refused = ModelTurnView.of(replace(TURN, ending={"stop_details": {"category": "bio"}}))
+    assert refused.stop_details == {"category": "bio"}
 
 
 @pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.code)
