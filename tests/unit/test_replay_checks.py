@@ -47,6 +47,7 @@ def test_what_is_allowed_is_let_through(draft: ReplayDraft) -> None:
         (replace(GOOD, assertions=(Assertion(name="a"),)), "assertions.0"),
         (replace(GOOD, assertions=(Assertion(name="a", expression="1", schema={}),)), "assertions.0"),
         (replace(GOOD, assertions=(Assertion(name="a", expression="1"),) * 2), "assertions"),
+        (replace(GOOD, assertions=(Assertion(name="a", schema={"const": "x" * 1_000_000}),)), "assertions"),
         (replace(GOOD, judge=Judge(provider="gemini", model="m", prompt=" ")), "judge.prompt"),
     ],
 )
