@@ -1,6 +1,8 @@
 """Connecting to Postgres: which host, with what settings, and what it means when it fails."""
 
+import asyncio
 import re
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,10 @@ from server.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInva
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 OLDEST_VERSION: Final = 15
+_KEEP_ALIVE_IDLE_SECONDS: Final = 30
+_KEEP_ALIVE_INTERVAL_SECONDS: Final = 5
+_KEEP_ALIVE_COUNT: Final = 3
+"""A connection whose other side is gone ends after 45 s, in both directions."""
 _NUMBERS: Final = re.compile(r"\[[^\]]*\] | \(_ssl\.c:\d+\)")
 _CHECK_URL: Final = "Check STRATA_DATABASE_URL."
 _MALFORMED: Final = "it is malformed"
@@ -42,6 +48,12 @@ class DatabaseOptions:
     pool_wait_seconds: float = 5.0
     connect_seconds: float = 5.0
     statement_seconds: float = 30.0
+    lock_seconds: float = 15.0
+    """Postgres cancels a statement that waits longer for a lock; 0 means no limit."""
+    idle_transaction_seconds: float = 10.0
+    """Postgres ends a session whose transaction is open for so long without a statement, as that of a frozen process
+    is, and frees its locks; 0 means no limit. Less than `lock_seconds`: who waits for such a lock gets it.
+    """
     application_name: str = "strata"
     search_path: str | None = None
     """Which schemas names are looked up in; None: those that the database's account has."""
@@ -63,7 +75,13 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
     path = {} if options.search_path is None else {"search_path": options.search_path}
     return path | {
         "application_name": options.application_name,
-        "statement_timeout": str(round(options.statement_seconds * 1000)),
+        "statement_timeout": _milliseconds(options.statement_seconds),
+        "lock_timeout": _milliseconds(options.lock_seconds),
+        "idle_in_transaction_session_timeout": _milliseconds(options.idle_transaction_seconds),
+        # Postgres finds out that a client's machine is gone, and frees its locks. Ignored on a Unix socket.
+        "tcp_keepalives_idle": str(_KEEP_ALIVE_IDLE_SECONDS),
+        "tcp_keepalives_interval": str(_KEEP_ALIVE_INTERVAL_SECONDS),
+        "tcp_keepalives_count": str(_KEEP_ALIVE_COUNT),
         "timezone": "UTC",
         # The statements are short and look rows up by key: planning them anew each time, or compiling the plan, costs
         # more than running them.
@@ -75,6 +93,27 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
         # those, so a small one on the tenant does not look cheaper than the key's.
         "enable_seqscan": "off",
     }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+def _keep_alive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Lets the system find out that the database's machine is gone while a connection is idle in the pool."""
+    transport: asyncio.Transport = connection._transport  # type: ignore[attr-defined]  # noqa: SLF001  reason: asyncpg has no option for it
+    peer = transport.get_extra_info("socket")
+    if peer is None or peer.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEP_ALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEP_ALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", _KEEP_ALIVE_COUNT),
+    ):
+        # Not every system has all of them.
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def read_hosts(url: str) -> list[str]:
@@ -143,6 +182,7 @@ async def connect_to_one(
         except (ValueError, OverflowError):
             raise _unusable(_MALFORMED) from None
         else:
+            _keep_alive(connection)
             hosts.remove(url)
             hosts.insert(0, url)
             return connection
@@ -182,8 +222,13 @@ _UNAVAILABLE: Final[Mapping[type[BaseException], tuple[str, str]]] = {
         "Grant the user of STRATA_DATABASE_URL access.",
     ),
     pg.QueryCanceledError: ("The database did not finish a statement within the time limit.", ""),
+    pg.LockNotAvailableError: ("A row of the database stayed locked for too long.", ""),
+    pg.TransactionRollbackError: ("The database undid a statement over a conflict with another one.", ""),
+    pg.IdleInTransactionSessionTimeoutError: ("The database ended a transaction that stood still for too long.", ""),
     pg.DiskFullError: ("The database's disk is full.", "Free some space on it."),
     pg.TooManyConnectionsError: ("The database has no connection left.", "Lower STRATA_DATABASE_POOL_SIZE."),
+    pg.InsufficientResourcesError: ("The database has run out of a resource: {}.", ""),
+    pg.PostgresSystemError: ("The database's system fails: {}.", ""),
     pg.ReadOnlySQLTransactionError: ("The database has become read-only.", ""),
     TimeoutError: ("The database does not answer in time.", ""),
     ssl.SSLCertVerificationError: ("The database's certificate is not trusted: {}.", _CHECK_URL),

@@ -44,6 +44,7 @@ LOST: Final = (
     pg.AdminShutdownError,
     pg.CrashShutdownError,
     pg.IdleSessionTimeoutError,
+    pg.IdleInTransactionSessionTimeoutError,
     # The primary became a standby under an open connection.
     pg.ReadOnlySQLTransactionError,
 )

@@ -15,8 +15,10 @@ from server.postgres.erasable import LIVE, SHADOWY
 from server.postgres.replay_statements import end_if_done, fetch, lose_calls
 from server.store import ErasureReport
 
+# A turn whose lease has expired is nobody's: whatever its process still writes finds no conversation.
 _LOCK: Final = Statement("""
-SELECT lease_turn_seq FROM conversations WHERE id = :conversation AND tenant_id = :tenant FOR UPDATE
+SELECT CASE WHEN lease_expires_at > now() THEN lease_turn_seq END AS lease_turn_seq
+FROM conversations WHERE id = :conversation AND tenant_id = :tenant FOR UPDATE
 """)
 _LIST_SHADOWS: Final = Statement("""
 SELECT shadow_id FROM replay_items WHERE conversation_id = :conversation AND shadow_id IS NOT NULL

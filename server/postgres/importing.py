@@ -131,6 +131,8 @@ class Importer:
             return None
         try:
             async with self._database.transaction() as connection:
+                # A file may come slowly, as over a pipe, and hardly anybody waits for rows of what is not there yet.
+                await connection.execute("SET LOCAL idle_in_transaction_session_timeout = '1min'")
                 made = await self._write(connection, first, records)
                 await self._tell(connection, made)
                 self._end_dry_run()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -185,14 +185,18 @@ async def _sync_connection(
     options: DatabaseOptions,
 ) -> AsyncIterator[Callable[[Callable[[SyncConnection], Result]], Any]]:
     """Alembic speaks SQLAlchemy; the connection underneath is made by the same code as every other."""
-    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: connect(options), poolclass=NullPool)
+    # Each revision sets limits of its own, and an index that is made concurrently waits for running transactions.
+    own = replace(options, lock_seconds=0, idle_transaction_seconds=0)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: connect(own), poolclass=NullPool)
     try:
         async with engine.connect() as connection:
             yield connection.run_sync
             await connection.commit()
     except DBAPIError as error:
         cause = error.orig.__cause__ if error.orig is not None else None
-        translated = translate(cause) if cause is not None else None
+        # A lock that a revision does not get is no fault of the database.
+        is_locked = isinstance(cause, pg.LockNotAvailableError)
+        translated = translate(cause) if cause is not None and not is_locked else None
         if translated is not None:
             raise translated from error
         raise MigrationFailed(f"The database refused a migration: {cause or error.orig}.") from error

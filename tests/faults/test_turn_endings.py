@@ -18,7 +18,7 @@ from server.api_key import Tenant
 from server.call import Call, Chunk
 from server.conversation import ConversationState, Lease
 from server.emulator.reply import FaultKind
-from server.errors import AnswerUnreadable, AnswerUnstorable, Internal, TurnInterrupted, TurnStalled
+from server.errors import AnswerUnreadable, AnswerUnstorable, ConversationBusy, Internal, TurnInterrupted, TurnStalled
 from server.event import ProviderEvent
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
@@ -484,6 +484,18 @@ class TestRecovery:
             assert call.end.raw_response
             assert (await _find_answer(rig, healthy)).error_code == TurnInterrupted.code
             assert (await rig.store.erase_conversation(rig.tenant_id, poisoned)).rows
+
+    async def test_is_not_needed_to_erase_the_conversation(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        async with open_rig(limits=QUICK) as rig:
+            orphan = await self._orphan(rig, emulated, provider)
+            with pytest.raises(ConversationBusy):
+                await rig.store.erase_conversation(rig.tenant_id, orphan)
+            await _end_all_leases(rig)
+            assert (await rig.store.erase_conversation(rig.tenant_id, orphan)).rows
+            async with rig.database.connection() as connection:
+                assert not await connection.fetch("SELECT FROM call_chunks")
 
     async def test_of_one_that_cannot_be_ended_does_not_hold_up_the_others(
         self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
