@@ -13,6 +13,7 @@ What the bytes decide depends on how the turn ended:
 Of a status other than 200 the body is an error's, and nothing of it becomes an answer.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from server.block import JsonValue
 from server.block_json import block_to_json
 from server.call import Call, CallEnd
 from server.call_walk import PastAnswer, PastCall
+from server.continuation import fold_earlier
 from server.errors import (
     ProviderCallMalformed,
     ProviderEmpty,
@@ -98,13 +100,16 @@ def is_answer(end: CallEnd) -> bool:
     return end.status in {None, _OK}
 
 
-def check_answer(past: PastCall, end: CallEnd, fold: Fold) -> ValueDifference | None:
+def check_answer(past: PastCall, end: CallEnd, open_fold: Callable[[], Fold]) -> ValueDifference | None:
     """The first difference between what is stored and what the raw bytes of a call say. They have to be there."""
-    folded = _read(end, fold)
+    folded = _read(end, open_fold())
     difference = _check_call(end, folded.answer) or _check_aside(past, end, folded)
-    if difference is not None or past.answer is None:
+    if difference is not None or past.answer is None or None in past.continued:
         return difference
-    if _had_ended_before(past.answer, past.call):
+    had_ended = _had_ended_before(past.answer, past.call)
+    if past.continued:
+        folded = _read_continued(past, end, open_fold(), with_last=not had_ended)
+    elif had_ended:
         folded = Folded(answer=ProviderAnswer())
     return (
         _check_content(past.answer, folded.answer)
@@ -118,6 +123,13 @@ def _read(end: CallEnd, fold: Fold) -> Folded:
     if not end.raw_response or not is_answer(end):
         return Folded(answer=ProviderAnswer(), ended_by=ProviderEmpty.code)
     return fold_raw(fold, end.raw_response)
+
+
+def _read_continued(past: PastCall, end: CallEnd, fold: Fold, *, with_last: bool) -> Folded:
+    """The answer of a turn that took several calls: what their bytes say, one after the other."""
+    fold_earlier(fold, [body or b"" for body in past.continued])
+    raw = end.raw_response if with_last and is_answer(end) else None
+    return fold_raw(fold, raw or b"")
 
 
 def _had_ended_before(answer: PastAnswer, call: Call) -> bool:

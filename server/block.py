@@ -58,6 +58,8 @@ class ToolCallBlock:
     signature: SignatureMark | None = None
     is_id_ours: bool = False
     """The provider gave no id: neither the call nor its result goes back with one."""
+    toolset_name: str | None = None
+    """The provider's toolset that the tool belongs to; the result goes back with the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ def block_to_json(block: Block) -> dict[str, JsonValue]:
         case ToolCallBlock():
             fields = {"type": "tool_call", "id": block.id, "name": block.name, "arguments": block.arguments}
             fields |= {"is_id_ours": True} if block.is_id_ours else {}
+            fields |= {} if block.toolset_name is None else {"toolset_name": block.toolset_name}
         case ToolResultBlock():
             fields = {"type": "tool_result", "tool_call_id": block.tool_call_id, "output": block.output}
             if block.is_error:
@@ -82,6 +83,7 @@ def block_from_json(item: Mapping[str, Any]) -> Block:
                 arguments=item["arguments"],
                 signature=_mark(item),
                 is_id_ours=item.get("is_id_ours", False),
+                toolset_name=item.get("toolset_name"),
             )
         case "tool_result":
             return ToolResultBlock(

@@ -102,7 +102,12 @@ def measure_gaps(recent: Sequence[datetime], now: datetime) -> tuple[float, ...]
 
 
 def encode_caching(payload: Payload) -> dict[str, JsonValue]:
-    """What a payload asks of the cache, as the call keeps it. Empty where it asks for nothing."""
+    """What a payload asks of the cache, and the container that it names, as the call keeps it. Empty for neither."""
+    named = {} if payload.container is None else {"container": payload.container}
+    return named | _encode_cache(payload)
+
+
+def _encode_cache(payload: Payload) -> dict[str, JsonValue]:
     if payload.cached_content is not None:
         return {"cached_content": payload.cached_content}
     if not (payload.breakpoints or payload.static_cache_seconds or payload.wants_diagnosis):
@@ -120,7 +125,9 @@ def encode_caching(payload: Payload) -> dict[str, JsonValue]:
 
 def apply_caching(payload: Payload, caching: Mapping[str, JsonValue]) -> Payload:
     """The payload as it was sent. The inverse of `encode_caching`; nothing stored changes nothing."""
-    if not caching:
+    if "container" in caching:
+        payload = replace(payload, container=caching["container"])
+    if not set(caching) - {"container"}:
         return payload
     if "cached_content" in caching:
         return replace(payload, cached_content=caching["cached_content"])

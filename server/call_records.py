@@ -8,7 +8,8 @@ from decimal import Decimal
 from server.cache_expectation import CacheExpectation, MissReason, explain_miss
 from server.cache_policy import encode_caching
 from server.call import CallEnd, CallStart
-from server.manifest import encode_manifest
+from server.continuation import note_container, note_continuation
+from server.manifest import encode_manifest, extend_manifest
 from server.payload import Payload
 from server.payload_preparation import PreparedPayload, record_failures
 from server.pricing import price_call
@@ -26,7 +27,7 @@ def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, pa
         account=prepared.provider.account,
         epoch=prepared.epoch,
         started_at=record.started_at,
-        manifest=encode_manifest(prepared.built.manifest),
+        manifest=encode_manifest(extend_manifest(prepared.built.manifest, payload)),
         request_hash=hashlib.sha256(record.request_body).digest(),
         layer_order=prepared.built.order,
         dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
@@ -34,7 +35,12 @@ def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, pa
         cache_expected_tokens=_expectation_of(prepared, payload).tokens,
         repairs=prepared.built.repairs,
         template_failures=record_failures(prepared.template_failures),
-        warnings=(*stream.warnings, *prepared.built.warnings),
+        warnings=(
+            *stream.warnings,
+            *prepared.built.warnings,
+            *note_continuation(payload),
+            *note_container(payload, stream.answer),
+        ),
     )
 
 
@@ -80,6 +86,9 @@ def bare_end_of(stream: ProviderStream, error_code: str | None) -> CallEnd:
 def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpectation:
     """As planned; of a call that had to do without the explicit cache it was planned with, nothing."""
     planned = prepared.caching
+    if payload.continues:
+        # The plan is for the first request of the turn. This one finds what that one has written, at least.
+        return CacheExpectation(tokens=None)
     if planned.cache is None or payload.cached_content is not None:
         return planned.expectation
     return CacheExpectation(possible_tokens=planned.cache.token_count, reason=MissReason.CACHE_GONE)

@@ -80,6 +80,8 @@ class PastCall:
     where the turn is not there yet."""
     usages: tuple[Usage, ...] | None
     """Of all calls of the turn up to this one; None where the walk has not met them all."""
+    continued: tuple[bytes | None, ...] = ()
+    """The raw bytes of the calls of the same turn that this one continues, in order; None where they are gone."""
     flaws: tuple[Flaw, ...] = ()
 
 

@@ -28,6 +28,7 @@
     │   ├── ConversationNotFound
     │   ├── TurnNotFound
     │   ├── CallNotFound
+    │   ├── RawBytesRemoved         retention has removed the bytes of a call
     │   ├── ImageNotFound
     │   ├── CompactionNotFound      there is nothing to undo
     │   ├── ViewNotFound
@@ -297,6 +298,13 @@ class CallNotFound(NotFound):
 
     code = "call_not_found"
     hint = "List the calls of the turn to see its attempts."
+
+
+class RawBytesRemoved(NotFound):
+    """The raw bytes of a call that this one continues are gone."""
+
+    code = "raw_bytes_removed"
+    hint = "STRATA_RAW_RETENTION_DAYS says how long they are kept."
 
 
 class ImageNotFound(NotFound):

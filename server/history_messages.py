@@ -88,11 +88,15 @@ def _render_answers(turns: Sequence[BufferedTurn], recipe: Recipe) -> _Past:
     answers: dict[int, bytes] = {}
     withheld: dict[int, Withheld] = {}
     repairs: list[Mapping[str, JsonValue]] = []
-    for turn in turns:
+    for index, turn in enumerate(turns):
         if turn.kind is not TurnKind.MODEL_RESPONSE:
             continue
         reason = reasons.get(turn.seq)
         data = _render_answer(turn, reason, recipe.provider)
+        settled = _settle(data, turns[index + 1 : index + 3], reason, recipe.provider)
+        if data and settled != data:
+            repairs.append({"kind": "server_call_dropped", "seq": turn.seq, "ids": []})
+            data = settled
         if not data:
             repairs.append({"kind": "answer_left_out", "seq": turn.seq, "ids": []})
         else:
@@ -115,6 +119,24 @@ def _render_answer(turn: BufferedTurn, reason: Withheld | None, provider: Provid
             return provider.foreign_message(_blocks_of(turn)) if turn.native.data else None
         case _:
             return provider.unsigned_message(turn.native.data) if turn.native.data else None
+
+
+def _settle(
+    data: bytes | None, following: Sequence[BufferedTurn], reason: Withheld | None, provider: Provider
+) -> bytes | None:
+    """An answer without calls of the provider's own tools that got no result, unless they wait for it now.
+
+    Beside a call of the client's such a call waits until the client's results have come; its result opens the next
+    answer then.
+    """
+    if not data or reason is Withheld.PROVIDER:
+        return data
+    if not following or following[0].kind is not TurnKind.TOOL_RESPONSE:
+        return provider.settle_message(data)
+    if len(following) == 1:
+        return data
+    answer = following[1].native
+    return provider.settle_message(data, answer.data if answer.dialect == provider.name else b"")
 
 
 def _lost_signatures(turn: BufferedTurn, data: bytes | None, reason: Withheld) -> bool:

@@ -17,6 +17,7 @@ from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMes
 from server.static_pieces import split_static
 
 OPENING: Final = "opening"
+CONTINUATION: Final = "continuation"
 
 
 def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
@@ -87,6 +88,17 @@ def find_prefix_break(
     return None
 
 
+def extend_manifest(manifest: Sequence[ManifestEntry], payload: Payload) -> tuple[ManifestEntry, ...]:
+    """The manifest of a request that continues a paused answer, given that of the request that was paused."""
+    added = (message for message in payload.messages if message.is_continuation)
+    return (*manifest, *(_message_entry(message, kind=CONTINUATION, marked=False) for message in added))
+
+
+def without_continuation(manifest: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
+    """A request as the next turn's request has to begin: a paused answer comes again as a part of the whole one."""
+    return tuple(entry for entry in manifest if entry.kind != CONTINUATION)
+
+
 def share_opening(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
     """Whether both requests begin with the same signed block, or neither with any."""
     return _opening_hash(one) == _opening_hash(other)
@@ -112,7 +124,7 @@ def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]
         if message.dynamic is not None:
             dynamic = message.dynamic.encode("utf-8", "surrogatepass")
             yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
-        kind = OPENING if message.is_opening else "message"
+        kind = OPENING if message.is_opening else CONTINUATION if message.is_continuation else "message"
         yield _message_entry(message, kind=kind, marked=index in payload.breakpoints)
 
 

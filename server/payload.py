@@ -46,6 +46,8 @@ class PayloadMessage:
     """The dynamic block inside it, if there is one."""
     is_opening: bool = False
     """It is a signed block that stands for turns before the buffer, see `server.epoch`."""
+    is_continuation: bool = False
+    """It is what the model had said when it paused, for it to go on, see `server.continuation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class ManifestEntry:
 
     layer: Layer
     kind: str
-    """`tools`, `static`, `dynamic`, `opening` or `message`."""
+    """`tools`, `static`, `dynamic`, `opening`, `message` or `continuation`."""
     role: str
     """`system`, `user`, `model` or `tool`."""
     hash: str
@@ -109,6 +111,10 @@ class Payload:
     """Whether the provider should say why its cache missed, where it can."""
     previous_response_id: str | None = None
     """The answer that it should compare with; None: the first that it can."""
+    continues: tuple[int, ...] = ()
+    """Attempts of the same turn, from 1, whose paused answer the last message is."""
+    container: str | None = None
+    """The provider's container that an earlier answer of the conversation used, where the vendor has such."""
     sums_up: bool = False
     """Whether the messages are to be summed up in a signed block, and not answered. Only for models that do it."""
 

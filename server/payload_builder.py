@@ -22,10 +22,19 @@ from server.assistant import Tool
 from server.block import Blob, JsonValue
 from server.cache_policy import WIDE_BLOCKS, Markers, apply_caching, place_markers
 from server.call_settings import read_order, read_settings
+from server.continuation import continue_payload, continued_attempts, fold_earlier
 from server.epoch import Epoch, EpochReason
-from server.errors import HistoryRuleBroken, Internal
+from server.errors import HistoryRuleBroken, Internal, RawBytesRemoved
 from server.history_messages import Recipe, dynamic_text, tell_history
-from server.manifest import build_manifest, decode_manifest, encode_tools, find_prefix_break, share_opening
+from server.manifest import (
+    build_manifest,
+    decode_manifest,
+    encode_tools,
+    extend_manifest,
+    find_prefix_break,
+    share_opening,
+    without_continuation,
+)
 from server.model_profile import ModelProfile, find_profile
 from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 from server.provider import Provider
@@ -100,7 +109,25 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
         opening=None if source.epoch.opening is None else source.epoch.opening.data,
     )
     built = _build(source, recipe, source.epoch)
-    return replace(built, payload=apply_caching(built.payload, start.caching))
+    built = replace(built, payload=apply_caching(built.payload, start.caching))
+    return _continue_past(built, rebuild, provider) if continued_attempts(start) else built
+
+
+def _continue_past(built: BuiltPayload, rebuild: RebuildSource, provider: Provider) -> BuiltPayload:
+    """The request of a past call that continued a paused answer, given that of the call which was paused.
+
+    Raises `RawBytesRemoved`.
+    """
+    bodies = [body for body in rebuild.continued if body is not None]
+    if not bodies or len(bodies) != len(rebuild.continued):
+        raise RawBytesRemoved
+    fold = provider.open_fold()
+    fold_earlier(fold, bodies)
+    native = fold.answer.native
+    if native is None:
+        raise Internal("A call continues an answer that had nothing to go on from.")
+    payload = continue_payload(built.payload, native.data, continued_attempts(rebuild.call.start))
+    return replace(built, payload=payload, manifest=extend_manifest(built.manifest, payload))
 
 
 def hash_prefix(static_text: str, tools: Sequence[Tool]) -> bytes:
@@ -165,9 +192,17 @@ def _choose_dynamic(turns: Sequence[BufferedTurn], recipe: Recipe) -> str | None
         return None
     if recipe.order is LayerOrder.LAYERED or turns[-1].kind is TurnKind.USER_TASK:
         return dynamic
-    if not recipe.signer.profile.takes_text_beside_results:
+    if not recipe.signer.profile.takes_text_beside_results or _waits_for_server_tool(turns, recipe.provider):
         return None
     return dynamic if needs_dynamic(_last_sent(turns), dynamic) else None
+
+
+def _waits_for_server_tool(turns: Sequence[BufferedTurn], provider: Provider) -> bool:
+    """Whether a call of the provider's own tool goes on with these results: then they have to stand alone."""
+    answer = turns[-2].native if len(turns) > 1 else None
+    if answer is None or not answer.data or answer.dialect != provider.name:
+        return False
+    return provider.settle_message(answer.data) != answer.data
 
 
 def _note_postponed(
@@ -225,7 +260,7 @@ def _find_break(
         or source.previous_prefix_hash != recipe.signer.prefix_hash
     ):
         return
-    previous = decode_manifest(source.previous_manifest)
+    previous = without_continuation(decode_manifest(source.previous_manifest))
     is_announced = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_opening(previous, manifest)
     if source.previous_epoch != epoch.number and is_announced:
         return

@@ -13,7 +13,7 @@ from server.cache_policy import Rhythm, measure_gaps, plan_lifetimes
 from server.cache_register import CacheKey, RegisteredCache
 from server.call_settings import read_cache_settings
 from server.explicit_cache_policy import CacheSettings, choose_cache, may_have_cache
-from server.manifest import decode_manifest
+from server.manifest import decode_manifest, without_continuation
 from server.model_profile import ModelProfile
 from server.payload import LayerOrder, ManifestEntry, Payload
 from server.payload_builder import BuiltPayload
@@ -134,7 +134,7 @@ def _expect(
         account=trace.account,
         order=order,
         prefix_hash=source.previous_prefix_hash,
-        manifest=decode_manifest(source.previous_manifest),
+        manifest=without_continuation(decode_manifest(source.previous_manifest)),
     )
     elapsed = (now - trace.started_at).total_seconds()
     return expect_cache(previous, trace, current, profile, elapsed_seconds=elapsed)

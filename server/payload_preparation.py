@@ -10,11 +10,12 @@ from typing import Final
 from server.assistant import Tool
 from server.block import Blob, JsonValue
 from server.call_settings import read_order
+from server.continuation import choose_container
 from server.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment, set_down
 from server.errors import EpochMoved, OpeningRejected, ProviderFailed, ProviderNotConfigured
 from server.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.model_profile import find_profile
-from server.payload import LayerOrder
+from server.payload import LayerOrder, Payload
 from server.payload_builder import BuiltPayload, build_payload, hash_prefix
 from server.payload_caching import CachePlan, plan_caching
 from server.prompt_arguments import (
@@ -138,7 +139,7 @@ class PayloadPreparation:
             assistant_id=source.assistant.id,
             epoch=epoch.number,
             order=built.order,
-            built=replace(built, payload=caching.payload),
+            built=replace(built, payload=self._name_container(source, caching.payload, provider)),
             caching=caching,
             template_failures=(*failures, *rendered.failures),
             source=source,
@@ -186,6 +187,16 @@ class PayloadPreparation:
             note = {"kind": "signatures_rejected", "code": failure.code, "epoch": epoch.number}
             return replace(prepared, built=replace(prepared.built, warnings=(note, *prepared.built.warnings)))
         return None
+
+    def _name_container(self, source: PayloadSource, payload: Payload, provider: Provider) -> Payload:
+        """The payload with the container that the call before ran code in, if it is the same account's."""
+        previous = source.previous_call
+        if previous is None or (previous.provider, previous.account) != (provider.name, provider.account):
+            return payload
+        in_loop = source.buffered[-1].kind is TurnKind.TOOL_RESPONSE
+        return replace(
+            payload, container=choose_container(source.previous_container, datetime.now(UTC), in_loop=in_loop)
+        )
 
     async def _settle_epoch(
         self, tenant_id: str, source: PayloadSource

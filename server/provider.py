@@ -73,6 +73,8 @@ class ProviderAnswer:
     cache_miss_reason: str | None = None
     warnings: tuple[Mapping[str, JsonValue], ...] = ()
     """What was not taken as it came, such as a count that cannot be one; each has a `kind`."""
+    container: Mapping[str, JsonValue] | None = None
+    """Where the provider ran code, with its `id` and `expires_at`: later requests name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,13 @@ class Fold(Protocol):
         """The body has ended properly. Raises `ProviderFailed` unless the model had finished."""
         ...
 
+    def continue_answer(self) -> None:
+        """What is fed from now on is the body of another call, which continues the answer of the one before.
+
+        The answer has the content of both, and the usage of both as one sum.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplicitCache:
@@ -188,6 +197,11 @@ class Provider(Protocol):
         ...
 
     @property
+    def continues_pauses(self) -> bool:
+        """Whether a paused answer goes on when it is sent back as the last message of the same request."""
+        ...
+
+    @property
     def caches(self) -> ExplicitCaches | None:
         """Where the vendor keeps caches by name; None where it has no such thing."""
         ...
@@ -231,6 +245,13 @@ class Provider(Protocol):
         """An answer of this vendor's own whose signatures are worth nothing any more: without them and the thinking.
 
         Everything else stays as it is, unknown fields included. None where nothing is left of it.
+        """
+        ...
+
+    def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:
+        """An answer of this vendor's own without calls of the vendor's own tools that never got a result.
+
+        `following`: the answer after it, which may open with the results. None where nothing is left of it.
         """
         ...
 

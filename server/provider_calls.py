@@ -5,6 +5,9 @@ operator as those of the one that succeeded.
 
 Only what is given out cannot be taken back. So the usage that providers report before they say anything is held until
 something is said, and a failure before that can still be made good by another attempt.
+
+An answer that the provider pauses is continued by a further attempt, which begins where the paused one ended: their
+events are one sequence, and what they say is one answer. See `server.continuation`.
 """
 
 import asyncio
@@ -16,12 +19,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from server.continuation import continue_payload, fold_earlier, fold_events
 from server.errors import CacheGone, OpeningRejected, PrefixMismatch, ProviderFailed, SignatureRejected
 from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
-from server.provider import ENDED, Provider, ProviderStream, StreamState
+from server.provider import ENDED, Provider, ProviderAnswer, ProviderStream, StreamState
 from server.retry_policy import RetryPolicy, plan_retry
 from server.token_estimate import TokenEstimate
+from server.turn import StopReason
+from server.usage import Usage, add_usages
 
 Rebuild: TypeAlias = Callable[[ProviderFailed], Awaitable[Payload | None]]
 """The payload without what the provider has rejected; None if nothing can be left out."""
@@ -29,6 +35,7 @@ REJECTIONS: Final = (OpeningRejected, PrefixMismatch, SignatureRejected)
 """The provider rejects what it has signed itself: the same request fails every time."""
 _AT_ONCE: Final = (CacheGone, *REJECTIONS)
 """What is followed by another request at once, which is no retry of the same."""
+_OK: Final = 200
 _log = logging.getLogger("strata.provider")
 
 
@@ -57,9 +64,16 @@ class PatientCall:
         """All of them, the last one last. Empty until `events` is used."""
         self.payloads: list[Payload] = []
         """What each of them was sent with."""
-        self.failures: list[ProviderFailed] = []
-        """How they failed, in the same order: all but the last one, and the last one where it failed too."""
+        self.failures: list[ProviderFailed | None] = []
+        """How they failed, in the same order: all but the last one, and the last one where it failed too. None for one
+        that was paused, and that another one continues."""
         self._pauses = False
+        self._continued: list[ProviderStream] = []
+        """The paused attempts that the present one continues."""
+        self._usage_before = Usage()
+        """Of those."""
+        self._is_paused = False
+        """The last attempt was paused, and another one is to continue it."""
 
     @property
     def stream(self) -> ProviderStream:
@@ -67,9 +81,34 @@ class PatientCall:
         return self.attempts[-1]
 
     @property
-    def failure_codes(self) -> list[str]:
+    def failure_codes(self) -> list[str | None]:
         """The codes of `failures`."""
-        return [failure.code for failure in self.failures]
+        return [None if failure is None else failure.code for failure in self.failures]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is whole: the last attempt got through and no other one is to continue it."""
+        return bool(self.attempts) and self.stream.state is StreamState.COMPLETE and not self._is_paused
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bytes that the answer is made of: those of the paused attempts in order, then of the one that counts."""
+        if not self.attempts:
+            return []
+        record = self.stream.record
+        earlier = [stream.record.body for stream in self._continued if stream is not self.stream]
+        return [*earlier, record.body if record.status == _OK else b""]
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        """What has arrived of the whole answer, over all attempts that it took."""
+        if not self._continued:
+            return self.stream.answer
+        *earlier, last = self.bodies
+        fold = self._provider.open_fold()
+        fold_earlier(fold, earlier)
+        fold_events(fold, last)
+        return fold.answer
 
     @property
     def is_ending(self) -> bool:
@@ -86,6 +125,7 @@ class PatientCall:
             stream = self._provider.open_stream(self._payload)
             self.payloads.append(self._payload)
             self.attempts.append(stream)
+            self._is_paused = False
             held: list[ProviderEvent] = []
             given = False
             failure: ProviderFailed | None = None
@@ -93,23 +133,63 @@ class PatientCall:
                 async with aclosing(_hold_usage(stream, held)) as events:
                     async for event in events:
                         given = True
-                        yield event
+                        yield self._sum_usage(event)
             except ProviderFailed as error:
                 failure = error
             if failure is not None and await self._may_try_again(failure, began, events_given=given):
                 continue
             for event in held:
-                yield event
+                yield self._sum_usage(event)
             if failure is not None and not self._cancelled.is_set():
                 raise failure
             self._learn(stream)
-            return
+            if not self._continue(stream):
+                return
+            began = time.monotonic()
 
     async def cancel(self) -> None:
         """Ends the running attempt now, or the wait for the next; no other follows."""
         self._cancelled.set()
         if self.attempts:
             await self.stream.cancel()
+
+    def _continue(self, stream: ProviderStream) -> bool:
+        """Makes the next attempt continue this one, if it was paused and the limit allows it."""
+        if (
+            not self._provider.continues_pauses
+            or stream.state is not StreamState.COMPLETE
+            or stream.answer.stop_reason is not StopReason.PAUSED
+            or len(self._continued) >= self._policy.max_continuations
+        ):
+            return False
+        self._continued.append(stream)
+        whole = self.answer
+        if whole.native is None:
+            # Nothing that could be sent back for it to go on from.
+            self._continued.pop()
+            return False
+        self.failures.append(None)
+        self._usage_before = whole.usage
+        attempts = [self.attempts.index(paused) + 1 for paused in self._continued]
+        container = None if whole.container is None else str(whole.container["id"])
+        self._payload = continue_payload(self._payload, whole.native.data, attempts, container=container)
+        self._is_paused = True
+        _log.info(
+            "provider.answer_continued",
+            extra={
+                "provider": self._provider.name,
+                "model": self._payload.model,
+                "attempt": len(self.attempts),
+                "continuations": len(self._continued),
+            },
+        )
+        return True
+
+    def _sum_usage(self, event: ProviderEvent) -> ProviderEvent:
+        """Usage of the whole answer so far, as a fold over the bytes of all its attempts tells it."""
+        if not self._continued or not isinstance(event, UsageReported):
+            return event
+        return replace(event, usage=add_usages([self._usage_before, event.usage]))
 
     async def _may_try_again(self, failure: ProviderFailed, began: float, *, events_given: bool) -> bool:
         """Waits as long as the policy says; False where it says no, or where somebody cancels meanwhile."""
@@ -135,9 +215,12 @@ class PatientCall:
         return False
 
     async def _leave_out(self, failure: ProviderFailed) -> bool:
-        """Whether there is a payload without what was rejected. Asked for once."""
+        """Whether there is a payload without what was rejected. Asked for once.
+
+        Not for a continuation, which begins with what the model has just said: the next turn does without it.
+        """
         rebuild, self._rebuild = self._rebuild, None
-        if rebuild is None:
+        if rebuild is None or self._continued:
             return False
         self._pauses = True
         try:
@@ -148,6 +231,13 @@ class PatientCall:
             return False
         self._payload = payload
         return True
+
+    def _failures_in_a_row(self) -> list[ProviderFailed]:
+        """Since the first attempt, or since the last one that was paused."""
+        newest: list[ProviderFailed] = []
+        for failure in self.failures:
+            newest = [] if failure is None else [*newest, failure]
+        return newest
 
     def _learn(self, stream: ProviderStream) -> None:
         """Not from a call that names an explicit cache: most of its tokens are not in its bytes."""
@@ -161,7 +251,7 @@ class PatientCall:
             self._policy,
             error,
             # One that only found its cache gone, or a signature rejected, is no try of the provider's patience.
-            attempt=len(self.attempts) - sum(isinstance(failure, _AT_ONCE) for failure in self.failures[:-1]),
+            attempt=1 + sum(not isinstance(failure, _AT_ONCE) for failure in self._failures_in_a_row()[:-1]),
             elapsed_seconds=elapsed_seconds,
             events_given=events_given,
             chance=random.random(),  # noqa: S311  reason: spreads retries, guards nothing

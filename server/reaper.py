@@ -17,6 +17,7 @@ from uuid import uuid4
 from server.cache_expectation import CacheExpectation, explain_miss
 from server.call import Call, CallEnd
 from server.call_records import add_costs, cost_of
+from server.continuation import fold_earlier, replace_container
 from server.conversation import Lease
 from server.errors import (
     AnswerUnreadable,
@@ -28,6 +29,7 @@ from server.errors import (
 )
 from server.provider import Fold, ProviderAnswer
 from server.store import NewAnswer
+from server.stored_turn import bodies_before
 from server.turn import Native, StopReason, TurnState, open_call_ids
 from server.turn_ending import describe_stop
 from server.turn_tools import TurnTools
@@ -131,18 +133,20 @@ class Reaper:
             return await self._build_answer_without_call(tenant_id, lease)
         call = calls[-1]
         body = await self._collect_body(tenant_id, lease, calls)
-        answer, code = self._fold(call, body)
+        own, code = self._fold(call, [], body)
         complete = code is None
+        earlier = [before or b"" for before in bodies_before(call, calls)]
+        answer = self._fold(call, earlier, body)[0] if earlier else own
         end = CallEnd(
             ended_at=datetime.now(UTC),
             first_byte_at=None,
             status=_OK if body else None,
             raw_response=body,
-            usage=answer.usage,
-            usage_reported=answer.usage_reported,
-            response_id=answer.response_id,
-            cache_miss_reason=explain_miss(_expectation_of(call), answer.usage, answer.cache_miss_reason),
-            cost_usd=cost_of(call.start.model, call.start.started_at, answer),
+            usage=own.usage,
+            usage_reported=own.usage_reported,
+            response_id=own.response_id,
+            cache_miss_reason=explain_miss(_expectation_of(call), own.usage, own.cache_miss_reason),
+            cost_usd=cost_of(call.start.model, call.start.started_at, own),
             error_code=code,
         )
         if call.end is not None:
@@ -160,17 +164,20 @@ class Reaper:
             provider=call.start.provider,
             model=call.start.model,
             account=call.start.account,
-            start=call.start,
+            start=call.start if own.container is None else replace_container(call.start, own.container),
             end=end,
             model_version=answer.model_version,
             ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},
         )
 
     async def _collect_body(self, tenant_id: str, lease: Lease, calls: Sequence[Call]) -> bytes:
-        """The bytes of the last call: flushed pieces without a gap, or, where it had ended, nothing to add."""
+        """The bytes of the last call: flushed pieces without a gap, or, if it had failed, nothing to add.
+
+        One that had ended without a failure was paused, and nothing had continued it yet.
+        """
         call = calls[-1]
         if call.end is not None:
-            return b""
+            return b"" if call.end.error_code is not None else call.end.raw_response or b""
         chunks = await self._tools.store.list_chunks(
             tenant_id, lease.conversation_id, lease.turn_seq, attempt=call.start.attempt
         )
@@ -180,13 +187,17 @@ class Reaper:
                 body += chunk.data
         return body
 
-    def _fold(self, call: Call, body: bytes) -> tuple[ProviderAnswer, str | None]:
-        """What the bytes say, and why the answer is not whole; None if it is."""
+    def _fold(self, call: Call, earlier: Sequence[bytes], body: bytes) -> tuple[ProviderAnswer, str | None]:
+        """What the bytes say, after those of the calls that this one continues, and why the answer is not whole; None
+        if it is.
+        """
         open_fold = self._tools.folds.get(call.start.provider)
-        if open_fold is None or not body:
+        if open_fold is None or not (earlier or body):
             return ProviderAnswer(), TurnInterrupted.code
         try:
-            return _fold_whole(open_fold(), body)
+            fold = open_fold()
+            fold_earlier(fold, earlier)
+            return _fold_whole(fold, body)
         except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unreadable`
             _log.exception("turn.answer_unreadable", extra={"turn_seq": call.turn_seq})
             return ProviderAnswer(), AnswerUnreadable.code

@@ -42,6 +42,8 @@ class RetryPolicy:
     """Of our own delays, which double."""
     longest_honoured_seconds: float = 30.0
     """Of the provider's."""
+    max_continuations: int = 8
+    """How often an answer that the provider pauses is continued within one turn. Then the turn ends as `paused`."""
 
 
 def plan_retry(

@@ -141,6 +141,8 @@ class PayloadSource:
     """Of the same call's epoch."""
     previous_epoch: int | None = None
     """The same call's epoch."""
+    previous_container: Mapping[str, JsonValue] | None = None
+    """The same call's note about the provider's container that it used, see `server.continuation`."""
     previous_call: CallTrace | None = None
     """The same call."""
     recent_call_times: tuple[datetime, ...] = ()
@@ -161,6 +163,8 @@ class RebuildSource:
     """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, the turns
     from the epoch's buffer start up to the trigger. The conversation is as it is now. A call of no turn has the turns
     up to the `last_seq` of its note, or none."""
+    continued: tuple[bytes | None, ...] = ()
+    """The raw bytes of the calls of the same turn that this one continues, in order; None where they are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ rest comes from the call's own bytes.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from weakref import WeakValueDictionary
 from server.announcements import Announcements, News, Watch
 from server.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
 from server.call import Call
-from server.errors import ProviderFailed, TurnNotFound
+from server.continuation import continued_attempts, fold_earlier, fold_events
+from server.errors import TurnNotFound
 from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
 from server.provider import Fold
 from server.store import Store
@@ -29,7 +29,6 @@ OpenFold: TypeAlias = Callable[[], Fold]
 _LOOK_SECONDS: Final = 1.0
 """How often the store is asked when no news comes: news may be lost."""
 _OK: Final = 200
-_log = logging.getLogger("strata.turn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +65,11 @@ class TurnLibrary:
         return turn
 
 
-def fold_events(fold: Fold, piece: bytes) -> tuple[list[ProviderEvent], bool]:
-    """The events that a piece completes, and whether the fold can go on after it."""
-    events: list[ProviderEvent] = []
-    try:
-        events.extend(fold.feed(piece))
-    except ProviderFailed:
-        # A generator that raises has given what came before; `extend` has taken it.
-        return events, False
-    # Stored bytes are read again and again: by listeners, by recovery, by operators. None of them may fail for ever
-    # over bytes that a fold has a bug with.
-    except Exception:  # noqa: BLE001  reason: logged with its traceback, and the stream ends there
-        _log.exception("fold.crashed", extra={"provider_fold": type(fold).__module__})
-        return events, False
-    return events, True
+def bodies_before(call: Call, calls: Sequence[Call]) -> list[bytes | None]:
+    """The bytes of the calls that a call continues, in order; None where they are gone. `calls`: of the same turn."""
+    ends = {other.start.attempt: other.end for other in calls}
+    found = [ends.get(attempt) for attempt in continued_attempts(call.start)]
+    return [None if end is None else end.raw_response for end in found]
 
 
 def is_stream(call: Call) -> bool:
@@ -123,6 +113,8 @@ class _Body:
     fold: Fold | None = None
     readable: bool = True
     """False once the stream has said something that ends it."""
+    said: bool = False
+    """Whether the call has said anything."""
     held: list[ProviderEvent] = field(default_factory=list)
     """Usage that was reported before anything was said: until then the call may still be made again."""
 
@@ -142,9 +134,13 @@ class StoredEvents:
         self.ended: TurnEnded | None = None
         """Once it is the last of the events."""
         self._handle = handle
-        self._said = False
         self._body = _Body()
         self._looking = asyncio.Lock()
+
+    @property
+    def _given_count(self) -> int:
+        """How many events of the model are known."""
+        return len(self.events) - 1
 
     async def look(self, known: int) -> None:
         """Asks the store for more events than the `known` ones. A look that is cancelled loses none."""
@@ -166,7 +162,9 @@ class StoredEvents:
         )
         for chunk in chunks:
             if chunk.attempt != body.attempt or body.fold is None:
-                body = self._body = _Body(attempt=chunk.attempt, fold=await self._open_fold(chunk.attempt))
+                fold, earlier = await self._open_fold(chunk.attempt)
+                self.events.extend(earlier[self._given_count :])
+                body = self._body = _Body(attempt=chunk.attempt, fold=fold)
             if chunk.offset == body.offset and body.fold is not None:
                 self.events.extend(self._fold(chunk.data))
 
@@ -176,20 +174,24 @@ class StoredEvents:
             return []
         events, body.readable = fold_events(body.fold, piece)
         body.offset += len(piece)
-        if not self._said:
+        if not body.said:
             body.held.extend(events)
             if all(isinstance(event, UsageReported) for event in events):
                 return []
-            self._said = True
+            body.said = True
             events, body.held = body.held, []
         return events
 
-    async def _open_fold(self, attempt: int) -> Fold | None:
+    async def _open_fold(self, attempt: int) -> tuple[Fold | None, list[ProviderEvent]]:
+        """A fold for the bytes of an attempt, and the events of the paused attempts that it continues, if any."""
         handle = self._handle
         calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
-        providers = [call.start.provider for call in calls if call.start.attempt == attempt]
-        open_fold = handle.library.folds.get(providers[0]) if providers else None
-        return None if open_fold is None else open_fold()
+        call = next((call for call in calls if call.start.attempt == attempt), None)
+        open_fold = None if call is None else handle.library.folds.get(call.start.provider)
+        if call is None or open_fold is None:
+            return None, []
+        fold, bodies = open_fold(), bodies_before(call, calls)
+        return fold, fold_earlier(fold, [body or b"" for body in bodies])
 
     async def _finish(self, turn: ModelResponseTurn) -> None:
         rest = await self._rest_of(turn)
@@ -204,13 +206,19 @@ class StoredEvents:
         calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
         call = next((call for call in calls if call.start.attempt == turn.attempt), None)
         raw = None if call is None or call.end is None else call.end.raw_response
-        if call is None or raw is None or call.start.provider not in handle.library.folds:
-            return [] if self._said or call is None else list(events_of_blocks(turn))
+        earlier = [] if call is None else bodies_before(call, calls)
+        if call is None or raw is None or None in earlier or call.start.provider not in handle.library.folds:
+            return [] if self._given_count or call is None else list(events_of_blocks(turn))
+        if earlier:
+            fold = handle.library.folds[call.start.provider]()
+            events = fold_earlier(fold, [body or b"" for body in earlier])
+            events += fold_events(fold, raw)[0] if is_stream(call) else []
+            return events[self._given_count :]
         if not is_stream(call):
             return []
         if body.fold is None or body.attempt != call.start.attempt:
             body = self._body = _Body(attempt=call.start.attempt, fold=handle.library.folds[call.start.provider]())
-        self._said, held = True, body.held
+        body.said, held = True, body.held
         return [*held, *self._fold(raw[body.offset :])]
 
 

@@ -16,6 +16,7 @@ from server.assistant import AssistantDefinition
 from server.block import JsonValue
 from server.cache_keeper import Asked
 from server.call_records import add_costs, bare_end_of, end_of, start_of
+from server.continuation import fold_earlier, fold_events
 from server.conversation import Lease
 from server.errors import (
     AnswerUnstorable,
@@ -31,10 +32,8 @@ from server.errors import (
 from server.live_turn import LiveTurn
 from server.payload import Payload
 from server.payload_preparation import PreparedPayload
-from server.provider import StreamState
 from server.provider_calls import REJECTIONS, PatientCall
 from server.store import Finished, NewAnswer, PayloadSource
-from server.stored_turn import fold_events
 from server.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
 from server.turn_ending import describe_failure, describe_stop
 from server.turn_event import end_of as last_event_of
@@ -44,7 +43,6 @@ from server.turn_tools import TurnTools
 from server.undisturbed import undisturbed
 from server.usage import Usage, add_usages
 
-_OK: Final = 200
 _FINISH_PAUSE_SECONDS: Final = 0.5
 _log = logging.getLogger("strata.turn")
 
@@ -102,7 +100,7 @@ class TurnRunner:
         except StrataError as error:
             if self._live.cancel_asked.is_set():
                 return _CANCELLED
-            if isinstance(error, TurnStalled) and self._call is not None and _is_complete(self._call):
+            if isinstance(error, TurnStalled) and self._call is not None and self._call.is_complete:
                 return _complete(self._call)
             return _failed(error.code, describe_failure(error))
         # The boundary of a task that nobody awaits. A bug too must end the turn: a client and a lease wait for it.
@@ -130,7 +128,7 @@ class TurnRunner:
             except REJECTIONS as failure:
                 await self._note_rejected(failure)
                 raise
-        return _complete(call) if _is_complete(call) else _CANCELLED
+        return _complete(call) if call.is_complete else _CANCELLED
 
     async def _leave_out_rejected(self, failure: ProviderFailed) -> Payload | None:
         """The payload of the next attempt, without what the provider has rejected."""
@@ -264,18 +262,18 @@ class TurnRunner:
 
     def _tell_the_rest(self) -> None:
         """Whatever the stored bytes say and nobody has heard yet, so that whoever reads them later hears the same."""
-        if self._prepared is None or self._call is None or not self._call.attempts or _is_complete(self._call):
+        if self._prepared is None or self._call is None or not self._call.attempts or self._call.is_complete:
             return
-        record = self._call.stream.record
-        if record.status == _OK:
-            events, _ = fold_events(self._tools.folds[self._prepared.provider.name](), record.body)
-            self._live.tell(events[self._live.answer_event_count :])
+        fold = self._tools.folds[self._prepared.provider.name]()
+        *earlier, last = self._call.bodies
+        events = [*fold_earlier(fold, earlier), *fold_events(fold, last)[0]]
+        self._live.tell(events[self._live.answer_event_count :])
 
     def _build_answer(self, outcome: _Outcome) -> NewAnswer:
         prepared, call = self._prepared, self._call
         if prepared is None or call is None or not call.attempts:
             return self._build_answer_without_call(outcome)
-        answer = call.stream.answer
+        answer = call.answer
         codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
         ends = [
             end_of(self._keeper.prepared_for(number), stream, payload, code)
@@ -361,13 +359,9 @@ def _failed(code: str, ending: Mapping[str, JsonValue] | None = None) -> _Outcom
 
 
 def _complete(call: PatientCall) -> _Outcome:
-    answer = call.stream.answer
+    answer = call.answer
     return _Outcome(
         state=TurnState.COMPLETE,
         stop_reason=answer.stop_reason,
         ending=describe_stop(answer.stop_reason, answer.stop_details),
     )
-
-
-def _is_complete(call: PatientCall) -> bool:
-    return bool(call.attempts) and call.stream.state is StreamState.COMPLETE

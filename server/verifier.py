@@ -9,7 +9,7 @@ from typing import Final
 from server.answer_check import check_answer, check_record
 from server.call import Call
 from server.call_walk import CallFilter, CallWalk, Flaw, PastCall, WalkedConversation
-from server.errors import StrataError
+from server.errors import RawBytesRemoved, StrataError
 from server.manifest import decode_manifest, encode_manifest
 from server.manifest_difference import find_difference
 from server.past_payload import PastPayload, rebuild_whole
@@ -99,7 +99,7 @@ class _Check:
         if end.raw_response is not None:
             self._count(answer_count=1, raw_bytes=len(end.raw_response))
             try:
-                difference = check_answer(past, end, scribe.open_fold())
+                difference = check_answer(past, end, scribe.open_fold)
             except UNREADABLE as error:
                 note = tell_unreadable("What is stored of the answer", error)
                 self._add(past.call, Subject.ANSWER, place="answer", note=note)
@@ -115,8 +115,12 @@ class _Check:
         self._count(request_count=1)
         self._check_model(call, source)
         try:
-            rebuilt = rebuild_whole(RebuildSource(call=call, source=source), provider=scribe)
+            rebuild = RebuildSource(call=call, source=source, continued=past.continued)
+            rebuilt = rebuild_whole(rebuild, provider=scribe)
             body = await scribe.encode_request(rebuilt.payload)
+        except RawBytesRemoved:
+            # Nobody can say any more what it said of the answer that it continued.
+            self._count(without_bytes_count=1)
         except StrataError as error:
             self._add(call, Subject.REQUEST, place="request", note=f"It cannot be made again: {error} [{error.code}]")
         except UNREADABLE as error:

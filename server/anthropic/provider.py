@@ -27,6 +27,7 @@ class AnthropicProvider:
 
     name = DIALECT
     caches = None
+    continues_pauses = True
 
     def __init__(
         self,
@@ -73,6 +74,9 @@ class AnthropicProvider:
 
     def unsigned_message(self, native: bytes) -> bytes | None:
         return request.unsigned_message(native)
+
+    def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:
+        return request.settle_message(native, following)
 
     def opening_text(self, message: bytes) -> str | None:
         return request.opening_text(message)

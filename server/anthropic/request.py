@@ -53,6 +53,7 @@ def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str |
             result = results[call.id]
             output = result.output if isinstance(result.output, str) else dumps_exact(result.output).decode()
             entry: dict[str, Any] = {"type": "tool_result", "tool_use_id": name_call(call.id), "content": output}
+            entry |= {"toolset_name": call.toolset_name} if call.toolset_name is not None else {}
             content.append(entry | ({"is_error": True} if result.is_error else {}))
     return dumps_sendable({"role": "user", "content": [*content, *([_text(dynamic)] if dynamic else ())]})
 
@@ -84,6 +85,25 @@ def unsigned_message(native: bytes) -> bytes | None:
     return dumps_exact(message | {"content": content}) if content else None
 
 
+def settle_message(native: bytes, following: bytes = b"") -> bytes | None:
+    """An answer without the calls of Claude's own tools that have a result neither in it nor in the following one.
+
+    Claude refuses those, unless they wait for it to go on. None if nothing but thinking is left.
+    """
+    if b'"server_tool_use"' not in native:
+        return native
+    message = loads_exact(native)
+    later = loads_exact(following)["content"] if following else []
+    answered = {block.get("tool_use_id") for block in (*message["content"], *later)}
+    content = [
+        block for block in message["content"] if block.get("type") != "server_tool_use" or block.get("id") in answered
+    ]
+    if len(content) == len(message["content"]):
+        return native
+    is_left = any(block.get("type") not in _THINKING for block in content)
+    return dumps_exact(message | {"content": content}) if is_left else None
+
+
 def name_call(call_id: str) -> str:
     """The id as Claude takes it: its own as they are, and for one with other characters always the same stand-in."""
     if _CALL_ID.fullmatch(call_id):
@@ -107,6 +127,9 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
         parameters["diagnostics"] = {"previous_message_id": payload.previous_response_id}
     if settings.stop_sequences:
         parameters["stop_sequences"] = list(settings.stop_sequences)
+    if payload.container is not None:
+        asked = settings.extra.get("container")
+        parameters["container"] = {**asked, "id": payload.container} if isinstance(asked, dict) else payload.container
     return parameters
 
 

@@ -33,7 +33,7 @@ from server.event import (
 from server.exact_json import dumps_sendable, loads_exact, to_plain
 from server.provider import ProviderAnswer
 from server.turn import Native, StopReason
-from server.usage import Usage, find_count_faults, read_count
+from server.usage import Usage, add_usages, find_count_faults, read_count
 from server.wire.answer_values import (
     check_call_id,
     check_call_name,
@@ -97,6 +97,9 @@ class AnthropicFold:
         self._answer = ProviderAnswer()
         self._begun = False
         self._stopped = False
+        self._first_index = 0
+        """The index of the first block of the call that is read: one more than those of the calls before it."""
+        self._usage_before = Usage()
 
     @property
     def answer(self) -> ProviderAnswer:
@@ -125,8 +128,9 @@ class AnthropicFold:
             yield from self._take(event)
 
     def finish(self) -> None:
+        blocks = [block for index, block in self._blocks.items() if index >= self._first_index]
         if not self._stopped:
-            begun = self._blocks or self._usage or self._frames.rest
+            begun = blocks or self._usage or self._frames.rest
             raise ProviderEndedEarly if begun else ProviderEmpty("The provider's stream was empty.")
         if self._answer.stop_reason is None:
             raise ProviderEndedEarly("The provider's stream ended without a reason why the model stopped.")
@@ -138,6 +142,15 @@ class AnthropicFold:
         if self._answer.stop_reason is StopReason.END_TURN and not visible:
             raise ProviderEmpty
 
+    def continue_answer(self) -> None:
+        self._frames = FrameReader()
+        self._first_index = max(self._blocks, default=-1) + 1
+        self._usage_before = self._answer.usage
+        self._usage = {}
+        self._begun = False
+        self._stopped = False
+        self._answer = replace(self._answer, stop_reason=None, stop_details=None)
+
     def _take(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
         if self._stopped and event.get("type") != "ping":
             raise ProviderMalformed("The provider's stream goes on after its end.")
@@ -145,11 +158,11 @@ class AnthropicFold:
             case "message_start":
                 yield from self._begin_message(_object(event, "message"))
             case "content_block_start":
-                yield from self._begin_block(_index(event), _object(event, "content_block"))
+                yield from self._begin_block(self._index(event), _object(event, "content_block"))
             case "content_block_delta":
-                yield from self._grow_block(_index(event), _object(event, "delta"))
+                yield from self._grow_block(self._index(event), _object(event, "delta"))
             case "content_block_stop":
-                yield from self._end_block(_index(event))
+                yield from self._end_block(self._index(event))
             case "message_delta":
                 yield from self._end_message(event)
             case "message_stop":
@@ -158,6 +171,9 @@ class AnthropicFold:
                 raise error_from_body(to_plain(event), None)
             case _:
                 return
+
+    def _index(self, event: dict[str, Any]) -> int:
+        return self._first_index + _index(event)
 
     def _begin_message(self, message: dict[str, Any]) -> Iterator[ProviderEvent]:
         if self._begun:
@@ -169,6 +185,7 @@ class AnthropicFold:
             model_version=read_response_id(message.get("model")),
         )
         self._note_diagnostics(message)
+        self._note_container(message)
         yield from self._take_usage(message.get("usage"))
 
     def _begin_block(self, index: int, block: dict[str, Any]) -> Iterator[ProviderEvent]:
@@ -257,6 +274,7 @@ class AnthropicFold:
                 stop_details=details,
             )
         self._note_diagnostics(event)
+        self._note_container(delta)
         yield from self._take_usage(event.get("usage"))
 
     def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
@@ -265,6 +283,7 @@ class AnthropicFold:
             return
         self._usage |= {name: value for name, value in reported.items() if value is not None}
         usage, long_write_tokens = usage_from(self._usage)
+        usage = add_usages([self._usage_before, usage])
         self._answer = replace(
             self._answer,
             usage=usage,
@@ -280,6 +299,13 @@ class AnthropicFold:
         kind = reason.get("type") if isinstance(reason, dict) else None
         if type(kind) is str and len(kind) <= _MAX_REASON_LENGTH:
             self._answer = replace(self._answer, cache_miss_reason=kind)
+
+    def _note_container(self, holder: dict[str, Any]) -> None:
+        container = holder.get("container")
+        given = container if isinstance(container, dict) else {}
+        known = {name: read_response_id(given.get(name)) for name in ("id", "expires_at")}
+        if known["id"] is not None:
+            self._answer = replace(self._answer, container=known)
 
     def _readable(self, index: int) -> dict[str, Any]:
         """The block; one whose arguments are not whole has them as text, so that nobody takes it for a call."""
@@ -366,7 +392,8 @@ def _arguments_of(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grow_unknown(block: dict[str, Any], delta: dict[str, Any]) -> None:
-    """A kind of delta that this release does not know: texts grow, a value is replaced by one of its own kind.
+    """A kind of delta that this release does not know: texts and lists grow, another value is replaced by one of its
+    own kind.
 
     What a text means for an object that is there already nobody can know; then the block stays as it began.
     """
@@ -376,6 +403,8 @@ def _grow_unknown(block: dict[str, Any], delta: dict[str, Any]) -> None:
             continue
         if type(known) is str and type(value) is str:
             block[name] = known + value
+        elif isinstance(known, list) and isinstance(value, list):
+            block[name] = [*known, *value]
         elif known is None or type(known) is type(value):
             block[name] = value
 
@@ -404,7 +433,13 @@ def _block_from(block: dict[str, Any]) -> Block:
         case "redacted_thinking":
             return ThinkingBlock(text="", redacted=True, signature=mark_signature(block.get("data")))
         case "tool_use" if _PARTIAL_JSON not in block:
-            return ToolCallBlock(id=block["id"], name=block["name"], arguments=_arguments_of(block))
+            toolset = block.get("toolset_name")
+            return ToolCallBlock(
+                id=block["id"],
+                name=block["name"],
+                arguments=_arguments_of(block),
+                toolset_name=toolset if type(toolset) is str else None,
+            )
         case _:
             return UnknownBlock(data=to_plain(block))
 

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 class ToolCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    toolset_name: str = ""
+    """Claude only: the toolset that the tool belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,9 @@ class Reply:
     thinking: str = ""
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    server_calls: tuple[ToolCall, ...] = ()
+    """Claude only: calls of the provider's own tools. Beside `tool_calls` their results open the next answer, else they
+    follow at once."""
 
 
 class FaultKind(StrEnum):

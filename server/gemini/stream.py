@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from server.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
 from server.errors import (
+    Internal,
     ProviderCallMalformed,
     ProviderEmpty,
     ProviderEndedEarly,
@@ -131,6 +132,9 @@ class GeminiFold:
             raise ProviderCallMalformed
         if self._answer.stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
             raise ProviderEmpty
+
+    def continue_answer(self) -> None:
+        raise Internal("An answer of Gemini is not continued by another call.")
 
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
         if "error" in chunk:

@@ -10,9 +10,13 @@ third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL 
 
 from collections.abc import Sequence
 from typing import Any, Final
+from uuid import UUID
 
+from server.call import Call
+from server.continuation import continued_attempts
 from server.errors import CallNotFound, ConversationNotFound
 from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.postgres.codec import decode_raw
 from server.postgres.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import in_call_range
@@ -114,6 +118,7 @@ LEFT JOIN LATERAL (
         coalesce(fresh_input_tokens, 0) AS fresh_input_tokens, coalesce(cache_read_tokens, 0) AS cache_read_tokens,
         coalesce(cache_write_tokens, 0) AS cache_write_tokens, coalesce(output_tokens, 0) AS output_tokens,
         coalesce(reasoning_tokens, 0) AS reasoning_tokens, epoch AS previous_epoch,
+        jsonb_path_query_first(warnings, '$[*] ? (@.kind == "container")') AS previous_container,
         (SELECT prefix_hash FROM epochs
          WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
@@ -195,6 +200,10 @@ FROM conversations c
 LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
+_RAW_OF_ATTEMPTS: Final = Statement(
+    "SELECT attempt, raw_response FROM calls "
+    "WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = ANY(:attempts::smallint[])"
+)
 _LARGEST_ATTEMPT: Final = 2**15 - 1
 _NO_VERSION: Final = 0
 
@@ -254,7 +263,21 @@ async def load_rebuild_source(
     )
     if not rows:
         raise ConversationNotFound
-    return RebuildSource(call=call, source=held.read(rows[0]))
+    continued = await load_continued(database, key["conversation"], call)
+    return RebuildSource(call=call, source=held.read(rows[0]), continued=continued)
+
+
+async def load_continued(database: Database, conversation: UUID | None, call: Call) -> tuple[bytes | None, ...]:
+    """The raw bytes of the calls that a call continues, in order; None where they are gone."""
+    attempts = continued_attempts(call.start)
+    if not attempts:
+        return ()
+    rows = await database.run(
+        _RAW_OF_ATTEMPTS, conversation=conversation, turn_seq=call.turn_seq, attempts=list(attempts)
+    )
+    found = {row["attempt"]: row["raw_response"] for row in rows}
+    stored = [found.get(attempt) for attempt in attempts]
+    return tuple(None if raw is None else decode_raw(raw) for raw in stored)
 
 
 async def load_history(

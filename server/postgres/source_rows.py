@@ -134,6 +134,7 @@ def _source(row: asyncpg.Record, assistant: Assistant, manifest: Manifest) -> Pa
         previous_order=order_or_none(row["previous_order"]),
         previous_prefix_hash=row["previous_prefix_hash"],
         previous_epoch=row["previous_epoch"],
+        previous_container=json_or_none(row["previous_container"]),
         previous_call=None if row["previous_provider"] is None else trace_from(row),
         recent_call_times=tuple(row["recent_call_times"]),
         cache=None if row["cache_id"] is None else cache_from(row),

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
+import zstandard
+
 from server.assistant import Assistant
 from server.call import Call
 from server.call_walk import CallFilter, Flaw, PastAnswer, PastCall
@@ -23,7 +25,7 @@ from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres import walk_rows
 from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
-from server.postgres.loading import load_rebuild_source
+from server.postgres.loading import load_continued, load_rebuild_source
 from server.postgres.paging import ABOVE_ALL_SEQS
 from server.postgres.rows import Row, assistant_from, conversation_from, epoch_from
 from server.postgres.shared_parts import SharedParts
@@ -260,8 +262,22 @@ class PostgresWalkedConversation:
         found: list[Flaw] = []
         answer = self._find_answer(call, found)
         source = await self._build_source(call, epoch, found)
-        usages = self._add_usage(call)
-        return PastCall(call=call, source=source, answer=answer, usages=usages, flaws=(*flaws, *found))
+        return PastCall(
+            call=call,
+            source=source,
+            answer=answer,
+            usages=self._add_usage(call),
+            continued=await self._load_continued(call, found),
+            flaws=(*flaws, *found),
+        )
+
+    async def _load_continued(self, call: Call, flaws: list[Flaw]) -> tuple[bytes | None, ...]:
+        """There are few, so each reads them by itself."""
+        try:
+            return await load_continued(self.database, self.row["id"], call)
+        except zstandard.ZstdError:
+            flaws.append(Flaw(place="continuation", note="The raw bytes of a call that it continues are damaged."))
+            return (None,)
 
     async def _find_epoch(self, number: int) -> Epoch | None:
         """A turn that was taken meanwhile may have begun one."""

@@ -68,6 +68,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ConversationNotFound: _NOT_FOUND,
     errors.TurnNotFound: _NOT_FOUND,
     errors.CallNotFound: _NOT_FOUND,
+    errors.RawBytesRemoved: _NOT_FOUND,
     errors.ImageNotFound: _NOT_FOUND,
     errors.CompactionNotFound: _NOT_FOUND,
     errors.ViewNotFound: _NOT_FOUND,

@@ -54,7 +54,7 @@ def stored(raw: bytes, *, status: int | None = 200, code: str | None = None, **t
 def differs_at(raw: bytes, **changes: Any) -> str | None:
     past, end = stored(raw, **changes)
     assert past.answer is not None
-    difference = check_record(past.answer, past.call, end) or check_answer(past, end, GeminiFold())
+    difference = check_record(past.answer, past.call, end) or check_answer(past, end, GeminiFold)
     return None if difference is None else difference.path
 
 
@@ -112,13 +112,13 @@ def test_what_the_bytes_do_not_say_is_told(raw: bytes, changes: dict[str, Any], 
 def test_an_attempt_before_the_last_is_compared_by_its_call_alone() -> None:
     past, end = stored(CUT, code="provider_cut")
     retried = replace(past, answer=None)
-    assert check_answer(retried, end, GeminiFold()) is None
+    assert check_answer(retried, end, GeminiFold) is None
     other = replace(end, usage=Usage(output_tokens=1))
-    difference = check_answer(retried, other, GeminiFold())
+    difference = check_answer(retried, other, GeminiFold)
     assert difference is not None
     assert difference.path == "call.usage.output_tokens"
     # A call that nothing is said against has brought a whole answer.
     past, end = stored(CUT)
-    difference = check_answer(replace(past, answer=None), end, GeminiFold())
+    difference = check_answer(replace(past, answer=None), end, GeminiFold)
     assert difference is not None
     assert difference.path == "call.error_code"

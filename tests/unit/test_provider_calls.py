@@ -24,6 +24,7 @@ class FailingProvider:
 
     failures: list[ProviderFailed]
     name: str = "gemini"
+    continues_pauses: bool = False
     asked: list[str | None] = field(default_factory=list)
 
     def open_stream(self, payload: Payload) -> Any:

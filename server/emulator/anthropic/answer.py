@@ -43,6 +43,7 @@ def render_message(answer: Answer) -> dict[str, Any]:
     message["stop_reason"] = composed.stop_reason
     message["stop_sequence"] = composed.stop_sequence
     message["stop_details"] = composed.stop_details
+    message["container"] = composed.container
     message["usage"]["output_tokens_details"] = {"thinking_tokens": answer.thinking_tokens}
     return message
 
@@ -109,6 +110,8 @@ def _render_end(answer: Answer) -> Event:
     delta: dict[str, Any] = {"stop_reason": composed.stop_reason, "stop_sequence": composed.stop_sequence}
     if composed.stop_details is not None:
         delta["stop_details"] = composed.stop_details
+    if composed.container is not None:
+        delta["container"] = composed.container
     return {
         "type": "message_delta",
         "delta": delta,

@@ -56,11 +56,34 @@ def build_text(text: str) -> Block:
     )
 
 
-def build_tool_use(*, id_: str, name: str, arguments: Mapping[str, Any], cut_at: int | None = None) -> Block:
+def build_server_call(*, id_: str, name: str, arguments: Mapping[str, Any]) -> Block:
+    """A call of one of the provider's own tools."""
+    shell = {"type": "server_tool_use", "id": id_, "name": name, "input": {}}
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    return Block(
+        whole={**shell, "input": dict(arguments)},
+        start=shell,
+        deltas=({"type": "input_json_delta", "partial_json": written},),
+        output_tokens=count_tokens(name + written),
+    )
+
+
+def build_server_result(*, call_id: str, name: str) -> Block:
+    """What the provider's own tool gave: whole at its start."""
+    found = [{"type": "web_search_result", "url": "https://example.org/", "title": "Example", "encrypted_content": "x"}]
+    whole = {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": found}
+    return Block(whole=whole, start=whole)
+
+
+def build_tool_use(
+    *, id_: str, name: str, arguments: Mapping[str, Any], cut_at: int | None = None, toolset_name: str = ""
+) -> Block:
     """`cut_at` breaks the JSON of the arguments off after so many letters, as the token limit does."""
     written = json.dumps(dict(arguments), ensure_ascii=False)
     sent = written if cut_at is None else written[:cut_at]
     shell = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+    if toolset_name:
+        shell["toolset_name"] = toolset_name
     parts = [sent[at : at + _JSON_PIECE] for at in range(0, len(sent), _JSON_PIECE)]
     return Block(
         whole=shell if cut_at is not None else {**shell, "input": dict(arguments)},

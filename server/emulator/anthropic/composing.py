@@ -8,6 +8,8 @@ from server.emulator.anthropic.binding import seal_thinking
 from server.emulator.anthropic.blocks import (
     Block,
     build_redacted,
+    build_server_call,
+    build_server_result,
     build_text,
     build_thinking,
     build_tool_use,
@@ -16,9 +18,10 @@ from server.emulator.anthropic.blocks import (
 from server.emulator.anthropic.desk import Desk
 from server.emulator.anthropic.gate import Admitted
 from server.emulator.anthropic.model_rules import INTERLEAVED, thinking_type
+from server.emulator.anthropic.prompt import find_open_server_calls
 from server.emulator.anthropic.question import find_refusal, is_redaction_wanted, read_question
 from server.emulator.pace import pieces
-from server.emulator.reply import Fault, FaultKind, Reply
+from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
 from server.emulator.tokens import canonical_json, count_tokens
 
 _REFUSAL_CATEGORIES: Final = frozenset({"cyber", "bio", "frontier_llm", "reasoning_extraction", "general_harms"})
@@ -35,6 +38,8 @@ class Composed:
     stop_details: dict[str, Any] | None = None
     is_novel: bool = False
     """Whether it holds things that nobody has documented."""
+    container: dict[str, Any] | None = None
+    """Where the provider ran code."""
 
 
 def compose(admitted: Admitted, reply: Reply, desk: Desk, fault: Fault | None) -> Composed:
@@ -45,7 +50,19 @@ def compose(admitted: Admitted, reply: Reply, desk: Desk, fault: Fault | None) -
     kind = fault.kind if fault else None
     if kind is FaultKind.EMPTY_STOP:
         return Composed(blocks=(), stop_reason="end_turn")
-    blocks = tuple(_write(admitted, _shorten(reply, fault), desk, is_cut=kind is FaultKind.MAX_TOKENS))
+    blocks = tuple(_write(admitted, _shorten(reply, fault), desk, kind))
+    composed = _end(admitted, blocks, fault)
+    runs_code = any(_runs_code(block.whole) for block in blocks)
+    return replace(composed, container=desk.container_of(admitted.body)) if runs_code else composed
+
+
+def _runs_code(block: dict[str, Any]) -> bool:
+    return block["type"] == "server_tool_use" and "code_execution" in block["name"]
+
+
+def _end(admitted: Admitted, blocks: tuple[Block, ...], fault: Fault | None) -> Composed:
+    """Why the answer stops, as a fault may have it."""
+    kind = fault.kind if fault else None
     match kind:
         case FaultKind.REFUSAL | FaultKind.BLOCKED_PROMPT:
             return Composed(blocks=blocks, stop_reason="refusal", stop_details=_explain_refusal(fault))
@@ -69,23 +86,41 @@ def _shorten(reply: Reply, fault: Fault | None) -> Reply:
         case FaultKind.REFUSAL | FaultKind.BLOCKED_PROMPT:
             return Reply(text="".join(words[: fault.after_chunks if fault else 0]))
         case FaultKind.PAUSE | FaultKind.CONTEXT_EXCEEDED:
-            return Reply(thinking=reply.thinking, text="".join(words[: max(1, len(words) // 2)]) or "Let me see.")
+            half = "".join(words[: max(1, len(words) // 2)]) or "Let me see."
+            # The model pauses while one of the provider's own tools is at work.
+            searches = (ToolCall(name="web_search", arguments={"query": half}),)
+            paused = fault is not None and fault.kind is FaultKind.PAUSE
+            calls = (reply.server_calls or searches) if paused else ()
+            return Reply(thinking=reply.thinking, text=half, server_calls=calls)
         case FaultKind.MAX_TOKENS if not reply.tool_calls:
             return replace(reply, text="".join(words[: max(1, len(words) // 2)]).rstrip())
         case _:
             return reply
 
 
-def _write(admitted: Admitted, reply: Reply, desk: Desk, *, is_cut: bool) -> Iterator[Block]:
-    if reply.thinking and _may_think(admitted):
+def _write(admitted: Admitted, reply: Reply, desk: Desk, kind: FaultKind | None) -> Iterator[Block]:
+    is_cut = kind is FaultKind.MAX_TOKENS
+    open_calls = find_open_server_calls(admitted.body["messages"])
+    for waiting in open_calls:
+        yield build_server_result(call_id=waiting["id"], name=waiting["name"])
+    if reply.thinking and _may_think(admitted) and not open_calls:
         yield _build_thinking(admitted, reply.thinking, desk)
     if reply.text:
         yield build_text(reply.text)
+    for server_call in reply.server_calls:
+        id_ = desk.new_id("srvtoolu")
+        yield build_server_call(id_=id_, name=server_call.name, arguments=server_call.arguments)
+        if not reply.tool_calls and kind is not FaultKind.PAUSE:
+            yield build_server_result(call_id=id_, name=server_call.name)
     for number, call in enumerate(reply.tool_calls, start=1):
         half = max(1, len(canonical_json(dict(call.arguments))) // 2)
         is_last = is_cut and number == len(reply.tool_calls)
         yield build_tool_use(
-            id_=desk.new_id("toolu"), name=call.name, arguments=call.arguments, cut_at=half if is_last else None
+            id_=desk.new_id("toolu"),
+            name=call.name,
+            arguments=call.arguments,
+            cut_at=half if is_last else None,
+            toolset_name=call.toolset_name,
         )
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections import OrderedDict
-from typing import Final, Generic, TypeVar
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
 
 from server.emulator.anthropic.cache import PromptCache
 from server.emulator.anthropic.diagnostics import Fingerprint
@@ -11,8 +13,16 @@ from server.emulator.state import EmulatorState
 _KEPT: Final = 10_000
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _ID_LETTERS: Final = 22
+_CONTAINER_SECONDS: Final = 1800
 
 T = TypeVar("T")
+
+
+def read_container(body: Mapping[str, Any]) -> str | None:
+    """The id of the container that a request names."""
+    named = body.get("container")
+    found = named.get("id") if isinstance(named, Mapping) else named
+    return found if isinstance(found, str) else None
 
 
 class Recent(OrderedDict[str, T], Generic[T]):
@@ -34,7 +44,16 @@ class Desk:
         """Hashes of conversations that end in a turn the model has paused; only those may end in its words."""
         self.fingerprints: Recent[Fingerprint] = Recent()
         """Of requests that asked for diagnostics, by the id of the answer."""
+        self.containers: Recent[str] = Recent()
+        """The containers that there are, by id."""
         self._count = 0
+
+    def container_of(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The container that a request names, or a new one."""
+        id_ = read_container(body) or self.new_id("container")
+        expires_at = datetime.fromtimestamp(self.state.clock() + _CONTAINER_SECONDS, UTC)
+        self.containers[id_] = expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"id": id_, "expires_at": self.containers[id_]}
 
     def new_id(self, kind: str) -> str:
         """`msg_01…`, `toolu_01…`, `req_01…`: unique, and the same in every run with this seed."""

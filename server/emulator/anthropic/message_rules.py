@@ -169,6 +169,7 @@ def _leading_results(stretch: Stretch | None) -> set[str]:
 
 def _check_results_belong(stretches: Sequence[Stretch]) -> None:
     calls: list[str] = []
+    toolsets: dict[str, str | None] = {}
     for stretch in stretches:
         seen: set[str] = set()
         for placed in stretch.blocks:
@@ -185,14 +186,35 @@ def _check_results_belong(stretches: Sequence[Stretch]) -> None:
                     f"{placed.path}: each tool_use must have a single result. Found multiple `tool_result` blocks "
                     f"with id: {id_}"
                 )
+            if toolsets.get(id_) != placed.block.get("toolset_name"):
+                raise invalid(f"{placed.path}.toolset_name: does not match the `toolset_name` of the `tool_use` block")
             seen.add(id_)
         calls = stretch.tool_use_ids
+        toolsets = {
+            placed.block["id"]: placed.block.get("toolset_name")
+            for placed in stretch.blocks
+            if placed.block["type"] == "tool_use"
+        }
 
 
 def _check_server_tools(stretches: Sequence[Stretch]) -> None:
-    """Calls of the provider's own tools have their results in the same message, but for one that was paused."""
-    for stretch in stretches[:-1]:
-        answered = {placed.block.get("tool_use_id") for placed in stretch.blocks if _is_server_result(placed.block)}
+    """Calls of the provider's own tools have their results in the same message, but for one that was paused.
+
+    Beside a call of the client's they may come after its results, which then stand alone: first in the next answer.
+    """
+    for number, stretch in enumerate(stretches[:-1]):
+        holders = [stretch]
+        results = stretches[number + 1]
+        if stretch.tool_use_ids and results.block_types == {"tool_result"}:
+            if number + 2 == len(stretches):
+                continue
+            holders.append(stretches[number + 2])
+        answered = {
+            placed.block.get("tool_use_id")
+            for holder in holders
+            for placed in holder.blocks
+            if _is_server_result(placed.block)
+        }
         for placed in stretch.blocks:
             call = placed.block
             if call["type"] == "server_tool_use" and call["id"] not in answered:

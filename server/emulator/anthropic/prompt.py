@@ -1,6 +1,6 @@
 """Looking at the messages of a request block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -47,6 +47,13 @@ class Stretch:
     @property
     def thinking(self) -> list[PlacedBlock]:
         return [placed for placed in self.blocks if placed.is_thinking]
+
+
+def find_open_server_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of the provider's own tools that have no result yet."""
+    blocks = [block for message in messages for block in content_blocks(message["content"])]
+    answered = {block.get("tool_use_id") for block in blocks if str(block["type"]).endswith("_tool_result")}
+    return [block for block in blocks if block["type"] == "server_tool_use" and block["id"] not in answered]
 
 
 def content_blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
