@@ -138,7 +138,7 @@ class AnthropicFold:
             block.get("type") == "tool_use" and index not in self._ended for index, block in self._blocks.items()
         ):
             raise ProviderCallMalformed
-        visible = any(block.get("type") not in _THINKING and block.get("text") != "" for block in self._blocks.values())
+        visible = any(block.get("type") not in _THINKING and block.get("text") != "" for block in blocks)
         if self._answer.stop_reason is StopReason.END_TURN and not visible:
             raise ProviderEmpty
 

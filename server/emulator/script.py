@@ -28,11 +28,11 @@ from server.emulator.faults import FaultInvalid, build_fault
 from server.emulator.reply import Reply, ToolCall, Turn
 
 _CONDITIONS: Final = frozenset({"when", "after_tools", "at", "times"})
-_REPLY_KEYS: Final = frozenset({"thinking", "text", "tool_calls"})
+_REPLY_KEYS: Final = frozenset({"thinking", "text", "tool_calls", "server_calls"})
 _FAULT_KEYS: Final = frozenset(
     {"fault", "after_chunks", "retry_after", "message", "body_base64", "status", "content_type", "then"}
 )
-_CALL_KEYS: Final = frozenset({"name", "arguments"})
+_CALL_KEYS: Final = frozenset({"name", "arguments", "toolset_name"})
 _ALWAYS: Final = "always"
 
 
@@ -137,12 +137,16 @@ def _read_fault(fields: dict[str, yaml.Node], node: yaml.Node) -> Turn:
 
 def _read_reply(fields: dict[str, yaml.Node], node: yaml.Node) -> Turn:
     if not set(fields) & _REPLY_KEYS:
-        raise ScriptInvalid(f"{_place(node)}: a step is a reply (thinking, text, tool_calls) or a fault.")
-    calls = _items(fields["tool_calls"], "tool_calls") if "tool_calls" in fields else []
+        raise ScriptInvalid(f"{_place(node)}: a step is a reply (thinking, text, tool_calls, server_calls) or a fault.")
+    calls, server_calls = (
+        tuple(_read_call(call) for call in (_items(fields[name], name) if name in fields else []))
+        for name in ("tool_calls", "server_calls")
+    )
     return Reply(
         thinking=_text(fields["thinking"], "thinking") if "thinking" in fields else "",
         text=_text(fields["text"], "text") if "text" in fields else "",
-        tool_calls=tuple(_read_call(call) for call in calls),
+        tool_calls=calls,
+        server_calls=server_calls,
     )
 
 
@@ -151,7 +155,8 @@ def _read_call(node: yaml.Node) -> ToolCall:
     if "name" not in fields:
         raise ScriptInvalid(f"{_place(node)}: a tool call has a name.")
     arguments = _value(fields["arguments"], dict, "arguments is a mapping") if "arguments" in fields else {}
-    return ToolCall(name=_text(fields["name"], "name"), arguments=arguments)
+    toolset = _text(fields["toolset_name"], "toolset_name") if "toolset_name" in fields else ""
+    return ToolCall(name=_text(fields["name"], "name"), arguments=arguments, toolset_name=toolset)
 
 
 def _fields(node: yaml.Node, known: frozenset[str]) -> dict[str, yaml.Node]:

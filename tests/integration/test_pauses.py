@@ -3,25 +3,29 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from server.block import TextBlock
 from server.continuation import continued_attempts
-from server.emulator.reply import Fault, FaultKind
+from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
+from server.postgres.walking import PostgresCallWalk
 from server.provider_choice import ANTHROPIC
 from server.retry_policy import RetryPolicy
 from server.settings import Settings
 from server.stored_turn import StoredHandle
-from server.turn import StopReason, TurnState
+from server.turn import ModelResponseTurn, StopReason, TurnState
 from server.turn_event import TurnEnded, TurnEvent
 from server.usage import add_usages
+from server.verifier import Verifier, VerifyOrder
 from server.wiring import Program, open_program
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.turn_talk import read_all, settle, user_task
 from tests.turn_walk import (
     Walk,
+    asks,
     assert_all_accepted,
     assert_no_break,
     assert_rebuilds,
@@ -192,3 +196,166 @@ async def test_a_cancel_in_a_continuation_keeps_what_had_arrived(
     walk.calm()
     await assert_read_again(walk, live, turn.seq)
     await assert_goes_on(walk)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_server_tool_beside_a_client_tool_goes_on_with_the_results(
+    strata_server: StrataServer, emulated: EmulatedProviders, model: str
+) -> None:
+    walk = await begin(strata_server, emulated, model)
+    both = replace(asks("Oslo"), server_calls=(ToolCall(name="web_search", arguments={"query": "Oslo"}),))
+    ended = await walk.task("Search for it.", both)
+    assert ended.turn.stop_reason is StopReason.TOOL_USE
+    # Text beside the results would end the wait of the provider's own tool.
+    await walk.change(context={"todos": ["something new"]})
+    ended = await walk.answer(tells("Cold."))
+    assert ended.turn.state is TurnState.COMPLETE
+    *_, called, results = messages_of(ANTHROPIC, emulated.anthropic.requests()[-1]["body"])
+    assert [block["type"] for block in called["content"]][-2:] == ["server_tool_use", "tool_use"]
+    assert [block["type"] for block in results["content"]] == ["tool_result"]
+    answer = (await walk.natives())[ended.turn.seq]
+    assert answer["content"][0]["type"] == "web_search_tool_result"
+    await assert_goes_on(walk)
+    newest = emulated.anthropic.requests()[-1]["body"]["messages"]
+    assert "something new" in json.dumps(newest[-1])
+    assert called["content"] == messages_of(ANTHROPIC, emulated.anthropic.requests()[-1]["body"])[1]["content"]
+
+
+@pytest.mark.parametrize("how", ["abandoned", "failed"])
+async def test_a_server_tool_that_never_goes_on_is_left_out(
+    strata_server: StrataServer, emulated: EmulatedProviders, how: str
+) -> None:
+    walk = await begin(strata_server, emulated)
+    both = replace(asks("Oslo"), server_calls=(ToolCall(name="web_search", arguments={"query": "Oslo"}),))
+    await walk.task("Search for it.", both)
+    if how == "failed":
+        emulated.anthropic.fails(FaultKind.BAD_AUTH)
+        ended = await walk.answer()
+        assert ended.turn.state is TurnState.FAILED
+    ended = await walk.task("Never mind.", tells("As you like."), abandons_calls=True)
+    assert ended.turn.state is TurnState.COMPLETE
+    assert "server_tool_use" not in json.dumps(emulated.anthropic.requests()[-1]["body"])
+    assert "server_call_dropped" in [repair["kind"] for repair in (await walk.calls())[-1].start.repairs]
+    assert_all_accepted(emulated.anthropic.requests())
+    await walk.task("And then?", tells("That was all."))
+    assert_all_accepted(emulated.anthropic.requests())
+    await assert_rebuilds(walk)
+
+
+async def test_code_goes_on_in_its_container(strata_server: StrataServer, emulated: EmulatedProviders) -> None:
+    walk = await begin(strata_server, emulated)
+    runs = ToolCall(name="code_execution", arguments={"code": "weather()"})
+    emulated.anthropic.says(Reply(text="Let me run it for you.", server_calls=(runs,)))
+    emulated.anthropic.fails(FaultKind.PAUSE)
+    emulated.anthropic.says(replace(asks("Oslo"), server_calls=(runs,)))
+    ended = await walk.task("Run it.")
+    assert (ended.turn.attempt, ended.turn.stop_reason) == (2, StopReason.TOOL_USE)
+    await walk.answer(tells("Cold."))
+    await assert_goes_on(walk)
+    named = [request["body"].get("container") for request in emulated.anthropic.requests()]
+    assert named[0] is None
+    assert named[1] is not None
+    # In the continuation, with the results, and in the next turn while it is there.
+    assert named[1:3] == [named[1]] * 2
+
+
+async def test_results_repeat_the_toolset_of_their_calls(
+    strata_server: StrataServer, emulated: EmulatedProviders
+) -> None:
+    walk = await begin(strata_server, emulated)
+    calls = tuple(
+        ToolCall(name="get_weather", arguments={"city": city}, toolset_name=toolset)
+        for city, toolset in (("Oslo", "north"), ("Bergen", ""))
+    )
+    await walk.task("Ask.", Reply(tool_calls=calls), tells("Cold."))
+    *_, results = messages_of(ANTHROPIC, emulated.anthropic.requests()[-1]["body"])
+    assert [result.get("toolset_name") for result in results["content"]] == ["north", None]
+    await assert_goes_on(walk)
+
+
+async def test_what_was_continued_is_told_from_its_blocks_when_the_bytes_are_gone(
+    strata_server: StrataServer, emulated: EmulatedProviders
+) -> None:
+    walk = await begin(strata_server, emulated)
+    emulated.anthropic.says(PAUSE, tells("At last."))
+    ended, heard = await listen(walk, "Search for it.")
+    async with walk.program.database.connection() as connection:
+        await connection.execute("UPDATE calls SET raw_response = NULL")
+    await settle(walk.program)
+    handle = await walk.program.turn_service.follow_turn(walk.tenant_id, walk.conversation_id, ended.turn.seq)
+    later = await read_all(handle)
+    assert later[-1][1] == heard[-1][1]
+    verifier = Verifier(PostgresCallWalk(walk.program.database), walk.program.providers.by_name, VerifyOrder())
+    verified = await verifier.verify([walk.conversation_id])
+    assert verified.mismatches == ()
+    assert verified.counts.without_bytes_count
+    await walk.task("And then?", tells("That was all."))
+    assert_all_accepted(emulated.anthropic.requests())
+
+
+@pytest.mark.parametrize(
+    ("then", "attempts", "forgotten", "state", "texts"),
+    [
+        # In the middle of a continuation.
+        ([Fault(kind=FaultKind.SILENCE, after_chunks=3)], 2, None, TurnState.INTERRUPTED, 2),
+        # Before the continuation was written down.
+        ([Fault(kind=FaultKind.SILENCE)], 2, 2, TurnState.COMPLETE, 1),
+        # While nothing of the continuation had come.
+        ([Fault(kind=FaultKind.SILENCE)], 2, None, TurnState.INTERRUPTED, 1),
+        # After a continuation that had failed.
+        (
+            [Fault(kind=FaultKind.RATE_LIMITED, retry_after_seconds=0), Fault(kind=FaultKind.SILENCE)],
+            3,
+            3,
+            TurnState.INTERRUPTED,
+            1,
+        ),
+    ],
+    ids=["in the middle", "before it", "at its start", "after a failure"],
+)
+async def test_a_server_that_dies_over_a_continuation_leaves_what_had_arrived(
+    strata_server: StrataServer,
+    neighbour: Program,
+    emulated: EmulatedProviders,
+    then: list[Fault],
+    attempts: int,
+    forgotten: int | None,
+    state: TurnState,
+    texts: int,
+) -> None:
+    walk = await begin(strata_server, emulated)
+    emulated.anthropic.says(PAUSE, *then)
+    store, tenant, conversation = walk.program.store, walk.tenant_id, walk.conversation_id
+    handle = await walk.program.turn_service.take_turn(tenant, user_task(conversation, "Search for it."))
+    says_more = bool(then[-1].after_chunks)
+
+    async def is_there() -> bool:
+        chunks = await store.list_chunks(tenant, conversation, handle.seq, attempt=attempts)
+        calls = await store.list_calls(tenant, conversation, handle.seq)
+        return len(calls) == attempts and bool(chunks) is says_more
+
+    await eventually(is_there)
+    async with walk.program.database.connection() as connection:
+        if forgotten is not None:
+            await connection.execute("DELETE FROM calls WHERE attempt = $1", forgotten)
+    reaper = neighbour.turn_service._reaper  # noqa: SLF001  reason: a lease that runs out cannot be waited for
+
+    async def is_reaped() -> bool:
+        async with walk.program.database.connection() as connection:
+            await connection.execute("UPDATE conversations SET lease_expires_at = now() - interval '1 second'")
+        return await reaper.reap(conversation) == 1
+
+    await eventually(is_reaped)
+    walk.calm()
+    turn = (await walk.turns())[-1]
+    assert isinstance(turn, ModelResponseTurn)
+    assert turn.state is state
+    assert len([block for block in turn.blocks if isinstance(block, TextBlock)]) == texts
+    there = await neighbour.turn_service.follow_turn(tenant, conversation, handle.seq)
+    heard = await read_all(there)
+    for after in range(len(heard)):
+        assert await read_all(there, after) == heard[after:]
+    ended = await walk.task("And then?", tells("That was all."))
+    assert ended.turn.state is TurnState.COMPLETE
+    assert_all_accepted(emulated.anthropic.requests())
+    await assert_rebuilds(walk)

@@ -17,10 +17,19 @@ from server.errors import (
     ProviderMalformed,
     ProviderOverloaded,
 )
-from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd
+from server.event import (
+    ProviderEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    UsageReported,
+)
 from server.exact_json import make_sendable
 from server.provider import ProviderAnswer
 from server.turn import StopReason
+from server.usage import add_usages
 from tests.recordings.catalogue import NUMBERS, load
 from tests.unit.wire.generated import anthropic_blocks, anthropic_events
 
@@ -216,6 +225,46 @@ def test_what_is_not_known_is_kept_where_it_was() -> None:
 def test_an_unknown_delta_does_not_destroy_what_is_there() -> None:
     block = {"type": "future", "state": {"kept": True}}, [{"type": "future_delta", "state": "new"}]
     assert content(fold_body(body_of(anthropic_events([block], "end_turn")))) == [block[0]]
+
+
+def test_lists_in_unknown_deltas_accumulate() -> None:
+    begun = {"type": "future", "found": [1], "text": "a"}
+    deltas = [{"type": "future_delta", "found": [2, {"n": 3}], "text": "b"}, {"type": "future_delta", "found": [4]}]
+    (block,) = content(fold_body(body_of(anthropic_events([(begun, deltas)], "end_turn"))))
+    assert block == {"type": "future", "found": [1, 2, {"n": 3}, 4], "text": "ab"}
+
+
+@given(st.lists(st.lists(anthropic_blocks(), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(1, 40))
+def test_an_answer_over_several_calls_is_the_answers_one_after_the_other(calls: list[list[Any]], piece: int) -> None:
+    """Blocks, what goes back and the events; the usage is the sum."""
+    bodies = [body_of(anthropic_events([*blocks, TEXT], "pause_turn")) for blocks in calls]
+    whole, events = AnthropicFold(), list[ProviderEvent]()
+    for number, body in enumerate(bodies):
+        if number:
+            whole.continue_answer()
+        for place in range(0, len(body), piece * 50):
+            events += whole.feed(body[place : place + piece * 50])
+    whole.finish()
+    single = [fold(body) for body in bodies]
+    answers = [folded.answer for _, folded in single]
+    assert whole.answer.blocks == tuple(block for answer in answers for block in answer.blocks)
+    assert content(whole.answer) == [block for answer in answers for block in content(answer)]
+    assert whole.answer.usage == add_usages([answer.usage for answer in answers])
+    has_call = any(isinstance(block, ToolCallBlock) for block in whole.answer.blocks)
+    assert whole.answer.stop_reason is (StopReason.TOOL_USE if has_call else StopReason.PAUSED)
+    said = [event for heard, _ in single for event in heard if not isinstance(event, UsageReported)]
+    assert [event for event in events if not isinstance(event, UsageReported)] == said
+    assert len(events) == sum(len(heard) for heard, _ in single)
+
+
+def test_a_continuation_that_says_nothing_is_empty() -> None:
+    _, folded = fold(body_of(anthropic_events([TEXT], "pause_turn")))
+    folded.continue_answer()
+    with pytest.raises(ProviderEmpty):
+        folded.finish()
+    assert [*folded.feed(body_of(anthropic_events([], "end_turn")))]
+    with pytest.raises(ProviderEmpty):
+        folded.finish()
 
 
 def test_numbers_go_back_as_they_came() -> None:
