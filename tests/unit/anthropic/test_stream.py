@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from server.anthropic.stream import STOP_REASONS, AnthropicFold, fold_body, mark_signature, usage_from
@@ -237,6 +237,8 @@ def test_lists_in_unknown_deltas_accumulate() -> None:
 @given(st.lists(st.lists(anthropic_blocks(), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(1, 40))
 def test_an_answer_over_several_calls_is_the_answers_one_after_the_other(calls: list[list[Any]], piece: int) -> None:
     """Blocks, what goes back and the events; the usage is the sum."""
+    ids = [begun["id"] for blocks in calls for begun, _ in blocks if "id" in begun]
+    assume(len(ids) == len({*ids}))
     bodies = [body_of(anthropic_events([*blocks, TEXT], "pause_turn")) for blocks in calls]
     whole, events = AnthropicFold(), list[ProviderEvent]()
     for number, body in enumerate(bodies):
