@@ -9,9 +9,11 @@ import asyncio
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Final
 
 from server.errors import CallLimitReached
 
+_RETRY_AFTER_SECONDS: Final = 5
 _RESERVED: ContextVar["Reservation | None"] = ContextVar("strata_reserved_call_slot", default=None)
 
 
@@ -77,7 +79,7 @@ class CallSlots:
                 self._waiters.remove(waiter)
         if not waiter.done():
             self.refused_count += 1
-            raise CallLimitReached(limit=self.limit)
+            raise CallLimitReached(limit=self.limit, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
 
 @dataclass(slots=True)

@@ -36,8 +36,9 @@ async def test_a_call_beyond_the_limit_waits_for_one_to_end() -> None:
 async def test_a_call_that_waits_for_too_long_is_refused() -> None:
     slots = CallSlots(1, 0.01)
     await slots.take()
-    with pytest.raises(CallLimitReached):
+    with pytest.raises(CallLimitReached) as refused:
         await slots.take()
+    assert refused.value.details == {"limit": 1, "retry_after_seconds": 5}
     assert (slots.in_use, slots.waiting, slots.refused_count) == (1, 0, 1)
 
 
