@@ -3,6 +3,9 @@
     StrataError
     ├── Invalid                     the request itself is wrong; sending it again cannot help
     │   ├── ValidationFailed        a field has a value that is not allowed
+    │   ├── RequestMalformed        the bytes on the connection are not HTTP/1.1
+    │   ├── RequestHeadTooLarge     the request line and the headers are longer, or more, than the server takes
+    │   ├── RequestHeadTimedOut     the request line and the headers were not sent in time
     │   ├── BodyMalformed           the body is not the JSON it claims to be
     │   ├── BodyTooLarge            the body is longer than the server takes
     │   ├── BodyTimedOut            the body was not sent in time
@@ -62,6 +65,7 @@
     │   ├── AnswerUnstorable        the answer could not be stored as it came; its bytes are kept
     │   ├── AnswerUnreadable        an interrupted answer whose bytes cannot be read; they are kept
     │   ├── BodyBudgetExhausted     the server reads as many bytes of bodies as it may at the same time
+    │   ├── ConnectionLimitReached  the server has as many connections as it takes
     │   └── ShuttingDown            this process takes no new work
     ├── Setup                       the operator has to change something before it can start
     │   ├── SettingsInvalid
@@ -129,6 +133,30 @@ class ValidationFailed(Invalid):
 
     code = "validation_failed"
     hint = "Correct the fields listed in `errors` and send the request again."
+
+
+class RequestMalformed(Invalid):
+    """The request is not valid HTTP/1.1."""
+
+    code = "request_malformed"
+    hint = "Send the request with an HTTP client library; other protocols are not served on this port."
+
+
+class RequestHeadTooLarge(Invalid):
+    """The request line and the headers are larger than this server accepts."""
+
+    code = "request_head_too_large"
+    hint = (
+        "Send fewer or shorter headers, or raise STRATA_MAX_HEAD_BYTES, STRATA_MAX_HEADER_BYTES or "
+        "STRATA_MAX_HEADER_COUNT on the server."
+    )
+
+
+class RequestHeadTimedOut(Invalid):
+    """The request line and the headers did not arrive in time."""
+
+    code = "request_head_timed_out"
+    hint = "Send the request again on a new connection, or raise STRATA_HEAD_SECONDS on the server."
 
 
 class BodyMalformed(Invalid):
@@ -530,6 +558,13 @@ class BodyBudgetExhausted(Unavailable):
 
     code = "body_budget_exhausted"
     hint = "Try again after `Retry-After`; operators can raise STRATA_BODY_TOTAL_BYTES."
+
+
+class ConnectionLimitReached(Unavailable):
+    """The server has as many open connections as it accepts."""
+
+    code = "connection_limit_reached"
+    hint = "Try again in a moment, or raise STRATA_MAX_CONNECTIONS on the server."
 
 
 class ShuttingDown(Unavailable):

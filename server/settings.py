@@ -8,6 +8,7 @@ generated from these fields and checked by a test.
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeVar
 
@@ -65,15 +66,49 @@ class Settings(BaseSettings):
         description="How long a client may take to send a body, plus a second for each 16 KiB that arrive. After that "
         "the request gets a 408 and its connection is closed.",
     )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="Most client connections of one server process. Any more are answered with 503 and closed.",
+    )
+    idle_connection_seconds: float = Field(
+        default=75.0,
+        gt=0,
+        le=3600,
+        description="How long a connection stays open without a request. It should be longer than a proxy keeps its "
+        "idle connections to the server.",
+    )
+    head_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="Time that a client has to send the request line and the headers; after it the answer is 408.",
+    )
+    max_head_bytes: int = Field(
+        default=64 * 1024,
+        ge=4096,
+        le=16 * MEBIBYTE,
+        description="Largest request line and headers together, in bytes; above it the answer is 431.",
+    )
+    max_header_bytes: int = Field(
+        default=16 * 1024,
+        ge=1024,
+        le=16 * MEBIBYTE,
+        description="Largest single header line, and longest request line, in bytes; above it the answer is 431.",
+    )
+    max_header_count: int = Field(
+        default=100, ge=10, le=10_000, description="Most headers of one request; above it the answer is 431."
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="Origins that browsers may call from, such as `https://app.example`, with commas between.",
     )
 
-    behind_proxy: bool = Field(
-        default=False,
-        description="A proxy of yours stands before the server: its `X-Forwarded-Proto` and the last address of its "
-        "`X-Forwarded-For` are believed, for the cookies and the lock-out of operators.",
+    trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = Field(
+        default=(),
+        description="Addresses and networks of your own reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`, with "
+        "commas between. Only what they send in `X-Forwarded-For` and `X-Forwarded-Proto` is believed.",
     )
     admin_idle_seconds: float = Field(
         default=1800.0, ge=10, le=86_400, description="An operator's session is over after so long without a request."
@@ -279,7 +314,7 @@ class Settings(BaseSettings):
     )
     service_name: str = Field(default="strata", description="`service.name` of the OpenTelemetry resource.")
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

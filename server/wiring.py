@@ -68,6 +68,7 @@ from server.typical_lengths import TypicalLengths
 from server.web.app import WebParts, build_app
 from server.web.body_budget import BodyBudget
 from server.web.edge import Edge
+from server.web.forwarded import TrustedProxies
 from server.wire.frames import read_frames
 
 _log = logging.getLogger("strata.program")
@@ -93,6 +94,7 @@ class Program:
     template_workers: WorkerPool
     owner: str
     """What this process is called on the leases that it holds."""
+    metrics: Metrics
     app: Edge
 
 
@@ -260,6 +262,7 @@ def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
         providers=parts.providers,
         template_workers=parts.renderer.pool,
         owner=tools.owner,
+        metrics=metrics,
         app=build_app(_build_web_parts(parts, store, turn_service, running_turns, background, estimate)),
     )
     return program, Reaper(tools)
@@ -299,7 +302,7 @@ def _build_web_parts(
         assistant_editor=_build_editor(parts, store, estimate),
         admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
         audit_log=PostgresAuditLog(database),
-        behind_proxy=settings.behind_proxy,
+        trusted_proxies=TrustedProxies(settings.trusted_proxies),
         default_provider=parts.providers.default,
         provider_names=tuple(parts.providers.by_name),
         image_limit_bytes=settings.image_limit_bytes,

@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from server.emulator.exchange import CLOSE_CONNECTION, ASGIApp
-from server.http_server import HttpServer, bind, serving_beside, url_of
+from server.http_server import HttpServer, LimitedProtocol, bind, serving_beside, url_of
 
 _GRACE_SECONDS: Final = 1
 
@@ -26,7 +24,7 @@ async def emulating(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Asy
         yield url
 
 
-class _BreakableProtocol(HttpToolsProtocol):
+class _BreakableProtocol(LimitedProtocol):
     """Gives the application a way to close its connection in the middle of a body, which ASGI does not have."""
 
     def on_message_begin(self) -> None:

@@ -65,6 +65,12 @@ class Metrics:
             "Streams that were closed because their client did not read.",
             registry=self.registry,
         )
+        self._refused = Counter(
+            "strata_http_refused",
+            "Requests and connections that were refused before the application saw them.",
+            ("code",),
+            registry=self.registry,
+        )
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._in_flight = 0
         self.gauge_callback(
@@ -110,6 +116,10 @@ class Metrics:
     def reader_stalled(self) -> None:
         """A stream was closed because its client did not read."""
         self._stalled.inc()
+
+    def request_refused(self, code: str) -> None:
+        """A request that did not get past the limits of connections; `code` is that of the error."""
+        self._refused.labels(code).inc()
 
     def render(self) -> bytes:
         """Everything, in the format that `CONTENT_TYPE` names."""

@@ -62,6 +62,7 @@ from server.web.assistants import ProviderNames
 from server.web.auth import provide_caller
 from server.web.body_budget import BodyBudget
 from server.web.edge import Edge
+from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
 from server.web.readiness import Readiness
 from server.web.request import StrataRequest, part_of
@@ -177,7 +178,7 @@ class WebParts:
     keep_alive_seconds: float
     stall_seconds: float = 30.0
     cors_origins: Sequence[str]
-    behind_proxy: bool = False
+    trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
     version: str
 
 
@@ -234,7 +235,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "key_ring": parts.key_ring,
         "rate_limiter": parts.rate_limiter,
         "readiness": Readiness(parts.probes, parts.running_turns),
-        "entry": Entry(sessions=parts.admin_sessions, behind_proxy=parts.behind_proxy),
+        "entry": Entry(sessions=parts.admin_sessions, proxies=parts.trusted_proxies),
         "metrics": parts.metrics,
         "store": parts.store,
         "turn_service": parts.turn_service,

@@ -43,6 +43,9 @@ _HOPELESS_FOR_NOW: Final = Row(status=503, should_retry=False)
 
 ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ValidationFailed: Row(status=422),
+    errors.RequestMalformed: Row(status=400),
+    errors.RequestHeadTooLarge: Row(status=431),
+    errors.RequestHeadTimedOut: Row(status=408),
     errors.BodyMalformed: Row(status=400),
     errors.BodyTooLarge: Row(status=413),
     # The rest of the body would follow the answer: the connection is of no use any more.
@@ -101,6 +104,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.AnswerUnstorable: _HOPELESS_FOR_NOW,
     errors.AnswerUnreadable: _HOPELESS_FOR_NOW,
     errors.BodyBudgetExhausted: Row(status=503, retry_after_seconds=2),
+    errors.ConnectionLimitReached: Row(status=503, retry_after_seconds=1),
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
     # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
     errors.SettingsInvalid: _UNAVAILABLE,

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from ipaddress import IPv4Network
 
+import httpx2
 import pytest
 
 from server.api_key import Scope, issue_key_text
@@ -79,7 +81,7 @@ async def test_neither_key_nor_token_is_ever_logged(strata_server: StrataServer,
 async def test_the_cookie_is_for_the_pages_alone_and_secure_behind_tls(
     database: Database, server_settings: Settings
 ) -> None:
-    settings = server_settings.model_copy(update={"behind_proxy": True})
+    settings = server_settings.model_copy(update={"trusted_proxies": (IPv4Network("127.0.0.0/8"),)})
     async with open_program(settings) as program, serving(program, bind("127.0.0.1", 0)) as url:
         tenant = await program.key_ring.create_tenant("acme")
         key, text = await program.key_ring.create_key(
@@ -87,9 +89,10 @@ async def test_the_cookie_is_for_the_pages_alone_and_secure_behind_tls(
         )
         async with open_operator(url) as operator:
             plain = await operator.log_in(text)
-            tls = await operator.log_in(
-                text, **{"x-forwarded-proto": "https", "x-forwarded-for": "10.0.0.9, 192.0.2.7"}
-            )
+            # The first is what the client claims, the second what the proxy saw and adds in a header of its own.
+            forwarded = [("x-forwarded-for", "10.0.0.9"), ("x-forwarded-for", "192.0.2.7")]
+            operator.client.headers = httpx2.Headers([*operator.client.headers.multi_items(), *forwarded])
+            tls = await operator.log_in(text, **{"x-forwarded-proto": "https"})
     parts = {part.strip() for part in plain.headers["set-cookie"].lower().split(";")[1:]}
     assert parts == {"httponly", "samesite=strict", "path=/admin"}
     assert "secure" in {part.strip() for part in tls.headers["set-cookie"].lower().split(";")}

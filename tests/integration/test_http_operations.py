@@ -1,5 +1,8 @@
 """The routes for operators, against the whole program."""
 
+import asyncio
+import json
+
 import httpx2
 
 from server import __version__
@@ -25,3 +28,21 @@ async def test_a_shutdown_is_announced_in_readyz(strata_server: StrataServer) ->
         answer = await client.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
         assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_head_above_the_limit_is_a_problem_and_counted(strata_server: StrataServer) -> None:
+    host, _, port = strata_server.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: strata.test\r\nx-large: " + b"v" * 100_000)
+    await writer.drain()
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    problem = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert b"content-type: application/problem+json" in head
+    assert (problem["status"], problem["code"]) == (431, "request_head_too_large")
+    assert f"x-request-id: {problem['request_id']}".encode() in head
+    async with httpx2.AsyncClient(base_url=strata_server.url) as client:
+        metrics = (await client.get("/metrics")).text
+    assert 'strata_http_refused_total{code="request_head_too_large"} 1.0' in metrics
+    assert "strata_http_connections 1.0" in metrics

@@ -14,6 +14,7 @@ from server.admin_sessions import AdminSession, AdminSessions
 from server.errors import BodyMalformed, MediaTypeUnsupported, RequestForged, SessionEnded
 from server.telemetry.logs import extend_log_context
 from server.web.admin.rendering import SESSION
+from server.web.forwarded import TrustedProxies
 from server.web.request import part_of
 
 COOKIE: Final = "strata_admin"
@@ -35,19 +36,21 @@ class Entry:
     """What it takes to know who is asking."""
 
     sessions: AdminSessions
-    behind_proxy: bool
-    """Whether the forwarded headers come from a proxy of our own, or from anybody."""
+    proxies: TrustedProxies
 
     def address_of(self, connection: Connection) -> str | None:
-        """Where a request comes from. Of a list of addresses the last is the one that our own proxy wrote."""
-        forwarded = connection.headers.get("x-forwarded-for", "") if self.behind_proxy else ""
-        named = forwarded.rpartition(",")[2].strip()
-        return named or (connection.client.host if connection.client else None)
+        """Where a request comes from."""
+        return self.proxies.address_of(connection)
 
     def cookie_for(self, connection: Connection, token: str) -> Cookie:
         """The session's cookie. It goes with the browser's window and, behind TLS, over nothing else."""
         return Cookie(
-            key=COOKIE, value=token, path=_PATH, httponly=True, samesite="strict", secure=self._is_secure(connection)
+            key=COOKIE,
+            value=token,
+            path=_PATH,
+            httponly=True,
+            samesite="strict",
+            secure=self.proxies.is_secure(connection),
         )
 
     def cookie_away(self, connection: Connection) -> Cookie:
@@ -58,7 +61,7 @@ class Entry:
             path=_PATH,
             httponly=True,
             samesite="strict",
-            secure=self._is_secure(connection),
+            secure=self.proxies.is_secure(connection),
             max_age=0,
         )
 
@@ -66,11 +69,6 @@ class Entry:
         """The session of the cookie, where there is one that lasts."""
         token = connection.cookies.get(COOKIE)
         return await self.sessions.find_session(token) if token else None
-
-    def _is_secure(self, connection: Connection) -> bool:
-        if connection.scope["scheme"] == "https":
-            return True
-        return self.behind_proxy and connection.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
 async def require_session(connection: Connection, _handler: BaseRouteHandler) -> None:
