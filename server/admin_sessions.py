@@ -1,8 +1,9 @@
 """Operators who are logged in: a session stands for an admin key, so that a browser need not keep the key.
 
 The cookie holds a token of 256 random bits and the database its SHA-256. A session ends by logging out, by rest, by
-age, and at once with its key. Nobody is let in who has failed too often: the failures are counted by key and by
-address, for all processes, and a session that is there already is not touched by them.
+age, and at once with its key. Failed logins slow down the address that they come from, for the key that they name: they
+are counted by this pair, over all processes. The right secret is always let in, so that nobody can lock the owner of a
+key out: a secret of 256 bits is not guessed, and what has to be limited is the load and the rows in the audit log.
 """
 
 import hashlib
@@ -29,12 +30,11 @@ class SessionLimits:
     """Without a request for so long, a session is over."""
     age_seconds: float = 12 * 60 * 60
     """And however busy it is, after so long."""
-    key_failures: int = 5
-    """So many failures with one key lock it out."""
-    address_failures: int = 20
-    """And so many from one address, whatever the keys: several operators may share one."""
+    max_failures: int = 5
+    """So many wrong secrets for one key from one address are answered at once."""
     lock_seconds: float = 15 * 60
-    """For so long. Failures that lie further apart do not add up."""
+    """Each further one makes the pair wait, for a second and then twice as long each time, at most for so long.
+    Failures that lie further apart do not add up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,13 @@ def hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def lock_subjects(presented: PresentedKey | None, address: str | None) -> tuple[str | None, str | None]:
-    """Under which names an attempt to log in is counted: of the key, and of the address.
+def lock_subject(known_key_id: str | None, address: str | None) -> str:
+    """Under which name a failed login is counted: the key and the address.
 
-    Of an IPv6 address its network of 64 bits counts: whoever has one address there has them all.
+    Ids that are no key's are counted as one, or each would be a row of its own. Of an IPv6 address its network of
+    64 bits counts: whoever has one address there has them all.
     """
-    return presented.id if presented else None, _network_of(address) if address else None
+    return f"{known_key_id or 'unknown'} {_network_of(address) if address else 'unknown'}"
 
 
 def _network_of(address: str) -> str:
@@ -99,15 +100,15 @@ def _network_of(address: str) -> str:
 class AdminSessions(Protocol):
     """The sessions. Times are judged by the database's clock. Raises `DatabaseUnavailable` from any method.
 
-    Logging in, whether it succeeds or not, and logging out are audited in the transaction that does it. Attempts while
-    somebody is locked out are not: there may be any number of them.
+    Logging in, whether it succeeds or not, and logging out are audited in the transaction that does it. Failures while
+    the key and address have to wait are not: there may be any number of them.
     """
 
     async def log_in(self, presented: PresentedKey | None, *, address: str | None) -> tuple[AdminSession, str]:
-        """A new session and its token, which is never to be had again.
+        """A new session and its token, which is never to be had again. The right secret is let in at any time.
 
-        An attempt counts before its secret is looked at, so that many at once do not get more guesses; success takes
-        it back. Raises `KeyRejected`, `ScopeMissing` for a live key that opens no page, and `LoginLocked`.
+        Raises `KeyRejected`, `ScopeMissing` for a live key that opens no page, and `LoginLocked` instead of either
+        while the key and address have to wait.
         """
         ...
 

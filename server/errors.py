@@ -21,7 +21,7 @@
     │   ├── ScopeMissing            a good key without the scope for this route
     │   ├── RateLimited             a good key that asks too often
     │   ├── SessionEnded            no session of an operator, or one that is over
-    │   ├── LoginLocked             too many failed logins with this key or from this address
+    │   ├── LoginLocked             too many wrong secrets for this key from this address
     │   └── RequestForged           a form that was not sent from a page of this session
     ├── NotFound                    it does not exist, or it belongs to another tenant
     │   ├── RouteNotFound
@@ -262,10 +262,10 @@ class SessionEnded(Refused):
 
 
 class LoginLocked(Refused):
-    """Too many logins with this key or from this address have failed."""
+    """Too many logins with this key have failed from this address, and this one failed too."""
 
     code = "login_locked"
-    hint = "Wait for as long as `Retry-After` says and try again; whoever is logged in stays so."
+    hint = "Check the key. The right one is let in at once; for any other, wait for as long as `Retry-After` says."
 
 
 class RequestForged(Refused):

@@ -120,9 +120,12 @@ class Settings(BaseSettings):
         default=5,
         ge=1,
         le=1000,
-        description="So many failed logins with one key, or four times as many from one address, lock it out.",
+        description="So many failed logins with one key from one address are answered at once. After each further one "
+        "wrong keys from there get 429: for one second, then twice as long each time. The right key is always let in.",
     )
-    admin_lock_seconds: float = Field(default=900.0, ge=1, le=86_400, description="For so long.")
+    admin_lock_seconds: float = Field(
+        default=900.0, ge=1, le=86_400, description="Longest such wait after a failed login, in seconds."
+    )
 
     rate_limit_per_minute: int = Field(
         default=0, ge=0, le=10_000_000, description="Requests per API key and minute, over all processes; 0: no limit."

@@ -349,8 +349,7 @@ def _session_limits(settings: Settings) -> SessionLimits:
     return SessionLimits(
         idle_seconds=settings.admin_idle_seconds,
         age_seconds=settings.admin_session_seconds,
-        key_failures=settings.admin_login_failures,
-        address_failures=4 * settings.admin_login_failures,
+        max_failures=settings.admin_login_failures,
         lock_seconds=settings.admin_lock_seconds,
     )
 

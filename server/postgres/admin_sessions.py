@@ -1,15 +1,16 @@
 """Operators' sessions on Postgres.
 
 Nothing is remembered by the process: each request asks for its session, its key among it, so that a key that is revoked
-or expires ends its sessions everywhere at once. Logging in is one transaction of a few statements; it is rare, and its
-attempts on one key or from one address wait for each other.
+or expires ends its sessions everywhere at once. Logging in is one transaction of a few statements; it is rare. A
+failure while its key and address have to wait only reads.
 """
 
 import base64
+import math
 from datetime import datetime
 from typing import Any, Final
 
-from server.admin_sessions import AdminSession, SessionLimits, hash_token, lock_subjects, new_secret
+from server.admin_sessions import AdminSession, SessionLimits, hash_token, lock_subject, new_secret
 from server.api_key import ApiKey, PresentedKey, Scope
 from server.audit import Action, Actor, AuditDraft, Outcome
 from server.errors import KeyRejected, LoginLocked, ScopeMissing, StrataError
@@ -21,41 +22,37 @@ from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import FIND_LIVE_KEY, key_from
 from server.postgres.rows import Row
 
-# Counted from anew where the last failures are long ago; while it is locked nothing moves its end.
+_WAIT: Final = Statement("""
+SELECT extract(epoch FROM locked_until - now())::float8 AS seconds
+FROM login_failures WHERE subject = :subject AND locked_until > now()
+""")
+# Counted anew if the last failure, or the wait after it, is long ago. No row comes back while the subject has to wait.
 _COUNT: Final = Statement("""
-INSERT INTO login_failures AS known (subject, failure_count)
-SELECT subject, 1 FROM unnest(:subjects::text[]) AS subject ORDER BY subject
-ON CONFLICT (subject) DO UPDATE SET
-    failure_count = CASE
-        WHEN known.locked_until > now() THEN known.failure_count
-        WHEN known.locked_until IS NOT NULL OR known.began_at < now() - make_interval(secs => :lock_seconds) THEN 1
-        ELSE known.failure_count + 1
-    END,
-    began_at = CASE
-        WHEN known.locked_until > now() THEN known.began_at
-        WHEN known.locked_until IS NOT NULL OR known.began_at < now() - make_interval(secs => :lock_seconds) THEN now()
-        ELSE known.began_at
-    END,
-    locked_until = CASE WHEN known.locked_until > now() THEN known.locked_until END
-RETURNING extract(epoch FROM locked_until - now())::float8 AS locked_seconds
-""")
-_LOCK: Final = Statement("""
-UPDATE login_failures SET locked_until = now() + make_interval(secs => :lock_seconds)
-WHERE locked_until IS NULL AND (
-    (subject = :key_subject AND failure_count >= :key_failures)
-    OR (subject = :address_subject AND failure_count >= :address_failures)
+INSERT INTO login_failures AS known (subject, failure_count, locked_until)
+VALUES (:subject, 1, CASE WHEN :max_failures <= 1 THEN now() + interval '1 second' END)
+ON CONFLICT (subject) DO UPDATE SET (failure_count, began_at, locked_until) = (
+    SELECT counted.failure_count,
+        CASE WHEN counted.failure_count = 1 THEN now() ELSE known.began_at END,
+        CASE WHEN counted.failure_count >= :max_failures THEN now() + make_interval(
+            secs => least(:lock_seconds::float8, power(2, least(counted.failure_count - :max_failures, 30)))
+        ) END
+    FROM (
+        SELECT CASE
+            WHEN coalesce(known.locked_until, known.began_at) < now() - make_interval(secs => :lock_seconds) THEN 1
+            ELSE known.failure_count + 1
+        END AS failure_count
+    ) AS counted
 )
-RETURNING subject
+WHERE known.locked_until IS NULL OR known.locked_until <= now()
+RETURNING locked_until IS NOT NULL AS locked
 """)
-# Who has the secret has not failed. Of an address only this attempt is taken back: others may try from there too.
-_FORGIVE: Final = Statement("""
-WITH forgiven AS (DELETE FROM login_failures WHERE subject = :key_subject)
-UPDATE login_failures SET failure_count = failure_count - 1 WHERE subject = :address_subject AND failure_count > 0
-""")
+_FORGIVE: Final = Statement("DELETE FROM login_failures WHERE subject = :subject")
+# However many addresses there are: the oldest rows go, and with them no more than a wait.
 _SWEEP: Final = Statement("""
 WITH sessions AS (DELETE FROM admin_sessions WHERE created_at < now() - make_interval(secs => :age_seconds))
 DELETE FROM login_failures
-WHERE began_at < now() - make_interval(secs => :lock_seconds) AND (locked_until IS NULL OR locked_until < now())
+WHERE coalesce(locked_until, began_at) < now() - make_interval(secs => :lock_seconds)
+    OR subject IN (SELECT subject FROM login_failures ORDER BY began_at DESC OFFSET :max_rows)
 """)
 _WHOSE: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
 _AUDIT: Final = Statement(
@@ -84,6 +81,7 @@ seen AS (
 )
 SELECT * FROM found
 """)
+_MAX_FAILURE_ROWS: Final = 10_000
 _CLOSE: Final = Statement(f"""
 WITH closed AS (DELETE FROM admin_sessions WHERE id = :session RETURNING 1)
 INSERT INTO audit_log ({AUDIT_COLUMNS}) SELECT {AUDIT_VALUES} FROM closed
@@ -98,21 +96,15 @@ class PostgresAdminSessions:
         self._limits = limits
 
     async def log_in(self, presented: PresentedKey | None, *, address: str | None) -> tuple[AdminSession, str]:
-        key_subject, address_subject = lock_subjects(presented, address)
-        subjects = {"key_subject": key_subject, "address_subject": address_subject}
         async with self._database.transaction() as connection:
-            await self._sweep(connection)
-            locked_seconds = await self._count(connection, subjects)
-            key = None if locked_seconds or presented is None else await _find_key(connection, presented)
-            refusal = _refusal_of(key, locked_seconds)
-            if key is not None and refusal is None:
-                await _run(connection, _FORGIVE, **subjects)
+            key = None if presented is None else await _find_key(connection, presented)
+            if key is not None and key.opens(Scope.ADMIN):
+                await self._sweep(connection)
+                await _run(connection, _FORGIVE, subject=lock_subject(key.id, address))
                 return await _open(connection, key, address)
-            locked = await self._lock(connection, subjects)
-            if not locked_seconds:
-                await _note_failure(connection, presented, key, address, refusal, locked=locked)
+            refusal = await self._fail(connection, presented, key, address)
         # Outside the transaction, which would otherwise take back what was counted.
-        raise refusal or KeyRejected()
+        raise refusal
 
     async def find_session(self, token: str) -> AdminSession | None:
         rows = await self._database.run(
@@ -130,26 +122,42 @@ class PostgresAdminSessions:
         draft = AuditDraft(tenant_id=session.key.tenant_id, actor=session.actor(address), action=Action.LOGOUT)
         await self._database.run(_CLOSE, session=decode_id(ADMIN_SESSION, session.id), **audit_values(draft))
 
-    async def _sweep(self, connection: Connection) -> None:
-        await _run(connection, _SWEEP, age_seconds=self._limits.age_seconds, lock_seconds=self._limits.lock_seconds)
-
-    async def _count(self, connection: Connection, subjects: dict[str, str | None]) -> float | None:
-        """Counts the attempt. For how long it is locked out; None where it is not."""
-        named = [subject for subject in subjects.values() if subject is not None]
-        rows = await _run(connection, _COUNT, subjects=named, lock_seconds=self._limits.lock_seconds)
-        return max((row["locked_seconds"] for row in rows if row["locked_seconds"] is not None), default=None)
-
-    async def _lock(self, connection: Connection, subjects: dict[str, str | None]) -> bool:
-        """Whether this failure was one too many."""
-        rows = await _run(
-            connection,
-            _LOCK,
-            lock_seconds=self._limits.lock_seconds,
-            key_failures=self._limits.key_failures,
-            address_failures=self._limits.address_failures,
-            **subjects,
+    async def _fail(
+        self, connection: Connection, presented: PresentedKey | None, key: ApiKey | None, address: str | None
+    ) -> StrataError:
+        """Counts the failure and tells it, unless the key and address have to wait. The error to raise."""
+        tenant_id = None if presented is None else await _find_owner(connection, presented)
+        subject = lock_subject(presented.id if presented and tenant_id else None, address)
+        wait_seconds = await _find_wait(connection, subject)
+        if wait_seconds is not None:
+            return LoginLocked(retry_after_seconds=max(1, math.ceil(wait_seconds)))
+        await self._sweep(connection)
+        limits = self._limits
+        counted = await _run(
+            connection, _COUNT, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
         )
-        return bool(rows)
+        if not counted:
+            # Another failure of the same pair has come between.
+            return LoginLocked(retry_after_seconds=max(1, math.ceil(await _find_wait(connection, subject) or 0)))
+        refusal = KeyRejected() if key is None else ScopeMissing(scope=Scope.ADMIN.value)
+        draft = AuditDraft(
+            tenant_id=tenant_id,
+            actor=Actor(key_id=presented.id if presented else None, address=address),
+            action=Action.LOGIN,
+            details={"code": refusal.code, "locked": counted[0]["locked"]},
+            outcome=Outcome.REFUSED,
+        )
+        await _run(connection, _AUDIT, **audit_values(draft))
+        return refusal
+
+    async def _sweep(self, connection: Connection) -> None:
+        await _run(
+            connection,
+            _SWEEP,
+            age_seconds=self._limits.age_seconds,
+            lock_seconds=self._limits.lock_seconds,
+            max_rows=_MAX_FAILURE_ROWS,
+        )
 
 
 async def _run(connection: Connection, statement: Statement, **values: Any) -> list[Row]:
@@ -164,36 +172,16 @@ async def _find_key(connection: Connection, presented: PresentedKey) -> ApiKey |
     return key_from(rows[0]) if rows and presented.matches(rows[0]["secret_hash"]) else None
 
 
-def _refusal_of(key: ApiKey | None, locked_seconds: float | None) -> StrataError | None:
-    if locked_seconds:
-        return LoginLocked(retry_after_seconds=max(1, round(locked_seconds)))
-    if key is None:
-        return KeyRejected()
-    return None if key.opens(Scope.ADMIN) else ScopeMissing(scope=Scope.ADMIN.value)
+async def _find_owner(connection: Connection, presented: PresentedKey) -> str | None:
+    """Whose key it claims to be, so that its tenant can see it in the log; None for an unknown one."""
+    rows = await _run(connection, _WHOSE, key=decode_id(API_KEY, presented.id))
+    return encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
 
 
-async def _note_failure(
-    connection: Connection,
-    presented: PresentedKey | None,
-    key: ApiKey | None,
-    address: str | None,
-    refusal: StrataError | None,
-    *,
-    locked: bool,
-) -> None:
-    """Whose key it claims to be is told, so that its tenant can see it; an unknown key is told to nobody's."""
-    tenant_id = key.tenant_id if key else None
-    if presented is not None and tenant_id is None:
-        rows = await _run(connection, _WHOSE, key=decode_id(API_KEY, presented.id))
-        tenant_id = encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
-    draft = AuditDraft(
-        tenant_id=tenant_id,
-        actor=Actor(key_id=presented.id if presented else None, address=address),
-        action=Action.LOGIN,
-        details={"code": refusal.code if refusal else KeyRejected.code, "locked": locked},
-        outcome=Outcome.REFUSED,
-    )
-    await _run(connection, _AUDIT, **audit_values(draft))
+async def _find_wait(connection: Connection, subject: str) -> float | None:
+    """For how many seconds the subject has to wait; None if it does not."""
+    rows = await _run(connection, _WAIT, subject=subject)
+    return rows[0]["seconds"] if rows else None
 
 
 async def _open(connection: Connection, key: ApiKey, address: str | None) -> tuple[AdminSession, str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.admin_sessions import AdminSession, SessionLimits, lock_subjects
+from server.admin_sessions import AdminSession, SessionLimits, lock_subject
 from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
 from server.audit import OPERATOR, Action, Actor, AuditDraft, AuditFilter, Outcome
 from server.errors import CursorInvalid, KeyRejected, LoginLocked, ScopeMissing
@@ -21,7 +21,7 @@ from server.postgres.key_ring import PostgresKeyRing
 from tests.builders import NASTY
 from tests.integration.test_plans import explain
 
-LIMITS = SessionLimits(key_failures=3, address_failures=5, lock_seconds=600)
+LIMITS = SessionLimits(max_failures=3, lock_seconds=600)
 
 
 def presented(text: str) -> PresentedKey:
@@ -56,32 +56,86 @@ async def try_to_log_in(sessions: PostgresAdminSessions, key: PresentedKey | Non
     return "in"
 
 
-async def test_many_guesses_at_once_are_no_more_guesses(
+OWNERS = "192.0.2.1"
+ATTACKERS = "198.51.100.7"
+
+
+async def waits_of(database: Database) -> dict[str, float]:
+    """For how many seconds each pair of key and address has to wait, about."""
+    async with database.connection() as connection:
+        rows = await connection.fetch(
+            "SELECT subject, round(extract(epoch FROM locked_until - now())) AS seconds FROM login_failures"
+            " WHERE locked_until > now()"
+        )
+    return {row["subject"]: float(row["seconds"]) for row in rows}
+
+
+async def let_waits_end(database: Database) -> None:
+    async with database.connection() as connection:
+        await connection.execute("UPDATE login_failures SET locked_until = now() - interval '1 millisecond'")
+
+
+async def test_many_wrong_secrets_at_once_are_told_a_few_times(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], audit_log: PostgresAuditLog
+) -> None:
+    forged = presented(issue_key_text(admin[0].id))
+    outcomes = await asyncio.gather(*(try_to_log_in(sessions, forged, ATTACKERS) for _ in range(15)))
+    assert sorted(outcomes) == ["key_rejected"] * 3 + ["login_locked"] * 12
+    assert len((await audit_log.list_entries(None, AuditFilter(action=Action.LOGIN))).items) == 3
+
+
+@given(attempts=st.lists(st.tuples(st.booleans(), st.sampled_from([OWNERS, ATTACKERS, None])), max_size=30))
+@settings(max_examples=15)
+async def test_the_right_secret_gets_in_whatever_was_sent_before_and_from_where(
+    database: Database, attempts: list[tuple[bool, str | None]]
+) -> None:
+    key_ring, sessions = PostgresKeyRing(database), PostgresAdminSessions(database, LIMITS)
+    tenant = await key_ring.create_tenant(new_id("tenant"))
+    key, text = await key_ring.create_key(
+        tenant_id=tenant.id, name="admin", scopes=frozenset({Scope.ADMIN}), expires_at=None
+    )
+    forged = presented(issue_key_text(key.id))
+    for is_right, address in attempts:
+        outcome = await try_to_log_in(sessions, presented(text) if is_right else forged, address)
+        assert (outcome == "in") is is_right
+    for address in (OWNERS, ATTACKERS, None):
+        assert await try_to_log_in(sessions, presented(text), address) == "in"
+
+
+async def test_wrong_secrets_make_their_own_address_wait_and_no_other(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey]
 ) -> None:
     forged = presented(issue_key_text(admin[0].id))
-    outcomes = await asyncio.gather(*(try_to_log_in(sessions, forged, None) for _ in range(15)))
-    assert sorted(outcomes) == ["key_rejected"] * 3 + ["login_locked"] * 12
+    assert [await try_to_log_in(sessions, forged, ATTACKERS) for _ in range(5)][-1] == "login_locked"
+    assert await try_to_log_in(sessions, forged, OWNERS) == "key_rejected"
+    other = presented(issue_key_text(new_id(API_KEY)))
+    assert await try_to_log_in(sessions, other, ATTACKERS) == "key_rejected"
+
+
+async def test_each_failure_after_a_wait_doubles_it_up_to_a_limit(
+    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
+) -> None:
+    forged = presented(issue_key_text(admin[0].id))
+    waits = []
+    for _ in range(14):
+        await let_waits_end(database)
+        assert await try_to_log_in(sessions, forged, ATTACKERS) == "key_rejected"
+        waits.append(sum((await waits_of(database)).values()))
+    assert waits[:2] == [0, 0]
+    assert waits[5:12] == pytest.approx([8, 16, 32, 64, 128, 256, 512], abs=2)
+    assert waits[12:] == pytest.approx([600, 600], abs=2)
+    # And the right one is still let in, and takes everything back.
+    assert await try_to_log_in(sessions, admin[1], ATTACKERS) == "in"
+    assert await waits_of(database) == {}
 
 
 async def test_the_right_key_in_the_crowd_gets_in_and_counts_for_nothing(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
 ) -> None:
-    outcomes = await asyncio.gather(*(try_to_log_in(sessions, admin[1], "192.0.2.1") for _ in range(12)))
+    outcomes = await asyncio.gather(*(try_to_log_in(sessions, admin[1], OWNERS) for _ in range(12)))
     assert outcomes == ["in"] * 12
     async with database.connection() as connection:
         assert await connection.fetchval("SELECT coalesce(sum(failure_count), 0) FROM login_failures") == 0
-
-
-async def test_a_lock_that_is_over_counts_from_the_beginning(
-    sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
-) -> None:
-    forged = presented(issue_key_text(admin[0].id))
-    assert [await try_to_log_in(sessions, forged, None) for _ in range(4)][-1] == "login_locked"
-    async with database.connection() as connection:
-        await connection.execute("UPDATE login_failures SET locked_until = now() - interval '1 second'")
-    outcomes = [await try_to_log_in(sessions, forged, None) for _ in range(4)]
-    assert outcomes == ["key_rejected"] * 3 + ["login_locked"]
 
 
 async def test_failures_that_lie_far_apart_do_not_add_up(
@@ -94,21 +148,33 @@ async def test_failures_that_lie_far_apart_do_not_add_up(
             await connection.execute("UPDATE login_failures SET began_at = now() - interval '11 minutes'")
 
 
-async def test_a_network_of_addresses_is_one_stranger(sessions: PostgresAdminSessions) -> None:
+async def test_keys_that_do_not_exist_and_addresses_of_one_network_are_one_stranger(
+    sessions: PostgresAdminSessions,
+) -> None:
     outcomes = [
         await try_to_log_in(sessions, presented(issue_key_text(new_id(API_KEY))), f"2001:db8:0:1::{number}")
-        for number in range(6)
+        for number in range(4)
     ]
-    assert outcomes == ["key_rejected"] * 5 + ["login_locked"]
+    assert outcomes == ["key_rejected"] * 3 + ["login_locked"]
     other = presented(issue_key_text(new_id(API_KEY)))
     assert await try_to_log_in(sessions, other, "2001:db8:0:2::1") == "key_rejected"
 
 
 def test_an_address_is_counted_under_one_name() -> None:
-    assert lock_subjects(None, "::ffff:192.0.2.1") == (None, "192.0.2.1")
-    assert lock_subjects(None, "2001:DB8::0001") == (None, "2001:db8::/64")
-    assert lock_subjects(None, "somewhere") == (None, "somewhere")
-    assert lock_subjects(None, None) == (None, None)
+    assert lock_subject("key_x", "::ffff:192.0.2.1") == "key_x 192.0.2.1"
+    assert lock_subject("key_x", "2001:DB8::0001") == "key_x 2001:db8::/64"
+    assert lock_subject(None, "somewhere") == "unknown somewhere"
+    assert lock_subject(None, None) == "unknown unknown"
+
+
+async def test_the_rows_of_failures_are_bounded(
+    sessions: PostgresAdminSessions, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_sessions, "_MAX_FAILURE_ROWS", 5)
+    for number in range(12):
+        await try_to_log_in(sessions, None, f"192.0.2.{number}")
+    async with database.connection() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM login_failures") <= 6
 
 
 async def test_what_is_over_goes_with_the_next_login(

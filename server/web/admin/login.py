@@ -18,10 +18,11 @@ from server.web.request import PROBLEM_CODE, StrataRequest
 START: Final = "/admin"
 _OWN_PAGE: Final = re.compile(r"/admin(?:[/?][^\\\s]*)?", re.ASCII)
 _URL_LIMIT: Final = 2000
+_MINUTE: Final = 60
 _ADVICE: Final[dict[type[StrataError], str]] = {
     KeyRejected: "This is no live admin key.",
     ScopeMissing: "This key does not have the scope “admin”, which the pages need.",
-    LoginLocked: "Too many logins with this key or from this address have failed.",
+    LoginLocked: "This is no live admin key, and too many logins with it have failed from your address.",
 }
 
 
@@ -34,7 +35,7 @@ async def show_login(
     """The form; who is logged in already has no need of it."""
     if await entry.find_session(request) is not None:
         return answer_redirect(own_page(goal))
-    return answer_page(request, "login.html", goal=own_page(goal), problem=None, wait_minutes=None)
+    return answer_page(request, "login.html", goal=own_page(goal), problem=None, wait=None)
 
 
 @post("/login", status_code=303)
@@ -83,5 +84,10 @@ def _refuse(request: Request[Any, Any, Any], refusal: StrataError, goal: str) ->
         headers=headers,
         goal=goal,
         problem=_ADVICE[type(refusal)],
-        wait_minutes=-(-int(seconds) // 60) if isinstance(seconds, int | float) else None,
+        wait=_tell_wait(int(seconds)) if isinstance(seconds, int | float) else None,
     )
+
+
+def _tell_wait(seconds: int) -> str:
+    count, unit = (seconds, "second") if seconds < _MINUTE else (-(-seconds // _MINUTE), "minute")
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
