@@ -30,7 +30,8 @@ class Scope(StrEnum):
     """Inspection and keys under `/admin`."""
 
     SUPERADMIN = "superadmin"
-    """The same, and the conversations of all tenants for reading."""
+    """The same for its own tenant, and reading the data of all tenants. It changes nothing of another tenant, and what
+    it reads there is in the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

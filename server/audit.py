@@ -32,6 +32,8 @@ class Action(StrEnum):
     CONTINUE_REPLAY = "replay.continue"
     CANCEL_REPLAY = "replay.cancel"
     ERASE_REPLAY = "replay.erase"
+    READ_OTHER_TENANT = "tenant.read"
+    """A superadmin read data of another tenant, or of all."""
 
 
 class Outcome(StrEnum):

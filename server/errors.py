@@ -19,6 +19,7 @@
     ├── Refused                     who is asking
     │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
     │   ├── ScopeMissing            a good key without the scope for this route
+    │   ├── OtherTenantReadOnly     a superadmin that would change something of another tenant
     │   ├── RateLimited             a good key that asks too often
     │   ├── SessionEnded            no session of an operator, or one that is over
     │   ├── LoginLocked             too many wrong secrets for this key from this address
@@ -245,6 +246,13 @@ class ScopeMissing(Refused):
 
     code = "scope_missing"
     hint = "Use a key that has the scope named in `scope`."
+
+
+class OtherTenantReadOnly(Refused):
+    """This belongs to another tenant. A superadmin key reads the data of other tenants and changes nothing there."""
+
+    code = "other_tenant_read_only"
+    hint = "Use an admin key of the tenant that it belongs to."
 
 
 class RateLimited(Refused):

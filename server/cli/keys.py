@@ -62,8 +62,8 @@ class Name(click.ParamType[str]):
 def keys() -> None:
     """Create, list and revoke API keys.
 
-    A key belongs to a tenant and has scopes: client opens /v1, admin opens /admin, superadmin opens /admin and shows
-    the conversations of all tenants.
+    A key belongs to a tenant and has scopes: client opens /v1, admin opens /admin, superadmin opens /admin and
+    reads, without changing them, the data of all tenants.
     """
 
 

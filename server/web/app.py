@@ -68,6 +68,7 @@ from server.web.readiness import Readiness
 from server.web.request import StrataRequest, part_of
 from server.web.schema import build_openapi, note_security
 from server.web.sse import StreamOptions
+from server.web.tenant_boundary import TenantBoundary
 from server.web.turns import TurnOptions
 
 ROUTES: Final[Sequence[ControllerRouterHandler]] = (
@@ -236,6 +237,13 @@ def _values(parts: WebParts) -> dict[str, object]:
         "rate_limiter": parts.rate_limiter,
         "readiness": Readiness(parts.probes, parts.running_turns),
         "entry": Entry(sessions=parts.admin_sessions, proxies=parts.trusted_proxies),
+        "trusted_proxies": parts.trusted_proxies,
+        "tenant_boundary": TenantBoundary(
+            inspector=parts.inspector,
+            replay_desk=parts.replay_desk,
+            assistant_inspector=parts.assistant_inspector,
+            audit_log=parts.audit_log,
+        ),
         "metrics": parts.metrics,
         "store": parts.store,
         "turn_service": parts.turn_service,

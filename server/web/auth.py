@@ -7,11 +7,14 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from server.api_key import ApiKey, Scope, parse_key_text
+from server.audit import Actor
 from server.errors import KeyRejected, RateLimited, ScopeMissing
 from server.key_ring import KeyRing
 from server.rate_limit import RateLimiter
 from server.telemetry.logs import extend_log_context
+from server.web.forwarded import TrustedProxies
 from server.web.request import StrataRequest, part_of
+from server.web.tenant_boundary import TenantBoundary
 
 BEARER: Final = "bearer"
 """The name of the security scheme in the OpenAPI document."""
@@ -39,7 +42,7 @@ class KeyGuard:
     once is answered, whatever the rate, or the client would never learn of it."""
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        """Raises `KeyRejected`, `ScopeMissing` and `RateLimited`."""
+        """Raises `KeyRejected`, `ScopeMissing`, `OtherTenantReadOnly` and `RateLimited`."""
         key_ring: KeyRing = part_of(connection.scope, "key_ring")
         presented = parse_key_text(_bearer_token(connection))
         key = await key_ring.find_live_key(presented) if presented else None
@@ -49,6 +52,10 @@ class KeyGuard:
         extend_log_context(tenant_id=key.tenant_id, api_key_id=key.id)
         if self.scope is not None and not key.opens(self.scope):
             raise ScopeMissing(scope=self.scope.value)
+        if self.scope is Scope.ADMIN:
+            boundary: TenantBoundary = part_of(connection.scope, "tenant_boundary")
+            proxies: TrustedProxies = part_of(connection.scope, "trusted_proxies")
+            await boundary.cross(connection, key, Actor(key_id=key.id, address=proxies.address_of(connection)))
         if self.limited:
             await self._admit(connection, key)
 

@@ -59,6 +59,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.PriceUnknown: Row(status=422),
     errors.KeyRejected: Row(status=401, headers=(("www-authenticate", "Bearer"),)),
     errors.ScopeMissing: Row(status=403),
+    errors.OtherTenantReadOnly: Row(status=403),
     errors.RateLimited: Row(status=429, retry_after_seconds=1),
     errors.SessionEnded: Row(status=401, headers=(("www-authenticate", "Bearer"),)),
     # Every one of them knows how long.

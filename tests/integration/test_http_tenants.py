@@ -1,5 +1,6 @@
 """Every route with another tenant's ids: nothing is told, and nothing changes."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from server.api_key import Scope
 from server.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
 from server.postgres.schema import metadata
+from server.web.tenant_boundary import _READING_POSTS
 from tests.conftest import StrataServer
 from tests.http_talk import Talk, open_talk, turns
 from tests.integration.test_http_conversations import picture_of
+from tests.page_talk import open_operator
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 FOREIGN_ROUTES: list[tuple[str, str, Any]] = [
@@ -155,23 +158,120 @@ async def test_another_tenants_ids_are_not_found_by_its_operators_either(
     assert after == before
 
 
-async def test_a_superadmin_can_do_all_of_it_to_all_tenants(strata_server: StrataServer, owner: Talk) -> None:
+READING = {"render", "check"}
+"""Routes that read, though they are a POST."""
+
+
+async def test_a_superadmin_reads_all_of_it_and_changes_nothing_of_another_tenant(
+    strata_server: StrataServer, owner: Talk
+) -> None:
     ids = await inspected(strata_server, owner)
     superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
-    nothing_there = {"/cancel": {409}, "/latest": {404}}
+    before = await everything(strata_server)
+    read = set()
     for method, path, body in ADMIN_ROUTES:
-        # A view belongs to the people of its tenant alone.
-        expected = {404} if "view_id" in path else nothing_there.get(path[path.rindex("/") :], {200, 201})
         answer = await superadmin.ask(method, path.format(**ids), body)
-        assert answer.status_code in expected, (method, path, answer.text)
-    database = await asyncpg.connect(strata_server.program.options.url)
+        if "view_id" in path:
+            # A view belongs to the people of its tenant alone.
+            assert answer.status_code == 404
+        elif method == "GET" or path.rpartition("/")[2] in READING:
+            assert answer.status_code == 200, (method, path, answer.text)
+            read.add(path)
+        else:
+            assert answer.status_code == 403, (method, path, answer.text)
+            assert answer.json()["code"] == "other_tenant_read_only"
+    after = await everything(strata_server)
+    rows = await audit_rows(strata_server)
+    assert {name: table for name, table in after.items() if name != "audit_log"} == {
+        name: table for name, table in before.items() if name != "audit_log"
+    }
+    # Every reading is told to the tenant that was read, once; the export also as the export that it is.
+    told = [row for row in rows if row["action"] == "tenant.read"]
+    assert {row["details"]["route"] for row in told} == read
+    assert len(told) == len(read)
+    assert {row["tenant_id"] for row in rows if row["action"] in {"tenant.read", "conversation.export"}} == {
+        strata_server.tenant.id
+    }
+    assert {row["object"] for row in told} == {ids["conversation_id"], ids["assistant_id"]}
+    assert [row["details"] for row in told if row["details"]["route"].endswith("/response")] == [
+        {
+            "route": f"{_INSPECTED}/calls/{{turn_seq}}/{{attempt}}/response",
+            "turn_seq": ids["turn_seq"],
+            "attempt": ids["attempt"],
+        }
+    ]
+
+
+async def test_reading_again_leaves_no_second_row_and_ones_own_none(strata_server: StrataServer, owner: Talk) -> None:
+    ids = await inspected(strata_server, owner)
+    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    at_home = Talk(client=owner.client, key=await make_key(strata_server, None, Scope.SUPERADMIN))
+    for path in (f"/admin/api/conversations/{ids['conversation_id']}", "/admin/api/conversations"):
+        for _ in range(3):
+            await superadmin.expect(200, "GET", path)
+            await at_home.expect(200, "GET", path)
+    rows = [row for row in await audit_rows(strata_server) if row["action"] == "tenant.read"]
+    assert [(row["object"], row["tenant_id"]) for row in rows] == [(ids["conversation_id"], strata_server.tenant.id)]
+    # A key of the tenant itself may do everything there.
+    await at_home.expect(200, "DELETE", f"/admin/api/conversations/{ids['conversation_id']}")
+
+
+async def test_searching_other_tenants_is_told_without_what_was_searched_for(
+    strata_server: StrataServer, owner: Talk
+) -> None:
+    await inspected(strata_server, owner)
+    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    theirs = strata_server.tenant.id
+    await superadmin.expect(200, "GET", "/admin/api/conversations?tenant=all&phrase=secret+words")
+    await superadmin.expect(200, "GET", f"/admin/api/assistants?tenant={theirs}")
+    rows = [row for row in await audit_rows(strata_server) if row["action"] == "tenant.read"]
+    assert [(row["tenant_id"], row["object"], row["details"]) for row in rows] == [
+        (None, None, {"route": "/admin/api/conversations", "filters": ["phrase"], "tenants": "all"}),
+        (theirs, None, {"route": "/admin/api/assistants"}),
+    ]
+
+
+async def test_no_route_of_operators_can_change_another_tenants_objects(strata_server: StrataServer) -> None:
+    """By the routes themselves: one that is added later is refused unless it is listed as reading."""
+    changing = {
+        (method, route.path_format)
+        for route in strata_server.program.app.litestar.routes
+        if route.path.startswith("/admin") and any(name in route.path for name in ("conversation_id", "assistant_id"))
+        for method in getattr(route, "methods", set()) - {"GET", "HEAD", "OPTIONS"}
+    }
+    reading = {(method, path) for method, path in changing if path in _READING_POSTS}
+    assert {path.rpartition("/")[2] for _, path in reading} == {"render", "check", "export"}
+    superadmin = await make_key(strata_server, "other", Scope.SUPERADMIN)
+    async with open_talk(strata_server) as owner, open_operator(strata_server.url) as operator:
+        ids = await inspected(strata_server, owner)
+        await operator.log_in(superadmin)
+        token = await operator.csrf_token()
+        talk = Talk(client=owner.client, key=superadmin)
+        for method, path in changing - reading:
+            if path.startswith("/admin/api"):
+                answer = await talk.ask(method, path.format(**ids), {})
+            else:
+                answer = await operator.send(path.format(**ids), {"csrf_token": token})
+                assert (await operator.get(path.format(**ids))).status_code == 403
+            assert answer.status_code == 403, (method, path)
+            assert "other_tenant_read_only" in answer.text
+
+
+async def audit_rows(server: StrataServer) -> list[dict[str, Any]]:
+    connection = await asyncpg.connect(server.program.options.url)
     try:
-        rows = await database.fetch("SELECT tenant_id FROM audit_log WHERE object = $1", ids["conversation_id"])
+        rows = await connection.fetch("SELECT tenant_id, action, object, details FROM audit_log ORDER BY id")
     finally:
-        await database.close()
-    assert {encode_id(TENANT, row["tenant_id"]) for row in rows} == {strata_server.tenant.id}
-    # Export, fork, cancel in vain, undo in vain, erase; forced compaction moves nothing of one exchange.
-    assert len(rows) == 5
+        await connection.close()
+    return [
+        {
+            "tenant_id": row["tenant_id"] and encode_id(TENANT, row["tenant_id"]),
+            "action": row["action"],
+            "object": row["object"],
+            "details": json.loads(row["details"]),
+        }
+        for row in rows
+    ]
 
 
 async def inspected(server: StrataServer, owner: Talk) -> dict[str, str]:
@@ -192,8 +292,9 @@ async def inspected(server: StrataServer, owner: Talk) -> dict[str, str]:
     }
 
 
-async def make_key(server: StrataServer, tenant_name: str, scope: Scope) -> str:
-    tenant = await server.key_ring.create_tenant(tenant_name)
+async def make_key(server: StrataServer, tenant_name: str | None, scope: Scope) -> str:
+    """A key of a new tenant; without a name, of the server's own."""
+    tenant = server.tenant if tenant_name is None else await server.key_ring.create_tenant(tenant_name)
     _, key = await server.key_ring.create_key(
         tenant_id=tenant.id, name="other", scopes=frozenset({scope}), expires_at=None
     )

@@ -186,13 +186,19 @@ async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superad
     assert len(log) == len(ACTIONS)
     assert {entry.tenant_id for entry in await told(database, walk.conversation_id)} == {other.id}
 
+    before = await state_of(store, database, walk.tenant_id, walk.conversation_id)
     async with open_operator(strata_server.url) as superadmin:
         await superadmin.log_in(keys[1])
         token = await superadmin.csrf_token()
-        assert "not your own" in (await superadmin.get(f"{here}/fork")).text
-        answer = await superadmin.send(f"{here}/fork", form(walk.conversation_id, csrf_token=token))
-    fork_id = answer.headers["location"].removeprefix("/admin/conversations/").removesuffix("?notice=forked")
-    assert (await store.load_conversation(walk.tenant_id, fork_id)).forked_from is not None
+        page = (await superadmin.get(here)).text
+        assert [action for action in ACTIONS if f'href="{here}/{action}"' in page] == ["export"]
+        assert "not your own" in (await superadmin.get(f"{here}/export")).text
+        for action in set(ACTIONS) - {"export"}:
+            assert (await superadmin.get(f"{here}/{action}")).status_code == 403
+            answer = await superadmin.send(f"{here}/{action}", form(walk.conversation_id, csrf_token=token))
+            assert (answer.status_code, "other_tenant_read_only" in answer.text) == (403, True)
+    conversation, count, _ = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    assert (conversation, count) == before[:2]
     assert (await told(database, walk.conversation_id))[-1].tenant_id == walk.tenant_id
 
 

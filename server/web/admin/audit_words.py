@@ -28,6 +28,7 @@ ACTION_NAMES: Final[Mapping[str, str]] = {
     Action.CONTINUE_REPLAY: "Replay continued",
     Action.CANCEL_REPLAY: "Replay cancelled",
     Action.ERASE_REPLAY: "Replay deleted",
+    Action.READ_OTHER_TENANT: "Read across tenants",
 }
 _PAGES: Final[Mapping[str, str]] = {
     CONVERSATION: "/admin/conversations/{}",

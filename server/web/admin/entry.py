@@ -16,6 +16,7 @@ from server.telemetry.logs import extend_log_context
 from server.web.admin.rendering import SESSION
 from server.web.forwarded import TrustedProxies
 from server.web.request import part_of
+from server.web.tenant_boundary import TenantBoundary
 
 COOKIE: Final = "strata_admin"
 CSRF_FIELD: Final = "csrf_token"
@@ -72,7 +73,7 @@ class Entry:
 
 
 async def require_session(connection: Connection, _handler: BaseRouteHandler) -> None:
-    """The guard of every page but the login. Raises `SessionEnded` and `RequestForged`."""
+    """The guard of every page but the login. Raises `SessionEnded`, `RequestForged` and `OtherTenantReadOnly`."""
     entry: Entry = part_of(connection.scope, "entry")
     is_safe = connection.scope["method"] in _SAFE_METHODS  # type: ignore[typeddict-item]  # reason: pages are HTTP
     if not is_safe:
@@ -85,6 +86,8 @@ async def require_session(connection: Connection, _handler: BaseRouteHandler) ->
     extend_log_context(tenant_id=session.key.tenant_id, api_key_id=session.key.id)
     if not is_safe and not session.takes(await _csrf_token(connection)):
         raise RequestForged
+    boundary: TenantBoundary = part_of(connection.scope, "tenant_boundary")
+    await boundary.cross(connection, session.key, session.actor(entry.address_of(connection)))
 
 
 def refuse_foreign(connection: Connection) -> None:

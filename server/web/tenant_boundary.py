@@ -1,0 +1,161 @@
+"""What a superadmin may do outside its own tenant: read. Every reading leaves a row in the audit log.
+
+The guards of all routes under `/admin` ask here, so that no handler has to. A request that names an object of another
+tenant is a reading, which is audited before it is answered, or it is refused. The same reading again within ten
+minutes leaves no second row: pages are reloaded, and some of them reload themselves.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar.connection import ASGIConnection
+
+from server.api_key import ApiKey, Scope
+from server.assistant_inspection import AssistantInspector
+from server.audit import Action, Actor, AuditDraft, AuditLog
+from server.errors import NotFound, OtherTenantReadOnly
+from server.inspection import Inspector
+from server.replay_reading import ReplayDesk
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_READING_POSTS: Final = frozenset(
+    {
+        "/admin/api/assistants/{assistant_id}/render",
+        "/admin/api/assistants/{assistant_id}/check",
+        "/admin/assistants/{assistant_id}/check",
+        "/admin/conversations/{conversation_id}/export",
+    }
+)
+"""Routes that change nothing, though their method says otherwise."""
+_ACTION_PAGES: Final = frozenset(
+    {
+        *(
+            f"/admin/conversations/{{conversation_id}}/{name}"
+            for name in ("fork", "cancel", "compact", "undo", "erase")
+        ),
+        "/admin/assistants/{assistant_id}/edit",
+        "/admin/replays/{replay_id}/{action}",
+    }
+)
+"""Pages that ask before something is changed: refused as the change itself would be."""
+_PAGES_OF_ALL_TENANTS: Final = frozenset(
+    {"/admin", "/admin/conversations", "/admin/assistants", "/admin/replays", "/admin/audit"}
+)
+"""Pages without an object that show a superadmin the data of all tenants."""
+_REPEAT_SECONDS: Final = 600.0
+_MAX_REMEMBERED: Final = 10_000
+
+_Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Something of another tenant that is read. Equal readings are told once."""
+
+    key_id: str
+    route: str
+    tenant_id: str | None
+    """None: all tenants."""
+    object_id: str | None
+    places: tuple[tuple[str, str], ...]
+    """The other path parameters, such as the number of a call."""
+    filters: tuple[str, ...]
+    """The names of the query parameters. Their values may be content."""
+
+
+class TenantBoundary:
+    """Tells what superadmins read of other tenants, and refuses what they would change there."""
+
+    def __init__(
+        self,
+        *,
+        inspector: Inspector,
+        replay_desk: ReplayDesk,
+        assistant_inspector: AssistantInspector,
+        audit_log: AuditLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inspector = inspector
+        self._replay_desk = replay_desk
+        self._assistant_inspector = assistant_inspector
+        self._audit_log = audit_log
+        self._clock = clock
+        self._told: dict[_Reading, float] = {}
+
+    async def cross(self, connection: _Connection, key: ApiKey, actor: Actor) -> None:
+        """Raises `OtherTenantReadOnly`, and `DatabaseUnavailable`: what cannot be audited is not read."""
+        if not key.opens(Scope.SUPERADMIN):
+            return
+        method, route = str(connection.scope.get("method")), str(connection.scope.get("path_template"))
+        parameters: Mapping[str, Any] = connection.path_params
+        found = await self._find_owner(parameters)
+        if found is None:
+            tenant_id, object_id = _listed_tenant(connection, key, route), None
+            if tenant_id == key.tenant_id:
+                return
+        else:
+            object_id, tenant_id = found
+            if tenant_id in {None, key.tenant_id}:
+                # It does not exist, which the handler says, or is the key's own.
+                return
+            if route in _ACTION_PAGES or (method not in _SAFE_METHODS and route not in _READING_POSTS):
+                raise OtherTenantReadOnly
+        await self._tell(
+            _Reading(
+                key_id=key.id,
+                route=route,
+                tenant_id=tenant_id,
+                object_id=object_id,
+                places=tuple(sorted((name, str(value)) for name, value in parameters.items() if value != object_id)),
+                filters=tuple(sorted(set(connection.query_params.keys()) - {"tenant"})),
+            ),
+            actor,
+        )
+
+    async def _find_owner(self, parameters: Mapping[str, Any]) -> tuple[str, str | None] | None:
+        """The object that the address names and its tenant, None if there is no such object. None without one."""
+        try:
+            match parameters:
+                case {"conversation_id": str(conversation_id)}:
+                    return conversation_id, await self._inspector.find_tenant(conversation_id)
+                case {"replay_id": str(replay_id)}:
+                    return replay_id, (await self._replay_desk.replays.load_replay(None, replay_id)).tenant_id
+                case {"assistant_id": str(assistant_id)}:
+                    return assistant_id, (await self._assistant_inspector.load_assistant(None, assistant_id)).tenant_id
+                case _:
+                    return None
+        except NotFound:
+            return "", None
+
+    async def _tell(self, reading: _Reading, actor: Actor) -> None:
+        now = self._clock()
+        if self._told.get(reading, -_REPEAT_SECONDS) > now - _REPEAT_SECONDS:
+            return
+        details: dict[str, object] = {"route": reading.route, **dict(reading.places)}
+        if reading.filters:
+            details["filters"] = list(reading.filters)
+        if reading.tenant_id is None:
+            details["tenants"] = "all"
+        await self._audit_log.append(
+            AuditDraft(
+                tenant_id=reading.tenant_id,
+                actor=actor,
+                action=Action.READ_OTHER_TENANT,
+                object_id=reading.object_id,
+                details=details,
+            )
+        )
+        self._told.pop(reading, None)
+        if len(self._told) >= _MAX_REMEMBERED:
+            del self._told[next(iter(self._told))]
+        self._told[reading] = now
+
+
+def _listed_tenant(connection: _Connection, key: ApiKey, route: str) -> str | None:
+    """Whose data a route without an object shows; None: all tenants'."""
+    if route in _PAGES_OF_ALL_TENANTS:
+        return None
+    named = connection.query_params.get("tenant", key.tenant_id)
+    return None if named == "all" else str(named)
