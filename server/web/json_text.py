@@ -2,10 +2,14 @@
 
 Any text that a model or a user can write is answered as valid JSON in valid UTF-8: half of a surrogate pair has no
 place in UTF-8 and is written as an escape. Such halves are also read: JavaScript cuts emoji in two and sends them.
+
+An object that has a key twice is refused: programs differ in which of the two they take, so that a proxy, a log and the
+server could each see another request.
 """
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,6 +17,16 @@ from litestar import MediaType, Response
 from pydantic import BaseModel
 
 _TOO_LARGE: Final = "the number is too large"
+_KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
+_NAMED_CHARS: Final = 64
+
+
+class DuplicateKey(ValueError):
+    """A JSON object has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key[:_NAMED_CHARS]
+        super().__init__(f"the key {json.dumps(self.key)} is there twice in one object")
 
 
 def encode_json(value: Any) -> bytes:
@@ -24,8 +38,35 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(body: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises `ValueError`, also for numbers that could not be written again."""
+    """The value of a JSON text in UTF-8.
+
+    Raises `ValueError`, also for numbers that could not be written again, and `DuplicateKey`.
+    """
     return _decoder.decode(body.decode())
+
+
+def refuse_duplicate_keys(body: bytes, decoded: Any) -> None:
+    """Raises `DuplicateKey` for a text that was decoded by a decoder which takes one of two keys.
+
+    Every key ends with a quote and a colon. If the text has as many of these as the value has keys, no key was lost. If
+    it has more, they may be inside of texts, and the text is read once more to know.
+    """
+    ends = len(_KEY_END.findall(body))
+    if ends > 1 and ends != _count_keys(decoded):
+        decode_json(body)
+
+
+def _count_keys(value: Any) -> int:
+    count, layer = 0, [value]
+    while layer:
+        count += sum(len(item) for item in layer if type(item) is dict)
+        layer = [
+            inner
+            for item in layer
+            for inner in (item.values() if type(item) is dict else item)
+            if type(inner) is dict or type(inner) is list
+        ]
+    return count
 
 
 def answer_json(view: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response[Any]:
@@ -62,4 +103,17 @@ _readable: Final = json.JSONEncoder(
 _escaped: Final = json.JSONEncoder(
     ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_encode_other, check_circular=False
 )
-_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = dict(pairs)
+    if len(made) != len(pairs):
+        made.clear()
+        for key, value in pairs:
+            if key in made:
+                raise DuplicateKey(key)
+            made[key] = value
+    return made
+
+
+_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=_make_object)

@@ -10,7 +10,7 @@ from litestar.types import Empty
 
 from server.api_key import ApiKey
 from server.errors import BodyMalformed, MediaTypeUnsupported
-from server.web.json_text import decode_json
+from server.web.json_text import DuplicateKey, decode_json, refuse_duplicate_keys
 
 REQUEST_ID: Final = "request_id"
 PROBLEM_CODE: Final = "problem_code"
@@ -53,17 +53,25 @@ class StrataRequest(Request[ApiKey | None, Any, State]):
         media_type = self.content_type[0].lower()
         if media_type and media_type != "application/json" and not media_type.endswith("+json"):
             raise MediaTypeUnsupported
+        if self._connection_state.json is not Empty:
+            return self._connection_state.json
         try:
-            return await super().json()
+            decoded = await super().json()
+            refuse_duplicate_keys(await self.body(), decoded)
         except (SerializationException, UnicodeDecodeError):
             return await self._read_slowly()
+        except DuplicateKey as error:
+            raise _duplicate(error) from None
         except RecursionError:
             raise _too_deep() from None
+        return decoded
 
     async def _read_slowly(self) -> Any:
         """The quick decoder refuses halves of surrogate pairs; before anything is called malformed, ours has a look."""
         try:
             decoded = decode_json(await self.body())
+        except DuplicateKey as error:
+            raise _duplicate(error) from None
         except ValueError:
             raise BodyMalformed from None
         except RecursionError:
@@ -74,3 +82,7 @@ class StrataRequest(Request[ApiKey | None, Any, State]):
 
 def _too_deep() -> BodyMalformed:
     return BodyMalformed("The request body is nested too deeply.", hint="Send a flatter document.")
+
+
+def _duplicate(error: DuplicateKey) -> BodyMalformed:
+    return BodyMalformed(f"The request body is refused: {error}.", hint="Send each key once.", key=error.key)

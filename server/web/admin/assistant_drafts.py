@@ -17,7 +17,7 @@ from server.template_checks import Severity, TemplateProblem, list_instructions
 from server.web.admin.rendering import show_text
 from server.web.assistants import AssistantBody, ProviderNames, check_definition, definition_members
 from server.web.body import DEEPEST, LARGEST_INTEGER, is_deeper
-from server.web.json_text import decode_json
+from server.web.json_text import DuplicateKey, decode_json
 from server.web.validation import trace_path
 
 INSTRUCTIONS: Final = ("roles", "procedure", "constraints")
@@ -134,6 +134,8 @@ def read_object(field: str, text: str) -> tuple[dict[str, Any], TemplateProblem 
         lines = text.split("\n")
         source = lines[error.lineno - 1][:_SOURCE_CHARS] if error.lineno <= len(lines) else ""
         return {}, _problem(field, f"This is no JSON: {error.msg}.", line=error.lineno, source=source)
+    except DuplicateKey as error:
+        return {}, _problem(field, f"This is ambiguous: {error}.")
     except (ValueError, RecursionError) as error:
         return {}, _problem(field, f"This is no JSON: {error}.")
     if not isinstance(value, dict):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from server.errors import ValidationFailed
 from server.replay import ReplayDraft, ReplayLimits
+from server.web.json_text import DuplicateKey, decode_json
 from server.web.replay_bodies import LimitsBody, ReplayBody
 
 FIELDS: Final = (
@@ -153,7 +154,9 @@ def _read_limit(name: str, text: str) -> float | None:
 
 def _read_object(name: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = decode_json(text.encode("utf-8", "surrogatepass"))
+    except DuplicateKey as error:
+        raise _refusal(name, f"This is ambiguous: {error}.") from None
     except (ValueError, RecursionError):
         raise _refusal(name, "This takes a JSON object.") from None
     if not isinstance(value, dict):

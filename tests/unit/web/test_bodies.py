@@ -41,6 +41,29 @@ async def test_a_body_that_is_not_json_is_malformed(site: Site, body: bytes) -> 
     assert not site.events("http.request_failed")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input": "a", "count": 1, "input": "b"}',
+        b'{"input": "a", "in\\u0070ut": "b"}',
+        b'{"input": "half: \\ud83d", "input": "b"}',
+        b'{"input": [{"input": 1, "input": 2}]}',
+        b'{"count" : 1, "input"\n: "a", "input"\t:"b"}',
+    ],
+    ids=["plain", "escaped", "read slowly", "inside", "white space"],
+)
+async def test_a_key_that_is_there_twice_is_refused_by_name(site: Site, body: bytes) -> None:
+    answer = await site.client.post(URL, content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400, "body_malformed")
+    assert answer.json()["key"] == "input"
+    assert 'the key "input" is there twice' in answer.json()["detail"]
+
+
+async def test_what_looks_like_a_key_inside_of_a_text_is_none(site: Site) -> None:
+    answer = await site.client.post(URL, content=b'{"input": "{\\"input\\": 1, \\"input\\": 2}"}', headers=JSON)
+    assert answer.status_code == 201
+
+
 async def test_half_of_a_surrogate_pair_gets_in_as_a_text_and_is_no_name(site: Site) -> None:
     answer = await site.client.post(URL, content=b'{"input": "half an emoji: \\ud83d"}', headers=JSON)
     assert (answer.status_code, answer.json()) == (201, {"kind": "str"})

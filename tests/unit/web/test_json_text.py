@@ -3,8 +3,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from server.web.json_text import decode_json, encode_json
+from server.web.json_text import DuplicateKey, decode_json, encode_json, refuse_duplicate_keys
 from tests.strategies import json_values
 
 
@@ -36,3 +37,39 @@ def test_times_are_written_in_utc() -> None:
 def test_what_is_no_json_or_could_not_be_written_again_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_json(body)
+
+
+TRICKY = st.text(st.sampled_from('a": \\{}[],')) | st.text()
+ambiguous_values = st.recursive(
+    st.none() | st.integers() | TRICKY,
+    lambda inner: st.lists(inner, max_size=4) | st.lists(st.tuples(TRICKY, inner), max_size=4).map(tuple),
+    max_leaves=20,
+)
+"""Values in which a tuple of pairs stands for an object, whose keys may repeat."""
+
+
+def write(value: object) -> str:
+    if isinstance(value, tuple):
+        return "{" + ", ".join(f"{json.dumps(key)} : {write(inner)}" for key, inner in value) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(write, value)) + "]"
+    return json.dumps(value)
+
+
+def has_duplicate(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len({key for key, _ in value}) < len(value) or any(has_duplicate(inner) for _, inner in value)
+    return isinstance(value, list) and any(map(has_duplicate, value))
+
+
+@given(ambiguous_values)
+def test_a_key_that_is_there_twice_is_found_and_no_other(value: object) -> None:
+    body = write(value).encode()
+    if has_duplicate(value):
+        with pytest.raises(DuplicateKey):
+            refuse_duplicate_keys(body, json.loads(body))
+        with pytest.raises(DuplicateKey):
+            decode_json(body)
+    else:
+        refuse_duplicate_keys(body, json.loads(body))
+        assert decode_json(body) == json.loads(body)
