@@ -302,6 +302,15 @@ class Settings(BaseSettings):
     )
 
     # --- telemetry
+    metrics_token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="If set, `/metrics` is answered only with `Authorization: Bearer` and this token.",
+    )
+    metrics_assistant_labels: bool = Field(
+        default=False,
+        description="Whether `/metrics` tells tokens and costs apart by the ids of assistants, of all tenants.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe log events that are written."
     )

@@ -129,7 +129,8 @@ async def open_program(
         shadows = make_shadow_database(database)
         stack.push_async_callback(shadows.close)
         providers = providers or Providers()
-        metrics, lengths = _build_metrics(database, providers.call_slots, renderer.pool), build_lengths(database)
+        metrics = _build_metrics(settings, database, providers.call_slots, renderer.pool)
+        lengths = build_lengths(database)
         stack.push_async_callback(lengths.close)
         program, reaper = _assemble(
             _Parts(
@@ -182,8 +183,8 @@ class _Parts:
     replays: ReplayParts
 
 
-def _build_metrics(database: Database, slots: CallSlots, pool: WorkerPool) -> Metrics:
-    metrics = Metrics(version=__version__)
+def _build_metrics(settings: Settings, database: Database, slots: CallSlots, pool: WorkerPool) -> Metrics:
+    metrics = Metrics(version=__version__, assistant_labels=settings.metrics_assistant_labels)
     metrics.gauge_callback(
         "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
     )
@@ -302,6 +303,7 @@ def _build_web_parts(
         assistant_editor=_build_editor(parts, store, estimate),
         admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
         audit_log=PostgresAuditLog(database),
+        metrics_token=settings.metrics_token.get_secret_value() if settings.metrics_token else None,
         trusted_proxies=TrustedProxies(settings.trusted_proxies),
         default_provider=parts.providers.default,
         provider_names=tuple(parts.providers.by_name),

@@ -1,8 +1,8 @@
 """What is counted and timed about calls to providers: tokens, money, caches, failures, and what operators alarm on.
 
 Tokens and costs are counted by call and not by turn: an attempt that failed half-way is paid for too. They are told
-apart by assistant as well, as far as a process can hold that many series; by conversation only the report of usage
-does.
+apart by assistant as well if the operator wants it, as far as a process can hold that many series: `/metrics` is often
+readable by more people than the data of tenants. By conversation only the report of usage does.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,10 +34,12 @@ _OTHER_KINDS: Final = 20
 class CallMetrics:
     """The metrics of the provider calls of one server. `providers` and `models` are the names that labels may have."""
 
-    def __init__(self, registry: CollectorRegistry, *, providers: NameSet, models: NameSet) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, providers: NameSet, models: NameSet, assistant_labels: bool
+    ) -> None:
         self._providers = providers
         self._models = models
-        self._assistants = NameSet(others=_ASSISTANTS)
+        self._assistants = NameSet(others=_ASSISTANTS) if assistant_labels else None
         self._miss_reasons = NameSet((reason.value for reason in MissReason), others=_OTHER_KINDS)
         self._codes = NameSet(error.code for error in every_error())
         self._spending = _Spending(registry)
@@ -82,7 +84,9 @@ class CallMetrics:
             seconds = seconds_between(start.started_at, until)
             if seconds is not None:
                 histogram.labels(*source).observe(seconds)
-        self._spending.add((*source, self._assistants.admit(assistant_id)), start, end)
+        # To Prometheus an empty label is the same as none.
+        assistant = "" if self._assistants is None else self._assistants.admit(assistant_id)
+        self._spending.add((*source, assistant), start, end)
         if end.cache_miss_reason is not None:
             self._misses.labels(*source, self._miss_reasons.admit(end.cache_miss_reason)).inc()
         self._oddities.add(source[0], start)

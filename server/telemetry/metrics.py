@@ -46,7 +46,8 @@ _UNLISTED_MODELS: Final = 50
 class Metrics:
     """All metrics of one server."""
 
-    def __init__(self, *, version: str) -> None:
+    def __init__(self, *, version: str, assistant_labels: bool = False) -> None:
+        """`assistant_labels`: tokens and costs are told apart by the ids of assistants."""
         # One more series for each series, of no use to Prometheus. The switch is the library's, for the whole process.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # reason: the library's signature
         self.registry = CollectorRegistry()
@@ -79,7 +80,7 @@ class Metrics:
         providers = NameSet({profile.provider for profile in PROFILES.values()})
         models = NameSet(PROFILES, others=_UNLISTED_MODELS)
         self.turns = TurnMetrics(self.registry, providers=providers, models=models)
-        self.calls = CallMetrics(self.registry, providers=providers, models=models)
+        self.calls = CallMetrics(self.registry, providers=providers, models=models, assistant_labels=assistant_labels)
         self.compactions = CompactionTelemetry(self.registry, self.calls)
         self.replays = ReplayTelemetry(self.registry, providers=providers, models=models)
         self.jobs = JobMetrics(self.registry)

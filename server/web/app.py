@@ -179,6 +179,7 @@ class WebParts:
     keep_alive_seconds: float
     stall_seconds: float = 30.0
     cors_origins: Sequence[str]
+    metrics_token: str | None = None
     trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
     version: str
 
@@ -245,6 +246,7 @@ def _values(parts: WebParts) -> dict[str, object]:
             audit_log=parts.audit_log,
         ),
         "metrics": parts.metrics,
+        "metrics_token": parts.metrics_token,
         "store": parts.store,
         "turn_service": parts.turn_service,
         "compactor": parts.compactor,

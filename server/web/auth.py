@@ -44,7 +44,7 @@ class KeyGuard:
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         """Raises `KeyRejected`, `ScopeMissing`, `OtherTenantReadOnly` and `RateLimited`."""
         key_ring: KeyRing = part_of(connection.scope, "key_ring")
-        presented = parse_key_text(_bearer_token(connection))
+        presented = parse_key_text(bearer_token(connection))
         key = await key_ring.find_live_key(presented) if presented else None
         if key is None:
             raise KeyRejected
@@ -83,7 +83,7 @@ async def provide_caller(request: StrataRequest) -> ApiKey:
     return caller
 
 
-def _bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+def bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     """The token, or nothing. Two Authorization headers are one too many: proxies disagree on which one counts."""
     values = connection.headers.getall("authorization", [])
     if len(values) != 1:

@@ -1,5 +1,6 @@
-"""What orchestrators and dashboards ask for. These routes need no key and tell nothing about tenants."""
+"""What orchestrators and dashboards ask for. These routes need no API key and tell nothing about tenants."""
 
+import hmac
 from typing import Any, Literal
 
 from litestar import HttpMethod, MediaType, Response, get, route
@@ -7,8 +8,17 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.errors import DatabaseUnavailable, Internal, SchemaAhead, SchemaBehind, ShuttingDown, StrataError
+from server.errors import (
+    DatabaseUnavailable,
+    Internal,
+    KeyRejected,
+    SchemaAhead,
+    SchemaBehind,
+    ShuttingDown,
+    StrataError,
+)
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
+from server.web.auth import bearer_token
 from server.web.errors import answer_headers, build_problem, document_errors
 from server.web.problem import PROBLEM_MEDIA_TYPE
 from server.web.readiness import Check, Readiness
@@ -89,12 +99,19 @@ async def check_readiness(
     media_type=MediaType.TEXT,
     summary="Metrics of this process",
     response_description="All metrics.",
-    description="Prometheus' text format. Labels come from closed sets: no ids, no content.",
+    description="Prometheus' text format. Labels come from closed sets and hold no content, and no ids unless the "
+    "operator has switched those of assistants on. With STRATA_METRICS_TOKEN it takes that token as a bearer token.",
     tags=["operations"],
-    responses=document_errors(),
+    responses=document_errors(KeyRejected),
 )
-async def show_metrics(metrics: NamedDependency[SkipValidation[Metrics]]) -> Response[bytes]:
+async def show_metrics(
+    request: StrataRequest,
+    metrics: NamedDependency[SkipValidation[Metrics]],
+    metrics_token: NamedDependency[SkipValidation[str | None]],
+) -> Response[bytes]:
     """Everything that the registry holds."""
+    if metrics_token is not None and not hmac.compare_digest(bearer_token(request).encode(), metrics_token.encode()):
+        raise KeyRejected("This server shows its metrics only with the token of STRATA_METRICS_TOKEN.")
     return Response(content=metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

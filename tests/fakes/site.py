@@ -84,6 +84,7 @@ async def open_site(
     more_routes: Sequence[ControllerRouterHandler] = (),
     cors_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
+    metrics_token: str | None = None,
 ) -> AsyncIterator[Site]:
     """A running site with one tenant and a key of each scope."""
     key_ring, probe, running_turns, rate_limiter = InMemoryKeyRing(), SwitchableProbe(), RunningTurns(), CountedRate()
@@ -96,6 +97,7 @@ async def open_site(
     )
     metrics = Metrics(version=VERSION)
     parts = WebParts(
+        metrics_token=metrics_token,
         key_ring=key_ring,
         store=untouched("the store"),
         turn_service=untouched("the turn service"),

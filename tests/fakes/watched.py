@@ -30,7 +30,7 @@ class Watched:
     """A server's telemetry, and what comes out of it."""
 
     def __init__(self, log: StringIO) -> None:
-        self.metrics = Metrics(version="1")
+        self.metrics = Metrics(version="1", assistant_labels=True)
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))

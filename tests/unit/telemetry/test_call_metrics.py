@@ -3,6 +3,7 @@ from decimal import Decimal
 
 import pytest
 
+from server.telemetry.metrics import Metrics
 from server.usage import Usage
 from tests.builders import A_TIME, call_end, call_start
 from tests.fakes.watched import ASSISTANT, SECRET, USAGE, Watched, lease
@@ -111,3 +112,11 @@ def test_alarms_have_their_series_before_anything_happens(watched: Watched) -> N
     }
     assert len(watched.series("strata_template_failures_total")) == 5
     assert len(watched.series("strata_signatures_withheld_total")) == 6
+
+
+def test_without_the_setting_no_id_of_an_assistant_is_in_the_metrics() -> None:
+    metrics = Metrics(version="1")
+    metrics.calls.call_ended(call_start(), call_end(usage=USAGE), assistant_id=ASSISTANT)
+    shown = metrics.render().decode()
+    assert ASSISTANT not in shown
+    assert 'assistant=""' in shown

@@ -14,7 +14,7 @@ from tests.fakes.watched import ASSISTANT, USAGE
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(version="1")
+    return Metrics(version="1", assistant_labels=True)
 
 
 def report(outcome: CompactionOutcome, reason: str = "rent") -> CompactionReport:

@@ -70,5 +70,9 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
         for family in Metrics(version="1").registry.collect()
         if family.name.startswith("strata_")
     }
-    wired = set(re.findall(r'"(strata_\w+)"', (ROOT / "server/wiring.py").read_text()))
+    wired = {
+        name
+        for module in ("wiring", "asgi")
+        for name in re.findall(r'"(strata_\w+)"', (ROOT / f"server/{module}.py").read_text())
+    }
     assert table == made | wired

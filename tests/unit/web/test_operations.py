@@ -122,3 +122,19 @@ async def test_two_sites_in_one_process_do_not_mix_their_metrics(site: Site) -> 
     async with open_site() as other:
         await other.get("/healthz")
         assert 'route="/healthz"' not in (await site.get("/metrics")).text
+
+
+async def test_metrics_can_be_kept_behind_a_token() -> None:
+    async with open_site(metrics_token="a-token-for-prometheus") as site:
+        for headers in (
+            {},
+            {"authorization": "Bearer another-token"},
+            {"authorization": "Basic a-token-for-prometheus"},
+        ):
+            answer = await site.get("/metrics", headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (401, "key_rejected")
+            assert answer.headers["www-authenticate"] == "Bearer"
+        shown = await site.get("/metrics", headers={"authorization": "Bearer a-token-for-prometheus"})
+        assert shown.status_code == 200
+        assert "strata_build_info" in shown.text
+        assert (await site.get("/healthz")).status_code == 200
