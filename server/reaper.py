@@ -152,6 +152,7 @@ class Reaper:
         if call.end is not None:
             end = replace(call.end, error_code=call.end.error_code or code)
         ends = [*(earlier.end for earlier in calls[:-1] if earlier.end is not None), end]
+        start = call.start if own.container is None else replace_container(call.start, own.container)
         return NewAnswer(
             blocks=answer.blocks,
             native=answer.native or Native(dialect=call.start.provider, data=b""),
@@ -164,7 +165,7 @@ class Reaper:
             provider=call.start.provider,
             model=call.start.model,
             account=call.start.account,
-            start=call.start if own.container is None else replace_container(call.start, own.container),
+            start=replace(start, warnings=(*start.warnings, *own.warnings)),
             end=end,
             model_version=answer.model_version,
             ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},

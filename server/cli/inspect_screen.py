@@ -20,6 +20,7 @@ from server.cli.inspect_text import (
 )
 from server.inspection import InspectedConversation, InspectionPage, Timeline, TimelineTurn
 from server.turn import ModelResponseTurn, UserTaskTurn
+from server.turn_ending import describe_ending
 
 _BEGINS_WIDTH: Final = 40
 """What stands last must not take the room of the numbers."""
@@ -96,6 +97,8 @@ def _show_turn(console: Console, item: TimelineTurn) -> None:
         error = "" if turn.error_code is None else f" [{turn.error_code}]"
         head += f", {turn.model}, {turn.state}{error}, {describe_tokens(turn.usage)}, {show_usd(turn.cost_usd)} USD"
     console.print(Text(one_line(head), style="bold"))
+    if isinstance(turn, ModelResponseTurn) and (why := describe_ending(turn.ending)):
+        console.print(Text(one_line(why), style="yellow"))
     for text in describe_blocks(turn.blocks):
         console.print(text)
     for outline in item.calls:

@@ -50,7 +50,12 @@ def check_call_name(name: Any) -> None:
 
 
 def check_sendable(value: Any) -> None:
-    """Raise `ProviderMalformed` for what is nested too deeply, or holds too long a number, to be sent back."""
+    """Raise `ProviderMalformed` for a part or block that could not be sent back.
+
+    It is nested too deeply, holds too long a number, or has a member whose name cannot be one of the API's.
+    """
+    if isinstance(value, dict) and not all(name.isascii() and name.isidentifier() for name in value):
+        raise ProviderMalformed("The provider's answer has a member whose name cannot be one.")
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -33,8 +33,8 @@ async def assert_told_everywhere(server: StrataServer, talk: Talk, conversation_
     assert ended.get("error") == turn["error"]
     async with open_operator(server.url) as operator:
         await operator.log_in(server.admin_key)
-        page = await operator.get(f"/admin/conversations/{conversation_id}")
-    assert words in page.text
+        pages = [await operator.get(f"/admin/conversations/{conversation_id}{part}") for part in ("", "/calls/2/1")]
+    assert all(words in page.text for page in pages)
     async with open_talk(server, server.admin_key) as admin:
         shown = await admin.expect(200, "GET", f"/admin/api/conversations/{conversation_id}")
     assert words in json.dumps(shown, ensure_ascii=False)

@@ -12,6 +12,7 @@ from server.call_explanation import explain_cache, explain_error, explain_outcom
 from server.call_inspection import CallInspection, CallInspector, RebuiltRequest, RequestProof
 from server.inspection import Inspector
 from server.payload import ManifestEntry
+from server.turn_ending import describe_ending
 from server.web.admin.call_answer import show_answer
 from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks
@@ -115,6 +116,7 @@ def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[st
         "start": found.call.start,
         "end": found.call.end,
         "outcome": explain_outcome(found.call, found.turn, stop_reason),
+        "ending": describe_ending(found.turn.ending) if found.turn is not None and found.gave_answer else "",
         "cache": explain_cache(found.call),
         "cache_bars": draw_cache(found),
         "layers": draw_layers(found),

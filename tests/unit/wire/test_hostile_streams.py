@@ -7,7 +7,7 @@ another stream, bytes are cut and changed. What comes out has to be storable, se
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -29,66 +29,10 @@ from server.provider import Fold, ProviderAnswer
 from server.turn import StopReason
 from server.usage import MAX_TOKEN_COUNT, Usage
 from server.web.sse import encode_event
-from server.wire.frames import FrameReader
 from tests.recordings.catalogue import RECORDINGS
+from tests.recordings.damage import HOSTILE, documents_of, encode, places_in, put
 
 _CODES: Final = {error.code for error in every_error(ProviderFailed)}
-_DEEP: Final = json.loads("[" * 150 + "]" * 150)
-_DEEP_OBJECT: Final = json.loads('{"a":' * 150 + "1" + "}" * 150)
-
-
-class Raw(str):
-    """JSON text that Python's own encoder would not write."""
-
-    __slots__ = ()
-
-
-HOSTILE: Final[tuple[Any, ...]] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    2**31,
-    2**63,
-    Raw("9" * 5000),
-    Raw("-" + "9" * 5000),
-    Raw("1e400"),
-    Raw("-0"),
-    Raw("1." + "0" * 5000 + "1"),
-    Raw("1E5"),
-    1.5,
-    "",
-    " ",
-    "\x00",
-    "\ud800",
-    "\udc00 \ud83d",
-    "\U0010ffff0000",
-    "x" * 5000,
-    [],
-    {},
-    [[]],
-    [None],
-    ["text"],
-    {"type": ["text"]},
-    {"type": {}},
-    {"text": 5},
-    {"\x00": "\ud800"},
-    {"functionCall": 5},
-    {"functionCall": {"name": ["f"], "args": {}}},
-    {"functionCall": {"name": "f", "args": "x"}},
-    {"text": "x", "thoughtSignature": 5},
-    {"text": "x", "thought": "yes"},
-    {"type": "tool_use"},
-    {"type": "tool_use", "id": 5, "name": None, "input": {}},
-    {"type": "tool_use", "id": "", "name": "f", "input": []},
-    {"type": "text"},
-    {"type": "text", "text": {"a": 1}},
-    {"type": "thinking", "thinking": 5, "signature": []},
-    {"type": "redacted_thinking", "data": {}},
-    _DEEP,
-    _DEEP_OBJECT,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +51,6 @@ VENDORS: Final = (
     Vendor(name="gemini", open=GeminiFold, fold_body=fold_gemini, unsigned=gemini_request.unsigned_message),
     Vendor(name="anthropic", open=AnthropicFold, fold_body=fold_anthropic, unsigned=anthropic_request.unsigned_message),
 )
-
-
-def dump(value: Any) -> str:
-    """JSON as it is, `Raw` included."""
-    match value:
-        case Raw():
-            return str(value)
-        case dict():
-            return "{" + ",".join(f"{json.dumps(key)}:{dump(inner)}" for key, inner in value.items()) + "}"
-        case list():
-            return "[" + ",".join(dump(inner) for inner in value) + "]"
-        case _:
-            return json.dumps(value)
 
 
 def read(vendor: Vendor, body: bytes, size: int) -> tuple[Fold, list[ProviderEvent], ProviderFailed | None]:
@@ -175,34 +106,6 @@ def assert_well_formed(vendor: Vendor, answer: ProviderAnswer) -> None:
         loads_exact(answer.native.data)
         unsigned = vendor.unsigned(answer.native.data)
         assert unsigned is None or json.loads(unsigned)
-
-
-def documents_of(body: bytes) -> list[Any]:
-    documents = []
-    for frame in FrameReader().feed(body):
-        try:
-            documents.append(json.loads(frame.data))
-        except ValueError:
-            documents.append(Raw(frame.data.decode(errors="replace")))
-    return documents
-
-
-def encode(documents: list[Any]) -> bytes:
-    return b"".join(b"data: " + dump(document).encode() + b"\r\n\r\n" for document in documents)
-
-
-def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in inner for place in places_in(item, (*path, key)))]
-
-
-def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    key, *rest = path
-    copied = dict(value) if isinstance(value, dict) else list(value)
-    copied[key] = put(value[key], tuple(rest), new)
-    return copied
 
 
 @st.composite
