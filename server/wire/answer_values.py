@@ -78,7 +78,7 @@ def clean_details(details: Mapping[str, Any]) -> dict[str, Any]:
         plain = to_plain(value)
         if isinstance(plain, str):
             cleaned[clean_message(name)] = clean_message(plain)
-        elif plain is not None and len(dumps_sendable(value)) <= _MAX_DETAIL_BYTES:
+        elif len(dumps_sendable(value)) <= _MAX_DETAIL_BYTES:
             cleaned[clean_message(name)] = make_sendable(plain)
     return cleaned
 

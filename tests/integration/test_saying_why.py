@@ -107,7 +107,7 @@ async def test_a_blocked_prompt_says_what_blocked_it(talk: Talk, emulated: Emula
         (
             {"stop_reason": "refusal", "stop_details": {"type": "refusal", "category": "bio", "explanation": None}},
             "refusal",
-            {"reason": "refusal", "type": "refusal", "category": "bio"},
+            {"reason": "refusal", "type": "refusal", "category": "bio", "explanation": None},
         ),
     ],
 )
