@@ -101,6 +101,7 @@ _REPAIRS: Final[Mapping[str, str]] = {
 _WARNINGS: Final[Mapping[str, str]] = {
     "token_count_out_of_range": "The provider reported a token count that cannot be one; another one was counted.",
     "profile_assumed": "The model is not listed; it was called as the newest of its family would be.",
+    "thinking_switched_off": "The open tool loop does not begin with thinking, so thinking was off for this request.",
     "prefix_break": "The request does not begin like the one before, where it should.",
     "signatures_rejected": "The attempt before was rejected for its signatures; this one was made without them.",
     "signatures_withheld": "Answers went back without their signatures: {reason}.",

@@ -118,7 +118,7 @@ class AnthropicProvider:
             holes=holes.contents,
             send=send,
             translate=translate_error,
-            warnings=profile_warnings(profile),
+            warnings=(*profile_warnings(profile), *request.thinking_warnings(payload, profile)),
         )
 
     def _write_body(self, payload: Payload, profile: ModelProfile, holes: Holes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from server.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
@@ -11,7 +12,7 @@ from server.cache_policy import count_static_marks
 from server.errors import ValidationFailed
 from server.exact_json import dumps_exact, dumps_sendable, loads_exact
 from server.model_profile import ModelProfile, ThinkingControl
-from server.payload import CallSettings, Payload
+from server.payload import CallSettings, Payload, PayloadMessage
 from server.static_pieces import split_static
 
 COMPACTION_BETA: Final = "compact-2026-09-04"
@@ -118,6 +119,8 @@ def _text(text: str) -> dict[str, Any]:
 def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
     """Everything of the request but its layers."""
     settings = payload.settings
+    if find_thoughtless(payload, profile):
+        settings = replace(settings, thinking=_OFF)
     parameters: dict[str, Any] = {
         "model": payload.model,
         "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
@@ -131,6 +134,54 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
         asked = settings.extra.get("container")
         parameters["container"] = {**asked, "id": payload.container} if isinstance(asked, dict) else payload.container
     return parameters
+
+
+def find_thoughtless(payload: Payload, profile: ModelProfile) -> tuple[PayloadMessage, ...]:
+    """The answers because of which a request must go without thinking, though a budget for it is set.
+
+    With a budget Claude wants the tool loop whose results a request brings to begin with thinking. One that another
+    provider began, or that was begun without thinking, does not. The documented way is to switch thinking off.
+    """
+    if profile.thinking is not ThinkingControl.BUDGET or payload.settings.thinking in {None, _OFF}:
+        return ()
+    starts = _find_loop_starts(payload.messages)
+    return tuple(message for message in reversed(starts) if not _begins_with_thinking(message.data))
+
+
+def _find_loop_starts(messages: Sequence[PayloadMessage]) -> list[PayloadMessage]:
+    """The answers that may count as the beginning of the open tool loop, the newest first.
+
+    It is not documented whether text beside tool results, which a joined task or a dynamic block is, ends a loop. So
+    there may be two: the first answer after such text, and the first of all that are linked by results.
+    """
+    starts: list[PayloadMessage] = []
+    first: PayloadMessage | None = None
+    has_results = has_text = False
+    for message in reversed(messages):
+        if message.role != "model":
+            has_results |= message.role == "tool"
+            has_text |= message.role != "tool" or message.dynamic is not None
+            continue
+        if not has_results:
+            break
+        if has_text and first is not None and not starts:
+            starts.append(first)
+        first, has_results, has_text = message, False, False
+    if first is not None and first not in starts:
+        starts.append(first)
+    return starts
+
+
+def _begins_with_thinking(data: bytes) -> bool:
+    content = loads_exact(data).get("content")
+    return isinstance(content, list) and bool(content) and content[0].get("type") in _THINKING
+
+
+def thinking_warnings(payload: Payload, profile: ModelProfile) -> tuple[dict[str, Any], ...]:
+    """What a call without the thinking that was asked for has to record."""
+    return tuple(
+        {"kind": "thinking_switched_off", "seq": message.seq} for message in find_thoughtless(payload, profile)
+    )
 
 
 def write_system(payload: Payload, profile: ModelProfile) -> bytes:
@@ -165,6 +216,8 @@ def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
     layers = {"messages": True, "system": bool(payload.static_text), "tools": bool(payload.tools)}
     written = {name for name, is_there in layers.items() if is_there}
     taken = {*own, *written, "stream", "compaction", _MARKER}
+    if payload.settings.thinking is not None:
+        taken.add("thinking")
     extra = {name: _unmarked(value) for name, value in payload.settings.extra.items() if name not in taken}
     return extra | ({"compaction": {"type": "summarize"}} if payload.sums_up else {})
 

@@ -16,6 +16,7 @@ from server.anthropic.request import (
     build_parameters,
     build_thinking,
     dynamic_message,
+    find_thoughtless,
     foreign_message,
     join_messages,
     name_call,
@@ -29,7 +30,7 @@ from server.anthropic.request import (
 from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.errors import ValidationFailed
 from server.model_profile import find_profile
-from server.payload import CallSettings, Payload
+from server.payload import CallSettings, Layer, Payload, PayloadMessage
 from tests.contracts.provider_rig import build_payload
 
 MODEL = "claude-fable-5-2"
@@ -277,3 +278,53 @@ def test_the_newest_breakpoints_are_the_ones_that_count() -> None:
     messages = [json.dumps({"role": "user", "content": [block("text")]}).encode()] * 6
     sent = joined(build_payload(MODEL, messages, breakpoints=(0, 1, 2, 4, 5)))
     assert ["cache_control" in message["content"][0] for message in sent] == [False, False, True, False, True, True]
+
+
+def _message(role: str, *types: str, dynamic: str | None = None) -> PayloadMessage:
+    content = [{"type": type_} for type_ in types]
+    data = json.dumps({"role": role, "content": content}).encode()
+    return PayloadMessage(layer=Layer.BUFFERED, data=data, role=role, seq=len(types), dynamic=dynamic)
+
+
+TASK, RESULTS = _message("user", "text"), _message("tool", "tool_result")
+RESULTS_AND_TEXT = _message("tool", "tool_result", "text", dynamic="{}")
+THOUGHT_CALL, BARE_CALL = _message("model", "thinking", "tool_use"), _message("model", "tool_use")
+
+
+@pytest.mark.parametrize(
+    ("messages", "thoughtless"),
+    [
+        ([TASK], []),
+        ([TASK, BARE_CALL, RESULTS], [BARE_CALL]),
+        ([TASK, THOUGHT_CALL, RESULTS], []),
+        # Without interleaved thinking only the first answer of a loop has any.
+        ([TASK, THOUGHT_CALL, RESULTS, BARE_CALL, RESULTS], []),
+        ([TASK, BARE_CALL, RESULTS, THOUGHT_CALL, RESULTS], [BARE_CALL]),
+        # A given up call, whose result goes out with the next task.
+        ([TASK, BARE_CALL, RESULTS, TASK], [BARE_CALL]),
+        ([TASK, THOUGHT_CALL, RESULTS, TASK], []),
+        # Text beside results may end a loop or not.
+        ([TASK, THOUGHT_CALL, RESULTS_AND_TEXT, BARE_CALL, RESULTS], [BARE_CALL]),
+        ([TASK, BARE_CALL, RESULTS_AND_TEXT, THOUGHT_CALL, RESULTS], [BARE_CALL]),
+        # A loop that is over does not matter.
+        ([TASK, BARE_CALL, RESULTS, _message("model", "text"), TASK], []),
+        ([TASK, BARE_CALL, RESULTS, _message("model", "text"), TASK, THOUGHT_CALL, RESULTS], []),
+    ],
+)
+def test_with_a_budget_an_open_loop_has_to_begin_with_thinking(
+    messages: list[PayloadMessage], thoughtless: list[PayloadMessage]
+) -> None:
+    manual = find_profile("anthropic", "claude-haiku-4-5")
+    payload = Payload(
+        model=manual.model,
+        static_text="",
+        tools=(),
+        messages=tuple(messages),
+        settings=CallSettings(thinking="2048"),
+    )
+    assert list(find_thoughtless(payload, manual)) == thoughtless
+    assert ("thinking" in build_parameters(payload, manual)) == (not thoughtless)
+    off = replace(payload, settings=CallSettings())
+    assert find_thoughtless(off, manual) == ()
+    adaptive = find_profile("anthropic", "claude-opus-4-8")
+    assert find_thoughtless(replace(payload, model=adaptive.model), adaptive) == ()
