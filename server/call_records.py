@@ -1,10 +1,11 @@
 """What is written down of a call: before it is over, and after."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from server.block import JsonValue
 from server.cache_expectation import CacheExpectation, MissReason, explain_miss
 from server.cache_policy import encode_caching
 from server.call import CallEnd, CallStart
@@ -17,8 +18,14 @@ from server.provider import ProviderAnswer, ProviderStream
 from server.usage import Usage
 
 
-def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, payload: Payload) -> CallStart:
-    """The call as it left, with this payload."""
+def start_of(
+    prepared: PreparedPayload,
+    attempt: int,
+    stream: ProviderStream,
+    payload: Payload,
+    container: Mapping[str, JsonValue] | None = None,
+) -> CallStart:
+    """The call as it left, with this payload. `container`: what the answer says of it, once it is there."""
     record = stream.record
     return CallStart(
         attempt=attempt,
@@ -36,10 +43,10 @@ def start_of(prepared: PreparedPayload, attempt: int, stream: ProviderStream, pa
         repairs=prepared.built.repairs,
         template_failures=record_failures(prepared.template_failures),
         warnings=(
+            *note_container(payload, container),
             *stream.warnings,
             *prepared.built.warnings,
             *note_continuation(payload),
-            *note_container(payload, stream.answer),
         ),
     )
 

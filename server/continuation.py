@@ -16,7 +16,7 @@ from server.call import CallStart
 from server.errors import ProviderFailed
 from server.event import ProviderEvent
 from server.payload import Layer, Payload, PayloadMessage
-from server.provider import Fold, ProviderAnswer
+from server.provider import Fold
 
 CONTINUATION: Final = "continuation"
 """The `kind` of the note."""
@@ -54,11 +54,15 @@ def continued_attempts(start: CallStart) -> tuple[int, ...]:
     return tuple(int(attempt) for note in notes for attempt in note["attempts"])
 
 
-def note_container(payload: Payload, answer: ProviderAnswer) -> tuple[dict[str, JsonValue], ...]:
-    """What a call records of the container that later calls may name: the answer's, else the one that it named."""
-    if answer.container is not None:
-        return ({"kind": CONTAINER, **answer.container},)
-    return () if payload.container is None else ({"kind": CONTAINER, "id": payload.container},)
+def note_container(payload: Payload, container: Mapping[str, JsonValue] | None) -> tuple[dict[str, JsonValue], ...]:
+    """What a call records of the container that later calls may name: the answer's, or that of the paused one.
+
+    It stands before the note that a turn takes over from the one before: the first counts.
+    """
+    if container is not None:
+        return ({"kind": CONTAINER, **container},)
+    is_new = payload.container is not None and payload.continues
+    return ({"kind": CONTAINER, "id": payload.container},) if is_new else ()
 
 
 def replace_container(start: CallStart, container: Mapping[str, JsonValue]) -> CallStart:

@@ -15,7 +15,7 @@ from server.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment
 from server.errors import EpochMoved, OpeningRejected, ProviderFailed, ProviderNotConfigured
 from server.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.model_profile import find_profile
-from server.payload import LayerOrder, Payload
+from server.payload import LayerOrder
 from server.payload_builder import BuiltPayload, build_payload, hash_prefix
 from server.payload_caching import CachePlan, plan_caching
 from server.prompt_arguments import (
@@ -139,7 +139,7 @@ class PayloadPreparation:
             assistant_id=source.assistant.id,
             epoch=epoch.number,
             order=built.order,
-            built=replace(built, payload=self._name_container(source, caching.payload, provider)),
+            built=_name_container(source, replace(built, payload=caching.payload), provider),
             caching=caching,
             template_failures=(*failures, *rendered.failures),
             source=source,
@@ -187,16 +187,6 @@ class PayloadPreparation:
             note = {"kind": "signatures_rejected", "code": failure.code, "epoch": epoch.number}
             return replace(prepared, built=replace(prepared.built, warnings=(note, *prepared.built.warnings)))
         return None
-
-    def _name_container(self, source: PayloadSource, payload: Payload, provider: Provider) -> Payload:
-        """The payload with the container that the call before ran code in, if it is the same account's."""
-        previous = source.previous_call
-        if previous is None or (previous.provider, previous.account) != (provider.name, provider.account):
-            return payload
-        in_loop = source.buffered[-1].kind is TurnKind.TOOL_RESPONSE
-        return replace(
-            payload, container=choose_container(source.previous_container, datetime.now(UTC), in_loop=in_loop)
-        )
 
     async def _settle_epoch(
         self, tenant_id: str, source: PayloadSource
@@ -277,6 +267,18 @@ class PayloadPreparation:
         if blobs:
             self._blobs.hold(source.conversation.id, blobs)
         return blobs
+
+
+def _name_container(source: PayloadSource, built: BuiltPayload, provider: Provider) -> BuiltPayload:
+    """The payload with the container that the call before ran code in, if it is the same account's."""
+    previous, noted = source.previous_call, source.previous_container
+    if previous is None or (previous.provider, previous.account) != (provider.name, provider.account):
+        return built
+    in_loop = source.buffered[-1].kind is TurnKind.TOOL_RESPONSE
+    container = choose_container(noted, datetime.now(UTC), in_loop=in_loop)
+    if noted is None or container is None:
+        return built
+    return replace(built, payload=replace(built.payload, container=container), warnings=(*built.warnings, dict(noted)))
 
 
 def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[Epoch, StaticText, Segment | None]:

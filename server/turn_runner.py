@@ -294,7 +294,11 @@ class TurnRunner:
             model=prepared.model,
             account=prepared.provider.account,
             start=start_of(
-                self._keeper.prepared_for(len(call.attempts)), len(call.attempts), call.stream, call.payloads[-1]
+                self._keeper.prepared_for(len(call.attempts)),
+                len(call.attempts),
+                call.stream,
+                call.payloads[-1],
+                answer.container,
             ),
             end=ends[-1],
             model_version=answer.model_version,

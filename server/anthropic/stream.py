@@ -58,6 +58,7 @@ STOP_REASONS: Final = {
     "refusal": StopReason.REFUSAL,
 }
 _PARTIAL_JSON: Final = "_partial_json"
+_TIME: Final = re.compile(r"[0-9T:.Z+-]{10,40}")
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -303,9 +304,12 @@ class AnthropicFold:
     def _note_container(self, holder: dict[str, Any]) -> None:
         container = holder.get("container")
         given = container if isinstance(container, dict) else {}
-        known = {name: read_response_id(given.get(name)) for name in ("id", "expires_at")}
-        if known["id"] is not None:
-            self._answer = replace(self._answer, container=known)
+        container_id, expires_at = read_response_id(given.get("id")), given.get("expires_at")
+        if container_id is not None:
+            is_time = type(expires_at) is str and _TIME.fullmatch(expires_at)
+            self._answer = replace(
+                self._answer, container={"id": container_id, "expires_at": expires_at if is_time else None}
+            )
 
     def _readable(self, index: int) -> dict[str, Any]:
         """The block; one whose arguments are not whole has them as text, so that nobody takes it for a call."""

@@ -256,7 +256,7 @@ async def test_code_goes_on_in_its_container(strata_server: StrataServer, emulat
     assert named[0] is None
     assert named[1] is not None
     # In the continuation, with the results, and in the next turn while it is there.
-    assert named[1:3] == [named[1]] * 2
+    assert named[1:] == [named[1]] * 3
 
 
 async def test_results_repeat_the_toolset_of_their_calls(

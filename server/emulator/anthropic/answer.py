@@ -43,7 +43,8 @@ def render_message(answer: Answer) -> dict[str, Any]:
     message["stop_reason"] = composed.stop_reason
     message["stop_sequence"] = composed.stop_sequence
     message["stop_details"] = composed.stop_details
-    message["container"] = composed.container
+    if composed.container is not None:
+        message["container"] = composed.container
     message["usage"]["output_tokens_details"] = {"thinking_tokens": answer.thinking_tokens}
     return message
 
