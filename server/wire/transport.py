@@ -15,6 +15,7 @@ answer, or later than that may have been processed, and so billed: it is not rep
 """
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from contextvars import ContextVar, Token
@@ -33,6 +34,7 @@ from server.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, Wir
 
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 _OK: Final = 200
+_LARGE_BODY_BYTES: Final = 1024 * 1024
 _ERRORS: Final = 400
 _OPEN_TAP: ContextVar["Tap | None"] = ContextVar("strata_open_tap", default=None)
 _ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
@@ -248,6 +250,11 @@ class _Connector(aiohttp.TCPConnector):
         self._factory = partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]  # reason: a subclass
 
 
+def _written_in_pieces(body: bytes) -> bytes | io.BytesIO:
+    """A body that is not written in one go if it is large: that would hold up the other calls of the process."""
+    return io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
+
+
 class WireTransport(httpx2.AsyncBaseTransport):
     """One per process and provider; opens its connections on first use. `slots` are shared by all of a process."""
 
@@ -315,7 +322,7 @@ class WireTransport(httpx2.AsyncBaseTransport):
                 response = await session.request(
                     request.method,
                     str(request.url),
-                    data=recording.request_body or None,
+                    data=_written_in_pieces(recording.request_body) or None,
                     # What is stored is what was sent: no compression in between.
                     headers=[*headers, ("accept-encoding", "identity")],
                     allow_redirects=False,

@@ -2,6 +2,8 @@
 
 import asyncio
 import resource
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from server.anthropic.provider import AnthropicProvider
+from server.block import TextBlock
 from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut
 from server.gemini.provider import GeminiProvider
 from server.payload import Payload
@@ -229,6 +232,29 @@ async def test_a_pooled_connection_that_the_provider_has_closed_costs_nothing(
         assert [connection.request_count for connection in server.connections] == [2, 1]
         assert [entry.message for entry in caplog.records] == ["provider.request_resent"]
         assert {"kind": "request_resent"} in second.warnings
+
+
+@vendors
+async def test_a_pooled_connection_that_is_reset_while_the_request_is_written_costs_nothing(vendor: str) -> None:
+    body = load(vendor, RECORDING)
+
+    async def reset_the_next(connection: RawConnection) -> None:
+        while await connection.read_request() is not None:
+            await connection.send_whole(body)
+            if connection.number == 1:
+                await connection.reader.read(1)
+                sock = connection.writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.writer.transport.abort()
+                return
+
+    async with open_wire(vendor, reset_the_next) as (provider, server):
+        await consume(provider.open_stream(ask(provider)))
+        message = provider.user_message([TextBlock(text="x" * 4_000_000)], {})
+        second = provider.open_stream(build_payload(MODELS[vendor], [message]))
+        await consume(second)
+        assert second.record.body == body
+        assert [connection.request_count for connection in server.connections] == [1, 1]
 
 
 @vendors

@@ -140,6 +140,16 @@ async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
         assert (request.headers["x-one"], request.headers["user-agent"], request.body) == ("1", "u", b"{}")
 
 
+async def test_a_large_body_arrives_whole_with_its_length_and_no_header_is_made_up() -> None:
+    app = Replay(pieces=PIECES)
+    body = bytes(range(256)) * 20_000
+    async with client_of(app) as client:
+        await client.post("/call", content=body, headers={"user-agent": "u"})
+        (request,) = app.requests
+        assert request.body == body
+        assert set(request.headers) == {"accept", "accept-encoding", "content-length", "host", "user-agent"}
+
+
 async def test_a_request_without_a_body_has_none() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
