@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from server.identifiers import ASSISTANT, new_id
+from server.postgres.engine import Database
 from tests.builders import NASTY
 from tests.conftest import StrataServer
-from tests.http_talk import WEATHER, Talk, open_talk
+from tests.emulated import EmulatedProviders
+from tests.http_talk import WEATHER, Talk, open_talk, turns
 
 WHOLE = {
     "name": "helper",
@@ -151,3 +153,20 @@ async def test_a_name_that_would_change_the_address_is_refused(talk: Talk, model
     assert model not in str(problem)
     made = await talk.expect(201, "POST", "/v1/assistants", {"name": "helper"})
     await talk.expect(422, "PUT", f"/v1/assistants/{made['id']}", {"name": "helper", "model": model})
+
+
+async def test_a_stored_name_that_would_change_the_address_asks_nobody(
+    talk: Talk, database: Database, emulated: EmulatedProviders
+) -> None:
+    """From before names were checked: the turn fails, nothing is sent, and another version of the assistant works."""
+    conversation_id = await talk.begin("gemini")
+    async with database.connection() as connection:
+        await connection.execute("UPDATE assistants SET model = 'x/%2e%2e/gemini-3.1-pro-preview'")
+    problem = await talk.expect(422, "POST", turns(conversation_id), {"input": "Hello."})
+    assert (problem["code"], problem["turn"]["state"]) == ("validation_failed", "failed")
+    assert emulated.gemini.requests() == []
+    path = f"/v1/conversations/{conversation_id}"
+    assistant_id = (await talk.expect(200, "GET", path))["assistant_id"]
+    await talk.expect(200, "PUT", f"/v1/assistants/{assistant_id}", {"name": "helper", "provider": "gemini"})
+    await talk.expect(200, "PATCH", path, {"assistant_version": 2})
+    assert (await talk.say(conversation_id))["turn"]["state"] == "complete"
