@@ -194,6 +194,11 @@ async def _sync_connection(
             await connection.commit()
     except DBAPIError as error:
         cause = error.orig.__cause__ if error.orig is not None else None
+        if isinstance(cause, pg.InsufficientPrivilegeError):
+            raise MigrationFailed(
+                f"The role of STRATA_DATABASE_URL may not change the schema: {cause}.",
+                hint="Migrate as the role that owns the database; docs/running.md describes the two roles.",
+            ) from error
         # A lock that a revision does not get is no fault of the database.
         is_locked = isinstance(cause, pg.LockNotAvailableError)
         translated = translate(cause) if cause is not None and not is_locked else None
