@@ -4,6 +4,8 @@ import logging
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from server.call import Call
 from server.emulator.reply import FaultKind
@@ -11,6 +13,7 @@ from server.epoch import Rejected
 from server.provider_choice import ANTHROPIC, GEMINI
 from server.turn import TurnState
 from server.turn_event import TurnEnded
+from tests import turn_steps
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.page_talk import open_operator
@@ -184,8 +187,8 @@ async def test_nothing_is_sent_twice_if_there_is_nothing_to_leave_out(
 async def test_what_was_rejected_stays_out_of_forks_and_after_compactions_and_switches(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    settings = {"compaction": {"policy": "off", "keep_exchanges": 2}}
-    walk = await begin(strata_server, emulated, provider, settings=settings)
+    policy = {"compaction": {"policy": "off", "keep_exchanges": 2}}
+    walk = await begin(strata_server, emulated, provider, settings=policy)
     reject_all_signatures(emulated)
     await walk.task("Task three.", asks("Oslo"), tells("Answer three."))
     compactor = walk.program.background.compactor
@@ -222,6 +225,52 @@ async def test_an_alias_of_another_family_is_known_by_the_version_that_answered(
     await walk.task("Task four.", tells("Answer four."))
     assert withheld_by((await walk.calls())[-1]) == {"family": [8, 10]}
     assert_all_accepted(emulated[GEMINI].requests())
+    await assert_rebuilds(walk)
+
+
+async def test_a_move_to_an_alias_of_an_unknown_family_costs_one_call(
+    strata_server: StrataServer, emulated: EmulatedProviders
+) -> None:
+    walk = await begin(strata_server, emulated, GEMINI)
+    await walk.switch(GEMINI, "gemini-pro-latest")
+    assert is_complete(await walk.task("Task three.", asks("Oslo"), tells("Answer three.")))
+    assert is_complete(await walk.task("Task four.", tells("Answer four.")))
+    await walk.switch(GEMINI)
+    assert is_complete(await walk.task("Task five.", tells("Answer five.")))
+    assert withheld_by((await walk.calls())[-1]) == {"rejected": [2, 4, 6, 8], "family": [10, 12, 14]}
+    assert [request["status"] for request in emulated[GEMINI].requests()].count(400) == 1
+    await assert_rebuilds(walk)
+
+
+STEPS = st.sampled_from(
+    [
+        ("task", "A task.", True),
+        ("tools", "A task.", 2),
+        ("leave", 2),
+        ("switch", GEMINI),
+        ("switch", ANTHROPIC),
+        ("context", "Rain."),
+        ("reject",),
+    ]
+)
+
+
+@settings(max_examples=12)
+@given(provider=st.sampled_from(BOTH), steps=st.lists(STEPS, min_size=2, max_size=8))
+async def test_whatever_is_rejected_and_when_every_task_is_answered(
+    strata_server: StrataServer, emulated: EmulatedProviders, provider: str, steps: list[tuple[Any, ...]]
+) -> None:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
+    for step in steps:
+        if step == ("reject",):
+            reject_all_signatures(emulated)
+        else:
+            await turn_steps.take_step(walk, step)
+    walk.calm()
+    assert is_complete(await walk.task("And now?", asks("Oslo"), tells("Now this."), abandons_calls=True))
+    calls = await walk.calls()
+    assert all(call.start.attempt <= 2 for call in calls)
+    assert_no_break(calls)
     await assert_rebuilds(walk)
 
 
