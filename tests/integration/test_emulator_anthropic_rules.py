@@ -490,3 +490,66 @@ async def test_what_the_documents_allow_is_accepted(emulator: AnthropicEmulator,
 
 async def test_sampling_parameters_are_fine_under_the_older_version(emulator: AnthropicEmulator) -> None:
     await emulator.accepts(asking(HELLO, temperature=0.5, top_p=0.9, top_k=5), version="2023-06-01")
+
+
+def server_call(name: str = "web_search") -> dict[str, Any]:
+    return {"type": "server_tool_use", "id": "srvtoolu_1", "name": name, "input": {}}
+
+
+def server_result(name: str = "web_search") -> dict[str, Any]:
+    return {"type": f"{name}_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+
+
+UNRESOLVED = (
+    "`web_search` tool use with id `srvtoolu_1` was found without a corresponding `web_search_tool_result` block"
+)
+CALLED = assistant(server_call(), tool_use("toolu_1", **CITY))
+RESULT = user(tool_result("toolu_1"))
+
+
+async def test_a_server_tool_may_wait_for_the_results_of_a_client_tool(emulator: AnthropicEmulator) -> None:
+    answer = await emulator.accepts(asking(HELLO, CALLED, RESULT, tools=[WEATHER]))
+    assert answer["content"][0]["type"] == "web_search_tool_result"
+    assert answer["content"][0]["tool_use_id"] == "srvtoolu_1"
+    later = assistant(server_result(), {"type": "text", "text": "Cold."})
+    await emulator.accepts(asking(HELLO, CALLED, RESULT, later, HELLO, tools=[WEATHER]))
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        [HELLO, assistant(server_call()), HELLO],
+        [HELLO, CALLED, user(tool_result("toolu_1"), "Well?")],
+        [HELLO, CALLED, RESULT, assistant({"type": "text", "text": "Cold."}), HELLO],
+    ],
+    ids=["nothing goes on with it", "text beside the results", "the next answer has no result"],
+)
+async def test_a_server_tool_that_does_not_go_on_is_refused(emulator: AnthropicEmulator, talk: list[Any]) -> None:
+    assert await emulator.refusal(asking(*talk, tools=[WEATHER])) == UNRESOLVED
+
+
+async def test_only_the_paused_answer_itself_is_continued(emulator: AnthropicEmulator) -> None:
+    body = asking(HELLO)
+    answer = await emulator.accepts(body, fault="pause")
+    assert answer["stop_reason"] == "pause_turn"
+    assert answer["content"][-1]["type"] == "server_tool_use"
+    said = {"role": "assistant", "content": answer["content"]}
+    going_on = await emulator.accepts(asking(HELLO, said))
+    assert going_on["content"][0]["tool_use_id"] == answer["content"][-1]["id"]
+    altered = {"role": "assistant", "content": [*answer["content"][:-1], {"type": "text", "text": "Mine."}]}
+    assert "prefill" in await emulator.refusal(asking(HELLO, altered))
+
+
+async def test_code_that_waits_needs_its_container(emulator: AnthropicEmulator) -> None:
+    waiting = assistant(server_call("code_execution"), tool_use("toolu_1", **CITY))
+    body = asking(HELLO, waiting, RESULT, tools=[WEATHER])
+    assert (await emulator.refusal(body)).startswith("container_id is required")
+    assert await emulator.refusal({**body, "container": "c"}) == "container: Container `c` was not found"
+
+
+async def test_a_result_repeats_the_toolset_of_its_call(emulator: AnthropicEmulator) -> None:
+    called = assistant({**tool_use("toolu_1", **CITY), "toolset_name": "north"})
+    text = "messages.2.content.0.toolset_name: does not match the `toolset_name` of the `tool_use` block"
+    assert await emulator.refusal(asking(HELLO, called, RESULT, tools=[WEATHER])) == text
+    named = user({**tool_result("toolu_1"), "toolset_name": "north"})
+    await emulator.accepts(asking(HELLO, called, named, tools=[WEATHER]))
