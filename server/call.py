@@ -15,7 +15,7 @@ class CallStart:
     """What is known when the request leaves."""
 
     attempt: int
-    """1 for the first call of a turn, then one more for each retry."""
+    """1 for the first call of a turn, then one more for each retry and each continuation of a paused answer."""
     provider: str
     model: str
     account: str

@@ -10,6 +10,7 @@ from typing import Final
 from server.block import JsonValue
 from server.call import CallEnd, CallStart
 from server.call_records import add_costs, start_of
+from server.manifest import CONTINUATION
 from server.model_profile import find_profile
 from server.payload_preparation import PreparedPayload
 from server.replay_call import CallOutcome
@@ -53,7 +54,10 @@ class Readied:
 
 
 def have_same_blocks(one: Sequence[Mapping[str, JsonValue]], other: Sequence[Mapping[str, JsonValue]]) -> bool:
-    """Whether two requests say the same, by their manifests. Cache markers do not count."""
+    """Whether two requests say the same, by their manifests. Cache markers do not count, nor does a paused answer that
+    one of them continues: it is a part of what is answered.
+    """
+    one, other = ([entry for entry in each if entry["kind"] != CONTINUATION] for each in (one, other))
     if not one or len(one) != len(other):
         return False
     return all(
