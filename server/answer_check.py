@@ -10,7 +10,8 @@ What the bytes decide depends on how the turn ended:
 | `cancelled`   | what had arrived      | `aborted`      | not among the bytes                                 |
 | `interrupted` | what had arrived      | `aborted`      | not among the bytes                                 |
 
-Of a status other than 200 the body is an error's, and nothing of it becomes an answer.
+Of a call with `answer_unstorable` or `answer_unreadable` nothing but its bytes was stored. Of a status other than 200
+the body is an error's, and nothing of it becomes an answer.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from server.call import Call, CallEnd
 from server.call_walk import PastAnswer, PastCall
 from server.continuation import fold_earlier
 from server.errors import (
+    AnswerUnreadable,
+    AnswerUnstorable,
     ProviderCallMalformed,
     ProviderEmpty,
     ProviderEndedEarly,
@@ -40,6 +43,8 @@ _BYTES_SAY: Final = frozenset(
     {ProviderEmpty.code, ProviderEndedEarly.code, ProviderMalformed.code, ProviderCallMalformed.code}
 )
 """Codes that come from nothing but the bytes."""
+_NOT_TAKEN: Final = frozenset({AnswerUnstorable.code, AnswerUnreadable.code})
+"""Codes of calls whose bytes are kept and of which nothing else was taken."""
 _STOPS: Final = {
     TurnState.FAILED: StopReason.ERROR,
     TurnState.CANCELLED: StopReason.ABORTED,
@@ -90,7 +95,7 @@ def check_record(answer: PastAnswer, call: Call, end: CallEnd) -> ValueDifferenc
         "model": start.model,
         "account": start.account,
         "dialect": start.provider,
-        "error_code": TurnInterrupted.code if is_interrupted else end.error_code,
+        "error_code": end.error_code if not is_interrupted or end.error_code in _NOT_TAKEN else TurnInterrupted.code,
     }
     return find_value_difference(stored, found)
 
@@ -102,6 +107,8 @@ def is_answer(end: CallEnd) -> bool:
 
 def check_answer(past: PastCall, end: CallEnd, open_fold: Callable[[], Fold]) -> ValueDifference | None:
     """The first difference between what is stored and what the raw bytes of a call say. They have to be there."""
+    if end.error_code in _NOT_TAKEN:
+        return None if past.answer is None else _check_content(past.answer, ProviderAnswer())
     folded = _read(end, open_fold())
     difference = _check_call(end, folded.answer) or _check_aside(past, end, folded)
     if difference is not None or past.answer is None or None in past.continued:

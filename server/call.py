@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
 from server.block import JsonValue
 from server.payload import LayerOrder
 from server.usage import Usage
+
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
+"""The kind of warning of a call that may have been made and billed, and of whose answer nothing was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class CallStart:
     manifest: Sequence[Mapping[str, JsonValue]]
     """The ordered blocks of the payload: layer, role, hash, length, cache marker."""
     request_hash: bytes
+    """SHA-256 of the request's body. Empty where the process died before it had recorded the call: then the manifest is
+    empty too, and neither says anything about the request."""
     layer_order: LayerOrder = LayerOrder.LAYERED
     dynamic: bytes = b""
     """The dynamic layer as it was sent; in the append-only order it is sent again for ever. Empty: there was none."""

@@ -7,13 +7,14 @@ from typing import Final
 
 from server.block import JsonValue
 from server.cache_expectation import MissReason
-from server.call import Call
+from server.call import OUTCOME_UNKNOWN, Call
 from server.errors import StrataError, every_error
 from server.turn import ModelResponseTurn, TurnState
 from server.withholding import Withheld
 
 PROVIDER_UNKNOWN: Final = "provider_unknown"
 UNREADABLE: Final = "stored_unreadable"
+NOT_RECORDED: Final = "request_not_recorded"
 
 
 class CacheVerdict(StrEnum):
@@ -39,6 +40,8 @@ class OutcomeKind(StrEnum):
     RUNNING = "running"
     LOST = "lost"
     """The process that made it died before it could write down how it ended."""
+    UNKNOWN = "asked, outcome unknown"
+    """The process that made it died, and nothing of an answer was kept. It may be billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ _STOPS: Final[Mapping[str, str]] = {
 }
 _PROOFS: Final[Mapping[str, str]] = {
     PROVIDER_UNKNOWN: "This release does not speak with the provider.",
+    NOT_RECORDED: "The server died before it had recorded the request.",
     UNREADABLE: "What is stored for it cannot be read; the server's log says what of it.",
     "not_asked": "Nobody was asked: it stands in the place of a recorded call.",
     "call_lost": "The process that made it died before its answer could be read. It was asked once more.",
@@ -147,6 +151,9 @@ def explain_outcome(call: Call, turn: ModelResponseTurn | None, stop_reason: str
             return Outcome(kind=OutcomeKind.RUNNING, words="It has not ended. Load the page again to see more.")
         words = "The process that made the call died before it could write down how it ended."
         return Outcome(kind=OutcomeKind.LOST, words=words)
+    unknown = next((note for note in call.start.warnings if note.get("kind") == OUTCOME_UNKNOWN), None)
+    if unknown is not None:
+        return Outcome(kind=OutcomeKind.UNKNOWN, words=explain_warning(unknown))
     if call.end.error_code is not None:
         found = explain_error(call.end.error_code)
         return Outcome(kind=OutcomeKind.FAILED, words=found.message, advice=found.advice)
@@ -212,8 +219,20 @@ def explain_repair(note: Mapping[str, JsonValue]) -> str:
 
 def explain_warning(note: Mapping[str, JsonValue]) -> str:
     """What was assumed or done without; empty for a warning that this release does not know."""
+    if note.get("kind") == OUTCOME_UNKNOWN:
+        return _explain_unknown(note)
     reason = explain_withheld(str(note.get("reason")))
     return _WARNINGS.get(str(note.get("kind")), "").format(reason=reason)
+
+
+def _explain_unknown(note: Mapping[str, JsonValue]) -> str:
+    cost = note.get("estimated_cost_usd")
+    least = f"about {note.get('estimated_input_tokens')} input tokens"
+    least += "" if cost is None else f", {cost} USD"
+    return (
+        "The server died while the provider was asked, and nothing of an answer was kept. Whether it was billed is not "
+        f"known; if it was, the input alone is {least} (estimated)."
+    )
 
 
 def explain_template(note: Mapping[str, JsonValue]) -> str:

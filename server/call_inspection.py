@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from server.call import Call
-from server.call_explanation import PROVIDER_UNKNOWN, UNREADABLE
-from server.errors import ProviderFailed, StrataError
+from server.call_explanation import NOT_RECORDED, PROVIDER_UNKNOWN, UNREADABLE
+from server.errors import AnswerUnreadable, ProviderFailed, StrataError
 from server.event import ProviderEvent
 from server.inspection import CallOutline, CallPlace, Inspector
 from server.manifest import build_manifest, decode_manifest, list_contents
@@ -27,11 +27,12 @@ from server.model_profile import find_profile
 from server.past_payload import rebuild_call
 from server.payload import ManifestEntry
 from server.pricing import Cost, CostLine, itemise_call, price_call
-from server.provider import Provider, ProviderAnswer
+from server.provider import Fold, Provider, ProviderAnswer
 from server.signature_report import PartSignature, report_received, report_sent
 from server.store import Store
 from server.token_estimate import TokenEstimate
 from server.turn import ModelResponseTurn, Turn
+from server.usage import Usage
 
 ReadFrames: TypeAlias = Callable[[bytes], Sequence[tuple[str, bytes]]]
 """The frames of a body: event's name and data."""
@@ -201,6 +202,8 @@ class CallInspector:
         scribe = self._scribes.get(call.start.provider)
         if scribe is None:
             return _impossible(stored_hash, PROVIDER_UNKNOWN)
+        if not stored_hash:
+            return _impossible(stored_hash, NOT_RECORDED)
         try:
             source = await self._store.load_rebuild_source(
                 tenant_id, conversation_id, call.turn_seq, call.start.attempt
@@ -246,14 +249,22 @@ class CallInspector:
         raw, scribe = _raw_of(call), self._scribes.get(call.start.provider)
         if not raw or scribe is None or not _is_stream(call):
             return None
-        fold = scribe.open_fold()
         events: list[ProviderEvent] = []
         try:
-            _collect(events, fold.feed(raw))
-            fold.finish()
-        except ProviderFailed as error:
-            return FoldedAnswer(events=events, answer=fold.answer, error_code=error.code)
-        return FoldedAnswer(events=events, answer=fold.answer, error_code=None)
+            return _fold_whole(scribe.open_fold(), raw, events)
+        # Whoever looks at a call has to find out what is wrong with it.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and shown as what it is
+            _log.exception("call.answer_unreadable", extra={"turn_seq": call.turn_seq})
+            return FoldedAnswer(events=events, answer=ProviderAnswer(), error_code=AnswerUnreadable.code)
+
+
+def _fold_whole(fold: Fold, raw: bytes, events: list[ProviderEvent]) -> FoldedAnswer:
+    try:
+        _collect(events, fold.feed(raw))
+        fold.finish()
+    except ProviderFailed as error:
+        return FoldedAnswer(events=events, answer=fold.answer, error_code=error.code)
+    return FoldedAnswer(events=events, answer=fold.answer, error_code=None)
 
 
 def _collect(events: list[ProviderEvent], found: Iterable[ProviderEvent]) -> None:
@@ -294,8 +305,8 @@ def _report_received(call: Call, folded: FoldedAnswer | None) -> tuple[PartSigna
 
 
 def _price(call: Call, folded: FoldedAnswer | None) -> Cost | None:
-    """By bucket; None where the price is not known, or the call has not ended."""
-    if call.end is None:
+    """By bucket; None where the price or the usage is not known, or the call has not ended."""
+    if call.end is None or (call.end.cost_usd is None and call.end.usage == Usage()):
         return None
     long_writes = 0 if folded is None else folded.answer.long_write_tokens
     return price_call(call.start.model, call.start.started_at, call.end.usage, long_write_tokens=long_writes)

@@ -8,14 +8,27 @@ from decimal import Decimal
 from server.block import JsonValue
 from server.cache_expectation import CacheExpectation, MissReason, explain_miss
 from server.cache_policy import encode_caching
-from server.call import CallEnd, CallStart
+from server.call import OUTCOME_UNKNOWN, CallEnd, CallStart
 from server.continuation import note_container, note_continuation
 from server.manifest import encode_manifest, extend_manifest
 from server.payload import Payload
 from server.payload_preparation import PreparedPayload, record_failures
 from server.pricing import price_call
 from server.provider import ProviderAnswer, ProviderStream
+from server.token_estimate import TokenEstimate
 from server.usage import Usage
+
+
+def warn_unknown(model: str, at: datetime, size_bytes: int, estimate: TokenEstimate) -> dict[str, JsonValue]:
+    """The warning, with what a request of so many bytes costs at least: its input, by estimate."""
+    tokens = estimate.estimate(model, size_bytes)
+    cost = price_call(model, at, Usage(fresh_input_tokens=tokens))
+    total = None if cost is None else cost.total_usd
+    return {
+        "kind": OUTCOME_UNKNOWN,
+        "estimated_input_tokens": tokens,
+        "estimated_cost_usd": None if total is None else str(total),
+    }
 
 
 def start_of(

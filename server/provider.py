@@ -24,7 +24,7 @@ Promises of every implementation, checked by `tests/contracts/provider_contract.
 - Every failure is a `ProviderFailed`. An error in the middle leaves what had arrived.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -111,6 +111,10 @@ class ProviderStream(Protocol):
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
         """What was assumed for the call, to be stored with it: each has a `kind`."""
+        ...
+
+    def call_when_sent(self, callback: Callable[[], None]) -> None:
+        """Calls back when the request goes out: `record` has its body and time then. At most one callback is kept."""
         ...
 
     def events(self) -> AsyncGenerator[ProviderEvent, None]:

@@ -67,6 +67,8 @@ class PatientCall:
         self.failures: list[ProviderFailed | None] = []
         """How they failed, in the same order: all but the last one, and the last one where it failed too. None for one
         that was paused, and that another one continues."""
+        self.on_sent: Callable[[], None] | None = None
+        """Called when the request of an attempt goes out."""
         self._pauses = False
         self._continued: list[ProviderStream] = []
         """The paused attempts that the present one continues."""
@@ -126,6 +128,8 @@ class PatientCall:
             self.payloads.append(self._payload)
             self.attempts.append(stream)
             self._is_paused = False
+            if self.on_sent is not None:
+                stream.call_when_sent(self.on_sent)
             held: list[ProviderEvent] = []
             given = False
             failure: ProviderFailed | None = None

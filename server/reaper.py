@@ -15,8 +15,8 @@ from typing import Final
 from uuid import uuid4
 
 from server.cache_expectation import CacheExpectation, explain_miss
-from server.call import Call, CallEnd
-from server.call_records import add_costs, cost_of
+from server.call import Call, CallEnd, CallStart
+from server.call_records import add_costs, cost_of, warn_unknown
 from server.continuation import fold_earlier, replace_container
 from server.conversation import Lease
 from server.errors import (
@@ -130,29 +130,16 @@ class Reaper:
     async def _build_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
         calls = await self._tools.store.list_calls(tenant_id, lease.conversation_id, lease.turn_seq)
         if not calls:
-            return await self._build_answer_without_call(tenant_id, lease)
+            return await self._build_answer_of_unknown_call(tenant_id, lease)
         call = calls[-1]
-        body = await self._collect_body(tenant_id, lease, calls)
+        calls = [*[await self._end_earlier(tenant_id, lease, earlier) for earlier in calls[:-1]], call]
+        body = await self._collect_body(tenant_id, lease, call)
         own, code = self._fold(call, [], body)
         complete = code is None
-        earlier = [before or b"" for before in bodies_before(call, calls)]
-        answer = self._fold(call, earlier, body)[0] if earlier else own
-        end = CallEnd(
-            ended_at=datetime.now(UTC),
-            first_byte_at=None,
-            status=_OK if body else None,
-            raw_response=body,
-            usage=own.usage,
-            usage_reported=own.usage_reported,
-            response_id=own.response_id,
-            cache_miss_reason=explain_miss(_expectation_of(call), own.usage, own.cache_miss_reason),
-            cost_usd=cost_of(call.start.model, call.start.started_at, own),
-            error_code=code,
-        )
-        if call.end is not None:
-            end = replace(call.end, error_code=call.end.error_code or code)
+        before = [earlier or b"" for earlier in bodies_before(call, calls)]
+        answer = self._fold(call, before, body)[0] if before else own
+        start, end = self._end(call, body, own, code)
         ends = [*(earlier.end for earlier in calls[:-1] if earlier.end is not None), end]
-        start = call.start if own.container is None else replace_container(call.start, own.container)
         return NewAnswer(
             blocks=answer.blocks,
             native=answer.native or Native(dialect=call.start.provider, data=b""),
@@ -165,18 +152,52 @@ class Reaper:
             provider=call.start.provider,
             model=call.start.model,
             account=call.start.account,
-            start=replace(start, warnings=(*start.warnings, *own.warnings)),
+            start=start,
             end=end,
             model_version=answer.model_version,
             ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},
         )
 
-    async def _collect_body(self, tenant_id: str, lease: Lease, calls: Sequence[Call]) -> bytes:
-        """The bytes of the last call: flushed pieces without a gap, or, if it had failed, nothing to add.
+    async def _end_earlier(self, tenant_id: str, lease: Lease, call: Call) -> Call:
+        """A call that another one has followed, with its end: as it was recorded, or what had arrived of it."""
+        if call.end is not None:
+            return call
+        body = await self._collect_body(tenant_id, lease, call)
+        answer, code = self._fold(call, [], body)
+        start, end = self._end(call, body, answer, code)
+        await self._tools.store.end_call(lease, start, end)
+        return replace(call, start=start, end=end)
+
+    def _end(self, call: Call, body: bytes, answer: ProviderAnswer, code: str | None) -> tuple[CallStart, CallEnd]:
+        """A call as recovery records it."""
+        start = call.start if answer.container is None else replace_container(call.start, answer.container)
+        start = replace(start, warnings=(*start.warnings, *answer.warnings))
+        if call.end is not None:
+            return start, replace(call.end, error_code=call.end.error_code or code)
+        end = CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=_OK if body else None,
+            raw_response=body,
+            usage=answer.usage,
+            usage_reported=answer.usage_reported,
+            response_id=answer.response_id,
+            cache_miss_reason=explain_miss(_expectation_of(call), answer.usage, answer.cache_miss_reason),
+            cost_usd=cost_of(start.model, start.started_at, answer),
+            error_code=code,
+        )
+        if answer.usage != Usage():
+            return start, end
+        # The request went out, and what the provider made of it nobody knows.
+        size = sum(int(entry["length"]) for entry in start.manifest)
+        unknown = warn_unknown(start.model, start.started_at, size, self._tools.estimate)
+        return replace(start, warnings=(*start.warnings, unknown)), replace(end, cost_usd=None)
+
+    async def _collect_body(self, tenant_id: str, lease: Lease, call: Call) -> bytes:
+        """The bytes of a call: flushed pieces without a gap, or, if it had failed, nothing to add.
 
         One that had ended without a failure was paused, and nothing had continued it yet.
         """
-        call = calls[-1]
         if call.end is not None:
             return b"" if call.end.error_code is not None else call.end.raw_response or b""
         chunks = await self._tools.store.list_chunks(
@@ -212,7 +233,7 @@ class Reaper:
         if not calls:
             return answer
         start = calls[-1].start
-        body = await self._collect_body(tenant_id, lease, calls)
+        body = await self._collect_body(tenant_id, lease, calls[-1])
         end = calls[-1].end or CallEnd(
             ended_at=datetime.now(UTC),
             first_byte_at=None,
@@ -222,8 +243,41 @@ class Reaper:
         )
         return replace(answer, provider=start.provider, model=start.model, account=start.account, start=start, end=end)
 
+    async def _build_answer_of_unknown_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """The process died before it had recorded a call. It may have made one, which may be billed."""
+        store = self._tools.store
+        answer = await self._build_answer_without_call(tenant_id, lease)
+        conversation = await store.load_conversation(tenant_id, lease.conversation_id)
+        if conversation.epoch == 0:
+            # An epoch begins before the first request is made.
+            return answer
+        asked = await store.load_turn(tenant_id, lease.conversation_id, lease.turn_seq - 1)
+        source = await store.load_payload_source(tenant_id, lease.conversation_id)
+        size = len((source.static_text or "").encode("utf-8", "surrogatepass"))
+        size += sum(len(turn.native.data) for turn in source.buffered)
+        end = CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=None,
+            cost_usd=None,
+            error_code=TurnInterrupted.code,
+        )
+        start = CallStart(
+            attempt=1,
+            provider=answer.provider,
+            model=answer.model,
+            # Nobody recorded with which credentials, nor what exactly was sent.
+            account="",
+            epoch=conversation.epoch,
+            started_at=asked.created_at,
+            manifest=(),
+            request_hash=b"",
+            warnings=(warn_unknown(answer.model, asked.created_at, size, self._tools.estimate),),
+        )
+        return replace(answer, cost_usd=None, account="", start=start, end=end)
+
     async def _build_answer_without_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
-        """The process died before it could say that it asked anybody."""
+        """The end of a turn without a call."""
         store = self._tools.store
         conversation = await store.load_conversation(tenant_id, lease.conversation_id)
         assistant = await store.load_assistant(tenant_id, conversation.assistant_id, conversation.assistant_version)

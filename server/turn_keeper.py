@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from server.announcements import News
@@ -42,6 +42,9 @@ class TurnKeeper:
         self._call: PatientCall | None = None
         self._stopped = False
         """Nothing is written from now on: the turn is at its end, or was given up."""
+        self._sent = asyncio.Event()
+        """The request of an attempt has gone out."""
+        self._beginning = asyncio.Lock()
         self._begun_attempt = 0
         self._ended_attempts = 0
         self._written = (0, 0)
@@ -51,6 +54,7 @@ class TurnKeeper:
         """From now on there is something to write down, and to stop. The next attempt is made with `prepared`."""
         self._prepared.append((len(call.attempts) + 1, prepared))
         self._call = call
+        call.on_sent = self._sent.set
 
     def prepared_for(self, attempt: int) -> PreparedPayload:
         """What an attempt was made with, counted from 1."""
@@ -66,6 +70,7 @@ class TurnKeeper:
             async with asyncio.timeout(None) as deadline:
                 tasks = [
                     asyncio.create_task(self._keep(), name="turn keeper"),
+                    asyncio.create_task(self._begin_calls(), name="call recorder"),
                     asyncio.create_task(self._heed(), name="turn stopper"),
                     asyncio.create_task(self._watch_ending(deadline), name="turn watchdog"),
                 ]
@@ -100,9 +105,45 @@ class TurnKeeper:
             self._tools.observer.call_ended(self._lease, start, end, assistant_id=prepared.assistant_id)
             self._ended_attempts = number
 
+    async def _begin_calls(self) -> None:
+        """Records each call when its request goes out, while the provider works on it.
+
+        What a killed process leaves behind tells then whom it has asked, and what.
+        """
+        while not self._stopped:
+            await self._sent.wait()
+            self._sent.clear()
+            try:
+                await self._begin_call()
+            except (LeaseLost, DatabaseUnavailable) as error:
+                # The next checkpoint tries again, and sees to the lease.
+                _log.info("turn.call_not_recorded", extra=self._facts(code=error.code))
+            # The boundary of a task that nobody awaits.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback; the turn's end records the call
+                _log.exception("turn.call_not_recorded", extra=self._facts())
+
+    async def _begin_call(self) -> None:
+        """Makes it durable that the running attempt was asked, once. Raises `LeaseLost`, `DatabaseUnavailable`."""
+        async with self._beginning:
+            if self._call is None or not self._call.attempts:
+                return
+            attempt, stream = len(self._call.attempts), self._call.stream
+            if self._begun_attempt >= attempt or not stream.record.request_body:
+                return
+            # First: this one may be billed, and the ones before it have failed.
+            start = start_of(self.prepared_for(attempt), attempt, stream, self._call.payloads[attempt - 1])
+            await self._tools.store.begin_call(self._lease, start)
+            self._begun_attempt = attempt
+            await self.record_failed_attempts()
+
     async def _stop(self, tasks: "list[asyncio.Task[None]]") -> None:
         """Ends the tasks. One that does not end in time is left behind: it cannot renew the lease any more."""
         self._stopped = True
+        if self._beginning.locked():
+            # Cancelling a statement takes longer than letting it end.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS), self._beginning:
+                    pass
         for task in tasks:
             task.cancel()
         done, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
@@ -192,11 +233,7 @@ class TurnKeeper:
         record = stream.record
         if not record.request_body:
             return []
-        if self._begun_attempt < attempt:
-            await self.record_failed_attempts()
-            start = start_of(self.prepared_for(attempt), attempt, stream, self._call.payloads[attempt - 1])
-            await self._tools.store.begin_call(self._lease, start)
-            self._begun_attempt = attempt
+        await self._begin_call()
         if record.status != _OK:
             # Nothing came yet, or an error, which is short and is written when it is whole.
             return []

@@ -31,6 +31,7 @@ _OUTCOME_STYLES: Final = {
     OutcomeKind.FAILED: "bold red",
     OutcomeKind.RUNNING: "yellow",
     OutcomeKind.LOST: "bold red",
+    OutcomeKind.UNKNOWN: "bold red",
 }
 _PROOF_STYLES: Final = {
     RequestProof.EQUAL: "green",

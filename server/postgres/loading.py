@@ -122,8 +122,8 @@ LEFT JOIN LATERAL (
         (SELECT prefix_hash FROM epochs
          WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
-    -- Below zero are summaries, which nothing follows.
-    WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
+    -- Below zero are summaries, which nothing follows. Without a hash are calls of which nothing was recorded.
+    WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger% AND request_hash <> ''
     ORDER BY turn_seq DESC, attempt DESC
     LIMIT 1
 ) p ON true

@@ -1,6 +1,6 @@
 """One answer on the wire, and what was recorded of it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -21,6 +21,8 @@ class Recording:
     pieces: list[bytes] = field(default_factory=list)
     resent: bool = False
     """Whether it was sent again because a pooled connection was closed, see `server.wire.transport`."""
+    on_leave: Callable[[], None] | None = None
+    """Called when the request goes out and is recorded. It must neither raise nor wait."""
 
     @property
     def body(self) -> bytes:
@@ -32,6 +34,8 @@ class Recording:
         self.started_at = datetime.now(UTC)
         self.ended_at = None
         self.request_body = request_body
+        if self.on_leave is not None:
+            self.on_leave()
 
     def answer(self, status: int, headers: Mapping[str, str]) -> None:
         """Notes the head of the answer."""

@@ -96,6 +96,9 @@ class WireStream:
             self._move_to(StreamState.CANCELLED)
             await self._close()
 
+    def call_when_sent(self, callback: Callable[[], None]) -> None:
+        self._tap.recording.on_leave = callback
+
     async def cancel(self) -> None:
         self._move_to(StreamState.CANCELLED)
         if self._sending is not None:

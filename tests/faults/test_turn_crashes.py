@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from server.block import TextBlock
+from server.call import OUTCOME_UNKNOWN
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.store import PostgresStore
 from server.provider_wiring import FOLDS
@@ -111,6 +112,17 @@ async def test_a_server_killed_at_this_point_leaves_a_conversation_that_goes_on(
     assert told[-1][1] == ("turn.completed" if whole else "turn.failed")
     await prove_resumed(healthy, conversation.id, heard, told)
     await prove_kept(healthy, conversation.id, durable, complete=whole)
+
+    # Whether or not anybody knows what became of it, each call that may be billed has a row.
+    calls = await store.list_calls(fleet.tenant.id, conversation.id, 2)
+    assert len(calls) >= (crash.asked if crash.accepted else 1)
+    last = calls[-1] if calls else None
+    if last is not None and crash.accepted and not crash.keeps_text and crash.at != "before_call":
+        assert last.end is not None
+        assert last.end.cost_usd is None
+        (note,) = (note for note in last.start.warnings if note["kind"] == OUTCOME_UNKNOWN)
+        assert note["estimated_input_tokens"] > 0
+        assert note["estimated_cost_usd"] is not None
 
     after = await healthy.say(conversation.id, "And then?")
     assert (after["turn"]["seq"], after["turn"]["state"]) == (4, "complete")
