@@ -67,6 +67,11 @@ def try_operation(strategy: st.SearchStrategy[Any], url: str, key: str, known: d
     def try_one(*, case: Any, real: bool) -> None:
         if real:
             case.path_parameters = {name: known.get(name, value) for name, value in case.path_parameters.items()}
-        case.call_and_validate(base_url=url, headers={"authorization": f"Bearer {key}"}, checks=CHECKS, timeout=30)
+        response = case.call(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
+        # A stream is documented as a text; schemathesis would hold its single events against that.
+        is_stream = any(kind.startswith("text/event-stream") for kind in response.headers.get("content-type", ()))
+        case.validate_response(
+            response, checks=[check for check in CHECKS if not is_stream or check is not response_schema_conformance]
+        )
 
     try_one()
