@@ -191,7 +191,7 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
             wait_until(lambda: _has_worker(process), "a worker to begin")
             # The newest is the worker; the other one looks after what processes share.
-            os.kill(max(_processes_of(process.pid)), signal.SIGKILL)
+            os.kill(_processes_of(process.pid)[-1], signal.SIGKILL)
             assert process.wait() == 70, process.output
         assert "A worker process has died. --resume goes on" in process.output
         assert "never retrieved" not in process.output
@@ -228,7 +228,7 @@ def _has_worker(process: StrataProcess) -> bool:
 
 
 def _processes_of(session: int) -> list[int]:
-    """The processes of a session that still run."""
+    """The processes of a session that still run, in the order of their start: numbers begin again at some point."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -236,5 +236,5 @@ def _processes_of(session: int) -> list[int]:
         except OSError:
             continue
         if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            found.append((int(fields[19]), int(stat.parent.name)))
+    return [process_id for _, process_id in sorted(found)]
