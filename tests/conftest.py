@@ -6,6 +6,7 @@ embedded Postgres. Its schema always comes from the migrations.
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ def pytest_configure() -> None:
         del os.environ[name]
     # Or each of the many processes that tests start would compile the whole server anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # A shell without job control starts what runs in the background with SIGINT ignored, and every process below inherits
+    # that: those that a test interrupts would go on.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
