@@ -13,6 +13,8 @@ HOPELESS = {
     "provider_not_configured",
     "provider_quota_exceeded",
     "provider_malformed",
+    "provider_call_malformed",
+    "call_limit_reached",
     "provider_rejected",
     "provider_authentication",
     "context_too_long",
