@@ -66,8 +66,8 @@ def pytest_configure() -> None:
         del os.environ[name]
     # Or each of the many processes that tests start would compile the whole server anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # A shell without job control starts what runs in the background with SIGINT ignored, and every process below inherits
-    # that: those that a test interrupts would go on.
+    # A shell without job control starts background commands with SIGINT ignored, and every process that they start
+    # inherits it: those that a test interrupts would go on.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
