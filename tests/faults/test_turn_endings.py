@@ -16,6 +16,7 @@ from asyncpg import exceptions as pg
 from server import turn_keeper
 from server.api_key import Tenant
 from server.call import Call, Chunk
+from server.call_explanation import OutcomeKind, explain_outcome
 from server.conversation import ConversationState, Lease
 from server.emulator.reply import FaultKind
 from server.errors import AnswerUnreadable, AnswerUnstorable, ConversationBusy, Internal, TurnInterrupted, TurnStalled
@@ -41,9 +42,11 @@ from server.telemetry.turns import TurnTelemetry
 from server.turn import ModelResponseTurn, TurnState
 from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
+from tests.builders import accept, user_input
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import open_conversation, read_all, say, text_of, user_task
 from tests.turn_walk import tells
+from tests.verifying import verify
 
 LONG = 3600.0
 QUICK = TurnLimits(lease_seconds=LONG, flush_seconds=0.01)
@@ -342,6 +345,7 @@ class TestAnAnswerThatCannotBeStored:
             assert call.end.error_code == AnswerUnstorable.code
             assert {"kind": AnswerUnstorable.code} in call.start.warnings
             await _goes_on(rig, conversation.id)
+            assert (await verify(rig.database, [conversation.id])).mismatches == ()
             assert (await rig.store.erase_conversation(rig.tenant_id, conversation.id)).rows
 
     async def test_not_even_its_bytes_still_ends_the_turn(
@@ -487,6 +491,28 @@ class TestRecovery:
             assert call.end.raw_response
             assert (await _find_answer(rig, healthy)).error_code == TurnInterrupted.code
             assert (await rig.store.erase_conversation(rig.tenant_id, poisoned)).rows
+
+    async def test_of_a_turn_without_a_recorded_call_records_one_with_an_unknown_outcome(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        async with open_rig() as rig:
+            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
+            emulated[provider].says(tells("Hi."), tells("Better."))
+            await say(rig.service, rig.tenant_id, user_task(conversation.id))
+            # A process accepts the next turn, and dies.
+            await accept(rig.store, rig.tenant_id, user_input(conversation.id))
+            await _end_all_leases(rig)
+            assert await Reaper(rig.tools).reap() == 1
+            (call,) = await rig.store.list_calls(rig.tenant_id, conversation.id, 4)
+            assert call.end is not None
+            assert (call.start.request_hash, call.end.cost_usd) == (b"", None)
+            outcome = explain_outcome(call, await _find_answer(rig, conversation.id, 4), None)
+            assert outcome.kind is OutcomeKind.UNKNOWN
+            (note,) = call.start.warnings
+            assert str(note["estimated_cost_usd"]) in outcome.words
+            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id, "And then?"))
+            assert ended.turn.state is TurnState.COMPLETE
+            assert (await verify(rig.database, [conversation.id])).mismatches == ()
 
     async def test_is_not_needed_to_erase_the_conversation(
         self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
