@@ -15,7 +15,7 @@ from litestar.connection import ASGIConnection
 from server.api_key import ApiKey, Scope
 from server.assistant_inspection import AssistantInspector
 from server.audit import Action, Actor, AuditDraft, AuditLog
-from server.errors import NotFound, OtherTenantReadOnly
+from server.errors import NotFound, OtherTenantReadOnly, ValidationFailed
 from server.inspection import Inspector
 from server.replay_reading import ReplayDesk
 
@@ -85,7 +85,9 @@ class TenantBoundary:
         self._told: dict[_Reading, float] = {}
 
     async def cross(self, connection: _Connection, key: ApiKey, actor: Actor) -> None:
-        """Raises `OtherTenantReadOnly`, and `DatabaseUnavailable`: what cannot be audited is not read."""
+        """Raises `OtherTenantReadOnly`, `ValidationFailed` if the query names several tenants, and
+        `DatabaseUnavailable`: what cannot be audited is not read.
+        """
         if not key.opens(Scope.SUPERADMIN):
             return
         method, route = str(connection.scope.get("method")), str(connection.scope.get("path_template"))
@@ -154,8 +156,12 @@ class TenantBoundary:
 
 
 def _listed_tenant(connection: _Connection, key: ApiKey, route: str) -> str | None:
-    """Whose data a route without an object shows; None: all tenants'."""
+    """The tenant whose data a route without an object shows, or None for all tenants. Raises `ValidationFailed`."""
     if route in _PAGES_OF_ALL_TENANTS:
         return None
-    named = connection.query_params.get("tenant", key.tenant_id)
-    return None if named == "all" else str(named)
+    named = connection.query_params.getall("tenant", [key.tenant_id])
+    if len(named) > 1:
+        # The framework gives a handler the last value, which need not be the one that is audited.
+        message = "Expected one value."
+        raise ValidationFailed(f"tenant: {message}", errors=[{"path": "tenant", "source": "query", "message": message}])
+    return None if named[0] == "all" else str(named[0])

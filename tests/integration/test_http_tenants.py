@@ -231,6 +231,20 @@ async def test_searching_other_tenants_is_told_without_what_was_searched_for(
     ]
 
 
+@pytest.mark.parametrize("route", ["conversations", "assistants", "replays", "overview", "audit"])
+async def test_naming_two_tenants_does_not_hide_which_one_is_read(
+    strata_server: StrataServer, owner: Talk, route: str
+) -> None:
+    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    own = (await superadmin.expect(200, "GET", "/v1/key"))["tenant"]["id"]
+    for other in (strata_server.tenant.id, "all"):
+        for named in (f"tenant={own}&tenant={other}", f"tenant={other}&tenant={own}"):
+            answer = await superadmin.ask("GET", f"/admin/api/{route}?{named}")
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["errors"][0]["path"] == "tenant"
+    assert "tenant.read" not in {row["action"] for row in await audit_rows(strata_server)}
+
+
 async def test_no_route_of_operators_can_change_another_tenants_objects(strata_server: StrataServer) -> None:
     """By the routes themselves: one that is added later is refused unless it is listed as reading."""
     changing = {
