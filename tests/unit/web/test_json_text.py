@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -48,11 +49,11 @@ ambiguous_values = st.recursive(
 """Values in which a tuple of pairs stands for an object, whose keys may repeat."""
 
 
-def write(value: object) -> str:
+def write(value: object, colon: str) -> str:
     if isinstance(value, tuple):
-        return "{" + ", ".join(f"{json.dumps(key)} : {write(inner)}" for key, inner in value) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)}{colon}{write(inner, colon)}" for key, inner in value) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(write, value)) + "]"
+        return "[" + ",".join(write(inner, colon) for inner in value) + "]"
     return json.dumps(value)
 
 
@@ -62,9 +63,9 @@ def has_duplicate(value: object) -> bool:
     return isinstance(value, list) and any(map(has_duplicate, value))
 
 
-@given(ambiguous_values)
-def test_a_key_that_is_there_twice_is_found_and_no_other(value: object) -> None:
-    body = write(value).encode()
+@given(ambiguous_values, st.sampled_from([":", ": ", " : ", "\n:"]))
+def test_a_key_that_is_there_twice_is_found_and_no_other(value: object, colon: str) -> None:
+    body = write(value, colon).encode()
     if has_duplicate(value):
         with pytest.raises(DuplicateKey):
             refuse_duplicate_keys(body, json.loads(body))
@@ -73,3 +74,16 @@ def test_a_key_that_is_there_twice_is_found_and_no_other(value: object) -> None:
     else:
         refuse_duplicate_keys(body, json.loads(body))
         assert decode_json(body) == json.loads(body)
+
+
+def test_json_that_is_sent_as_text_is_not_read_twice_and_costs_no_memory() -> None:
+    text = json.dumps({f"key {number}": number for number in range(50_000)})
+    body = json.dumps({"tool_results": [{"output": text}]}).encode()
+    decoded = json.loads(body)
+    tracemalloc.start()
+    try:
+        refuse_duplicate_keys(body, decoded)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < len(body) / 10
