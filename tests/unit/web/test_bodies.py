@@ -56,7 +56,7 @@ async def test_a_key_that_is_there_twice_is_refused_by_name(site: Site, body: by
     answer = await site.client.post(URL, content=body, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (400, "body_malformed")
     assert answer.json()["key"] == "input"
-    assert 'the key "input" is there twice' in answer.json()["detail"]
+    assert 'the key "input" appears twice' in answer.json()["detail"]
 
 
 async def test_what_looks_like_a_key_inside_of_a_text_is_none(site: Site) -> None:
