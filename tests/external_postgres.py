@@ -222,11 +222,11 @@ class Site:
 
 
 @contextmanager
-def open_site() -> Iterator[Site]:
-    """In the end nothing of it runs, and nothing of it lies about."""
+def open_site(directory: Path | None = None) -> Iterator[Site]:
+    """In the end nothing of it runs, and nothing of it lies about. `directory`: on which disk."""
     find_bin_dir()
     # Not pytest's temporary directory: that is closed to the account that Postgres runs under for root.
-    base = Path(tempfile.mkdtemp(prefix="strata-external-"))
+    base = Path(tempfile.mkdtemp(prefix="strata-external-", dir=directory))
     try:
         base.chmod(0o755)
         give(base)

@@ -1,6 +1,6 @@
-"""A proxy that stands between a client and Postgres, counts what passes, and breaks it on request.
+"""TCP proxies that break connections on request.
 
-It reads the messages that it passes on, so a client has to come without TLS.
+The one for Postgres also counts round trips; it reads the messages that it passes on, so its clients come without TLS.
 """
 
 import asyncio
@@ -34,32 +34,23 @@ class Loss(Enum):
     """The server has run the statement, and nobody hears of it."""
 
 
-class WireProxy:
-    """Listens on `port` and passes everything on, until told otherwise."""
+class TcpProxy:
+    """Listens on `port` and passes everything on to an upstream, until it is told to cut, refuse or swallow."""
 
     def __init__(self, upstream_url: str) -> None:
         self.port = free_port()
-        self.round_trips = 0
-        self.bytes_received = 0
-        """By clients."""
         self.connections_made = 0
         self.most_connections = 0
         """At the same time."""
-        self.losses = 0
-        self.loss: Loss | None = None
-        """What happens to the next statement that is run, on whatever connection: it loses this, and its connection."""
-        self._upstream_url = upstream_url
+        self.upstream_url = upstream_url
         self._server: asyncio.Server | None = None
         self._flows = asyncio.Event()
         self._flows.set()
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
 
-    def url(self, **query: str) -> str:
-        """The upstream's URL by way of this proxy."""
-        parts = urlsplit(self._upstream_url)
-        account, at, _ = parts.netloc.rpartition("@")
-        options = "&".join(f"{name}={quote(value)}" for name, value in {"sslmode": "disable", **query}.items())
-        return f"postgresql://{account}{at}127.0.0.1:{self.port}{parts.path}?{options}"
+    def link(self, client: asyncio.StreamWriter) -> "Link":
+        """A new pair of connections."""
+        return Link(client)
 
     async def accept(self) -> None:
         """New connections are taken, as at the beginning."""
@@ -85,16 +76,6 @@ class WireProxy:
         for link in list(self._links):
             link.cut()
 
-    def announce_end(self) -> None:
-        """What a server says to idle clients when it stops. The connections stay open: their end is still to come."""
-        for link in self._links:
-            link.client.write(_FATAL)
-
-    async def lose_database(self) -> None:
-        """As if it had been stopped."""
-        await self.refuse()
-        self.cut()
-
     async def close(self) -> None:
         await self.refuse()
         self.flow()
@@ -103,13 +84,13 @@ class WireProxy:
             await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(self, writer)
+        link = self.link(writer)
         self._links.add(link)
         self.connections_made += 1
         self.most_connections = max(self.most_connections, len(self._links))
         try:
             await self._flows.wait()
-            upstream_reader, upstream_writer = await _connect(self._upstream_url)
+            upstream_reader, upstream_writer = await _connect(self.upstream_url)
             link.upstream = upstream_writer
             await asyncio.gather(
                 self._pump(reader, upstream_writer, link.pass_request, link),
@@ -126,7 +107,7 @@ class WireProxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         passes: Callable[[bytes], bool],
-        link: "_Link",
+        link: "Link",
     ) -> None:
         while piece := await reader.read(_PIECE_BYTES):
             await self._flows.wait()
@@ -136,20 +117,73 @@ class WireProxy:
         link.cut()
 
 
-class _Link:
+class Link:
     """A client's connection and the one to the server that belongs to it."""
 
-    def __init__(self, proxy: WireProxy, client: asyncio.StreamWriter) -> None:
+    def __init__(self, client: asyncio.StreamWriter) -> None:
         self.client = client
         self.upstream: asyncio.StreamWriter | None = None
         self.ended = False
+
+    def pass_request(self, piece: bytes) -> bool:
+        """Whether it is to be passed on."""
+        return True
+
+    def pass_answer(self, piece: bytes) -> bool:
+        """Whether it is to be passed on."""
+        return True
+
+    def cut(self) -> None:
+        self.ended = True
+        for writer in (self.client, self.upstream):
+            if writer is not None:
+                writer.transport.abort()
+
+
+class WireProxy(TcpProxy):
+    """A proxy in front of Postgres, which counts round trips and can lose one half of one."""
+
+    def __init__(self, upstream_url: str) -> None:
+        super().__init__(upstream_url)
+        self.round_trips = 0
+        self.bytes_received = 0
+        """By clients."""
+        self.losses = 0
+        self.loss: Loss | None = None
+        """What happens to the next statement that is run, on whatever connection: it loses this, and its connection."""
+
+    def url(self, **query: str) -> str:
+        """The upstream's URL by way of this proxy."""
+        parts = urlsplit(self.upstream_url)
+        account, at, _ = parts.netloc.rpartition("@")
+        options = "&".join(f"{name}={quote(value)}" for name, value in {"sslmode": "disable", **query}.items())
+        return f"postgresql://{account}{at}127.0.0.1:{self.port}{parts.path}?{options}"
+
+    def link(self, client: asyncio.StreamWriter) -> Link:
+        return _PostgresLink(self, client)
+
+    def announce_end(self) -> None:
+        """What a server says to idle clients when it stops. The connections stay open: their end is still to come."""
+        for link in self._links:
+            link.client.write(_FATAL)
+
+    async def lose_database(self) -> None:
+        """As if it had been stopped."""
+        await self.refuse()
+        self.cut()
+
+
+class _PostgresLink(Link):
+    """Reads the messages that pass."""
+
+    def __init__(self, proxy: WireProxy, client: asyncio.StreamWriter) -> None:
+        super().__init__(client)
         self._proxy = proxy
         self._requests = _Messages(typed=False)
         self._answers = _Messages(typed=True)
         self._loses_answer = False
 
     def pass_request(self, piece: bytes) -> bool:
-        """Whether it is to be passed on."""
         kinds = list(self._requests.read(piece))
         self._proxy.round_trips += sum(kind in _WAITS_FOR_ANSWER for kind in kinds)
         if self._proxy.loss is None or _EXECUTE not in kinds:
@@ -162,7 +196,6 @@ class _Link:
         return True
 
     def pass_answer(self, piece: bytes) -> bool:
-        """Whether it is to be passed on."""
         kinds = list(self._answers.read(piece))
         if not self._loses_answer:
             self._proxy.bytes_received += len(piece)
@@ -170,12 +203,6 @@ class _Link:
         if _READY in kinds:
             self._lose()
         return False
-
-    def cut(self) -> None:
-        self.ended = True
-        for writer in (self.client, self.upstream):
-            if writer is not None:
-                writer.transport.abort()
 
     def _lose(self) -> None:
         self._proxy.losses += 1

@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 
@@ -64,15 +64,19 @@ class Launcher:
 
 
 @asynccontextmanager
-async def open_launcher() -> AsyncIterator[Launcher]:
+async def open_launcher(
+    variables: Mapping[str, str] | None = None, log: IO[bytes] | None = None
+) -> AsyncIterator[Launcher]:
+    """`variables`: of the environment of all its servers. `log`: what they log, in place of the test's own output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.faults.crashing_server",
         cwd=PROJECT,
-        env=environment({}),
+        env=environment(variables or {}),
         stdin=PIPE,
         stdout=PIPE,
+        stderr=log,
     )
     launcher = Launcher(process=process)
     listening = asyncio.create_task(launcher.listen())

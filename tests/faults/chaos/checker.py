@@ -1,0 +1,348 @@
+"""The independent checker of a chaos run: `python -m tests.faults.chaos.checker DIRECTORY DATABASE_URL SERVER_URL KEY`.
+
+It imports nothing of the code under test. What must hold is derived from the journal alone, and compared with the rows
+of the database, read by plain SQL, and with what the HTTP API tells now:
+
+- **lost**: every acknowledged input is stored; every end that a client was told is stored; every request that reached a
+  provider has a call row; every answer that a provider sent to its end for a complete turn is kept, byte for byte.
+- **doubled**: no idempotency key has two turns; no input has two answers; numbers have no gaps and no repeats; no
+  provider was asked again for an input after the server had received a whole answer.
+- **altered**: inputs read as they were sent; turns read as they were told; an event number never means two things.
+- **stuck**: no lease, no queue ticket, no open call, no unfinished chunk is left, and no client gave up.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+import zstandard
+
+from tests.faults.chaos.journal import read_answer, read_journal
+
+ENDS = frozenset({"turn.completed", "turn.failed", "turn.cancelled"})
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What is wrong, by kind. Empty lists mean that the promises held."""
+
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    altered: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.lost or self.doubled or self.altered or self.stuck)
+
+    def report(self) -> str:
+        lines = [f"{name}: {len(getattr(self, name))}" for name in ("lost", "doubled", "altered", "stuck")]
+        lines += [f"{name}: {number}" for name, number in sorted(self.counts.items())]
+        for name in ("lost", "doubled", "altered", "stuck"):
+            lines += [f"  {name}: {sentence}" for sentence in getattr(self, name)[:40]]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """The journal, sorted."""
+
+    conversations: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, dict[str, Any]] = field(default_factory=dict)
+    started: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: dict[str, dict[str, Any]] = field(default_factory=dict)
+    events: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    asked: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    answered: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    stuck: list[dict[str, Any]] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def sort_journal(facts: Iterator[dict[str, Any]]) -> Told:
+    told = Told()
+    for fact in facts:
+        match fact["fact"]:
+            case "created":
+                told.conversations[fact["conversation"]] = fact["provider"]
+            case "sent" | "started" | "ended" | "refused" as kind:
+                getattr(told, kind)[fact["key"]] = fact
+            case "event":
+                told.events[fact["conversation"], fact["seq"]].append(fact)
+            case "asked" | "answered" as kind:
+                getattr(told, kind)[fact["provider"], fact["number"]] = fact
+            case "stuck":
+                told.stuck.append(fact)
+            case "fault":
+                told.faults[fact["kind"]] += 1
+            case other:
+                raise ValueError(other)
+    return told
+
+
+async def check(directory: Path, database_url: str, server_url: str, key: str) -> Findings:
+    """Everything. The servers must be up and nothing may run any more."""
+    told = sort_journal(read_journal(directory))
+    findings = Findings()
+    connection = await asyncpg.connect(database_url)
+    try:
+        rows = await _read_rows(connection, told)
+        check_rows(directory, told, rows, findings)
+        await _check_leftovers(connection, findings)
+    finally:
+        await connection.close()
+    async with httpx2.AsyncClient(
+        base_url=server_url, headers={"authorization": f"Bearer {key}"}, timeout=60
+    ) as client:
+        await _check_api(client, told, findings)
+    findings.counts = {
+        "conversations": len(told.conversations),
+        "inputs sent": len(told.sent),
+        "ends told": len(told.ended),
+        "provider requests": len(told.asked),
+        "call rows": sum(map(len, rows.calls.values())),
+        **{f"fault {kind}": number for kind, number in told.faults.items()},
+    }
+    return findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What the database holds of the conversations, oldest first."""
+
+    turns: Mapping[str, Sequence[asyncpg.Record]]
+    calls: Mapping[str, Sequence[asyncpg.Record]]
+
+
+async def _read_rows(connection: "asyncpg.Connection[asyncpg.Record]", told: Told) -> Rows:
+    turns, calls = {}, {}
+    for conversation in told.conversations:
+        found = await connection.fetch(
+            """SELECT seq, kind, state, blocks::text AS blocks, idempotency_key FROM turns
+            WHERE conversation_id = $1 ORDER BY seq""",
+            _uuid_of(conversation),
+        )
+        turns[conversation] = found
+        calls[conversation] = await connection.fetch(
+            """SELECT c.turn_seq, c.attempt, c.provider, c.request_hash, c.status, c.error_code, c.ended_at,
+                c.raw_response, c.raw_length, t.state AS turn_state
+            FROM calls c LEFT JOIN turns t ON t.conversation_id = c.conversation_id AND t.seq = c.turn_seq
+            WHERE c.conversation_id = $1 ORDER BY c.turn_seq, c.attempt""",
+            _uuid_of(conversation),
+        )
+    return Rows(turns=turns, calls=calls)
+
+
+def check_rows(directory: Path, told: Told, rows: Rows, findings: Findings) -> None:
+    """What the rows say against what the journal says."""
+    _check_inputs(told, rows, findings)
+    _check_order(told, rows, findings)
+    _check_calls(directory, told, rows, findings)
+    findings.stuck += [f"the client gave up on {fact['key']}" for fact in told.stuck]
+
+
+def _check_inputs(told: Told, rows: Rows, findings: Findings) -> None:
+    stored: dict[str, list[tuple[str, asyncpg.Record]]] = defaultdict(list)
+    for conversation, turns in rows.turns.items():
+        for turn in turns:
+            if turn["idempotency_key"] is not None:
+                stored[turn["idempotency_key"]].append((conversation, turn))
+    for key in told.sent:
+        found = stored.get(key, [])
+        acknowledged = key in told.started or key in told.ended
+        if acknowledged and not found:
+            findings.lost.append(f"input {key} was acknowledged and is not stored")
+        if len(found) > 1:
+            findings.doubled.append(f"input {key} is stored {len(found)} times")
+        for conversation, turn in found:
+            _check_input(told, key, conversation, turn, findings)
+    for key in stored.keys() - told.sent.keys():
+        findings.doubled.append(f"input {key} is stored and nobody sent it")
+
+
+def _check_input(told: Told, key: str, conversation: str, turn: asyncpg.Record, findings: Findings) -> None:
+    sent = told.sent[key]
+    if conversation != sent["conversation"] or not _reads_as_sent(turn, sent["body"]):
+        findings.altered.append(f"input {key} does not read as it was sent")
+    if key in told.started and turn["seq"] != told.started[key]["input_seq"]:
+        findings.altered.append(f"input {key} was told to have another number")
+    if key in told.refused:
+        findings.altered.append(f"input {key} was refused and is stored")
+
+
+def _reads_as_sent(turn: asyncpg.Record, body: dict[str, Any]) -> bool:
+    blocks = json.loads(turn["blocks"])
+    if "input" in body:
+        return bool([block["text"] for block in blocks] == [body["input"]])
+    wanted = [(result["tool_call_id"], result["output"]) for result in body["tool_results"]]
+    return bool(
+        turn["kind"] == "tool_response"
+        and sorted((block["tool_call_id"], json.dumps(block["output"])) for block in blocks)
+        == sorted((call_id, json.dumps(output)) for call_id, output in wanted)
+    )
+
+
+def _check_order(told: Told, rows: Rows, findings: Findings) -> None:
+    for conversation, turns in rows.turns.items():
+        seqs = [turn["seq"] for turn in turns]
+        if seqs != list(range(1, len(seqs) + 1)):
+            findings.doubled.append(f"{conversation}: the numbers of its turns are {seqs}")
+        # Each input is followed by its answer before the next input.
+        kinds = [turn["kind"] == "model_response" for turn in turns]
+        if kinds != [False, True] * (len(kinds) // 2):
+            findings.lost.append(f"{conversation}: an input has no answer, or two of them")
+    for key, ended in told.ended.items():
+        turns = rows.turns.get(ended["conversation"], ())
+        answer = next((turn for turn in turns if turn["seq"] == ended["seq"]), None)
+        if answer is None:
+            findings.lost.append(f"the end of {key} was told and is not stored")
+        elif answer["state"] != ended["turn"]["state"]:
+            findings.altered.append(f"{key} was told to be {ended['turn']['state']} and is {answer['state']}")
+
+
+def _check_calls(directory: Path, told: Told, rows: Rows, findings: Findings) -> None:
+    """Requests by their hash, whichever conversation they were for: no two conversations send the same."""
+    recorded: dict[str, list[asyncpg.Record]] = defaultdict(list)
+    unknown = 0
+    for calls in rows.calls.values():
+        for call in calls:
+            if call["request_hash"]:
+                recorded[call["request_hash"].hex()].append(call)
+            else:
+                unknown += 1
+    requests: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for place, asked in told.asked.items():
+        requests[asked["request_sha256"]].append({**asked, **told.answered.get(place, {})})
+    unrecorded = sum(max(0, len(asked) - len(recorded.get(key, ()))) for key, asked in requests.items())
+    if unrecorded > unknown:
+        findings.lost.append(
+            f"{unrecorded} requests that providers received have no call row, and only {unknown} rows have no hash"
+        )
+    for key, calls in recorded.items():
+        sent = [read_answer(directory, asked["file"]) for asked in requests.get(key, []) if "file" in asked]
+        for call in calls:
+            _check_bytes(call, sent, findings)
+    for conversation, calls in rows.calls.items():
+        whole: dict[int, int] = defaultdict(int)
+        for call in calls:
+            whole[call["turn_seq"]] += call["turn_seq"] > 0 and _is_whole(call)
+        findings.doubled += [
+            f"{conversation}: turn {seq} was asked for again after a whole answer"
+            for seq, number in whole.items()
+            if number > 1
+        ]
+
+
+def _check_bytes(call: asyncpg.Record, sent: Sequence[bytes], findings: Findings) -> None:
+    """What is kept of an answer is what was sent, to the last byte or up to where it broke off."""
+    if call["raw_response"] is None:
+        return
+    kept = (
+        zstandard.ZstdDecompressor().decompress(call["raw_response"], max_output_size=1 << 28)
+        if call["raw_length"]
+        else b""
+    )
+    if not any(body.startswith(kept) for body in sent) and kept:
+        findings.altered.append(f"the answer kept for turn {call['turn_seq']} is not what was sent")
+    if _is_whole(call) and kept not in sent:
+        findings.lost.append(f"the answer kept for turn {call['turn_seq']} is not all that was sent")
+
+
+def _is_whole(call: asyncpg.Record) -> bool:
+    """Whether the server took an answer for complete. A cancelled one has no error either, but its turn says so."""
+    good = call["status"] == 200 and call["error_code"] is None and call["ended_at"] is not None
+    return bool(good and call["turn_state"] == "complete")
+
+
+async def _check_leftovers(connection: "asyncpg.Connection[asyncpg.Record]", findings: Findings) -> None:
+    left = {
+        "leases": "SELECT count(*) FROM conversations WHERE lease_token IS NOT NULL",
+        "tickets": "SELECT count(*) FROM waiting_turns WHERE expires_at > now()",
+        "chunks": "SELECT count(*) FROM call_chunks",
+        "open calls": "SELECT count(*) FROM calls WHERE ended_at IS NULL AND turn_seq > 0",
+    }
+    for name, sql in left.items():
+        if number := await connection.fetchval(sql):
+            findings.stuck.append(f"{number} {name} are left")
+
+
+async def _check_api(client: httpx2.AsyncClient, told: Told, findings: Findings) -> None:
+    for key, ended in told.ended.items():
+        path = f"/v1/conversations/{ended['conversation']}/turns/{ended['seq']}"
+        now = await client.get(path)
+        if now.status_code != 200:
+            findings.lost.append(f"the answer to {key} reads as {now.status_code}")
+        elif now.json() != ended["turn"]:
+            findings.altered.append(f"the answer to {key} reads otherwise than it was told")
+    for (conversation, seq), events in told.events.items():
+        streamed = [event async for event in _stream(client, f"/v1/conversations/{conversation}/turns/{seq}/events")]
+        check_events(f"{conversation}/{seq}", events, streamed, findings)
+
+
+def check_events(
+    name: str, heard: Sequence[dict[str, Any]], stored: Sequence[tuple[int, str, Any]], findings: Findings
+) -> None:
+    """What was heard of a stream against what it tells now."""
+    if not stored or stored[-1][1] not in ENDS:
+        findings.lost.append(f"the stream of {name} has no end")
+        return
+    if [number for number, _, _ in stored] != list(range(1, len(stored) + 1)):
+        findings.doubled.append(f"the stream of {name} has gaps or repeats")
+    by_number = {number: (event, data) for number, event, data in stored[:-1]}
+    last = stored[-1][1:]
+    for event in heard:
+        if event["name"] in ENDS:
+            if (event["name"], event["data"]) != last:
+                findings.altered.append(f"the stream of {name} ended otherwise before")
+        elif event["id"] in by_number:
+            if (event["name"], event["data"]) != by_number[event["id"]]:
+                findings.altered.append(f"event {event['id']} of {name} means two things")
+        elif last[0] == "turn.completed":
+            findings.lost.append(f"event {event['id']} of {name}, which is complete, is gone")
+
+
+async def _stream(client: httpx2.AsyncClient, path: str) -> Any:
+    async with client.stream("GET", path, headers={"accept": "text/event-stream"}) as answer:
+        fields: dict[str, str] = {}
+        async for line in answer.aiter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "data" in fields:
+                yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+                fields = {}
+
+
+def _uuid_of(public_id: str) -> UUID:
+    """The API's ids are a prefix and a UUID in Crockford's base 32."""
+    number = 0
+    for character in public_id.partition("_")[2]:
+        number = number * 32 + _ALPHABET.index(character)
+    return UUID(int=number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    for name in ("directory", "database_url", "server_url", "key"):
+        parser.add_argument(name)
+    arguments = parser.parse_args()
+    findings = asyncio.run(
+        check(Path(arguments.directory), arguments.database_url, arguments.server_url, arguments.key)
+    )
+    print(findings.report())  # noqa: T201  reason: a program's output
+    sys.exit(0 if findings.is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()
