@@ -11,10 +11,10 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test check format lock reference migration clean stale
+.PHONY: help demo serve test test-faults check format lock reference migration clean stale
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # exec: the program takes the place of the shell, so that Ctrl-C and SIGTERM reach it and nothing else.
 demo: $(RUN) ## Set everything up and serve with an embedded Postgres (PORT=8400)
@@ -25,6 +25,11 @@ serve: $(RUN) ## Serve with the settings of the environment (PORT=8400)
 
 test: check ## Everything that has to hold: check, then all tests (ARGS= for pytest, TODAY="+60 days" for another date)
 	$(if $(TODAY),tests/clock/at_date.sh "$(TODAY)") $(BIN)/pytest $(ARGS)
+
+# Outside `make test`: it takes about half an hour. KILLS=50 for a shorter one, SEED=7 to repeat one.
+test-faults: $(DEV) ## Kill servers, workers and Postgres 500 times while clients talk, and check what is left (KILLS=, SEED=)
+	$(BIN)/pytest tests/faults
+	$(BIN)/python -m tests.faults.chaos --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED))
 
 check: $(DEV) ## Lint, format, types and import rules
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""A short chaos run with every kind of fault once, and the checker held against damage that it must find.
+"""A short chaos run with most kinds of fault, and the checker held against damage that it must find.
 
 The long run is `make test-faults`.
 """
@@ -15,16 +15,26 @@ import pytest
 
 from tests.faults.chaos.checker import Findings, Rows, Told, check_events, check_rows, sort_journal
 from tests.faults.chaos.deployment import Deployment
-from tests.faults.chaos.run import Plan, run_chaos
+from tests.faults.chaos.run import WEIGHTS, Plan, run_chaos
 from tests.strata_process import PROJECT, strata
 
-SHORT = Plan(seed=20261118, kills=7, seconds=60, clients=4, conversations=2, pause_seconds=(0.1, 0.5))
+SHORT = Plan(
+    seed=20261118,
+    kills=6,
+    seconds=60,
+    clients=4,
+    conversations=2,
+    servers=2,
+    pause_seconds=(0.1, 0.4),
+    # Without what takes long: failovers and silent databases have tests of their own.
+    weights={**WEIGHTS, "fail_over": 0, "swallow_database": 0, "fill_disk": 0},
+)
 
 
 async def test_nothing_is_lost_doubled_altered_or_stuck_whatever_breaks(tmp_path: Path) -> None:
     async def verify(deployment: Deployment) -> None:
         settings = {"STRATA_DATABASE_URL": deployment.database_url, "STRATA_DATA_DIR": str(tmp_path)}
-        verified = strata("replay", "verify", "--json", env=settings)
+        verified = strata("replay", "verify", env=settings)
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
     outcome = await run_chaos(SHORT, tmp_path / "run", inspect=verify)

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,9 @@ async def run_chaos(
     inspect: Callable[[Deployment], Awaitable[None]] | None = None,
 ) -> Outcome:
     """`inspect` is called before everything is taken down, when nothing runs any more."""
-    journal = Journal(directory)
     weights = WEIGHTS if plan.weights is None else plan.weights
     async with AsyncExitStack() as stack:
+        journal = stack.enter_context(closing(Journal(directory)))
         providers = await stack.enter_async_context(
             open_chaos_providers(
                 journal,
@@ -123,7 +123,6 @@ async def run_chaos(
             await inspect(deployment)
         for client in clients:
             await client.close()
-        journal.close()
         return Outcome(
             findings=findings,
             kills=deployment.kills,
