@@ -202,20 +202,25 @@ async def strata_server(
         open_program(emulated.point(server_settings), providers=providers) as program,
     ):
         tenant = await program.key_ring.create_tenant("acme")
-        keys = [
-            (
-                await program.key_ring.create_key(
-                    tenant_id=tenant.id, name=scope, scopes=frozenset({scope}), expires_at=None
-                )
-            )[1]
-            for scope in (Scope.CLIENT, Scope.ADMIN)
-        ]
+        client_key, admin_key = await keys_of(program, tenant)
         async with serving(program, bind("127.0.0.1", 0)) as url:
             yield StrataServer(
                 url=url,
                 program=program,
                 key_ring=program.key_ring,
                 tenant=tenant,
-                client_key=keys[0],
-                admin_key=keys[1],
+                client_key=client_key,
+                admin_key=admin_key,
             )
+
+
+async def keys_of(program: Program, tenant: Tenant) -> list[str]:
+    """A key for clients and one for operators."""
+    return [
+        (
+            await program.key_ring.create_key(
+                tenant_id=tenant.id, name=scope, scopes=frozenset({scope}), expires_at=None
+            )
+        )[1]
+        for scope in (Scope.CLIENT, Scope.ADMIN)
+    ]
