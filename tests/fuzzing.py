@@ -1,6 +1,7 @@
 """Damaging what a provider sends, byte by byte, on the emulator's side of the connection."""
 
 import random
+import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -8,10 +9,18 @@ from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 
 _CHUNK_SHARE = 0.3
 """Of the pieces of a damaged answer."""
+_SIGNATURE = re.compile(rb'[sS]ignature": ?"([A-Za-z0-9+/_-]{8,})')
+_SIGNATURE_SHARE = 0.5
+"""Of the damage to a piece that has a signature."""
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
     """The bytes with a few of them changed, missing, doubled, or replaced by something that a parser may stumble on."""
+    signatures = list(_SIGNATURE.finditer(data))
+    if signatures and rng.random() < _SIGNATURE_SHARE:
+        # Still well-formed, and no longer what the provider signed: it is refused when it comes back.
+        place = rng.randrange(*rng.choice(signatures).span(1))
+        return data[:place] + (b"A" if data[place : place + 1] != b"A" else b"B") + data[place + 1 :]
     place = rng.randrange(len(data))
     end = min(len(data), place + rng.randrange(1, 24))
     hostile = (

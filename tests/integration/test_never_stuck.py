@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.asgi import serving
-from server.block import TextBlock
 from server.emulator.reply import FaultKind, Reply
 from server.http_server import bind
 from server.postgres.engine import Database
@@ -25,7 +24,7 @@ from server.wiring import open_program
 from tests.conftest import StrataServer, keys_of
 from tests.emulated import BOTH, EmulatedProviders, Stages
 from tests.fuzzing import Fuzzer
-from tests.turn_talk import say, tool_results, user_task
+from tests.turn_talk import say, text_of, tool_results, user_task
 from tests.turn_walk import Walk, asks, begin_walk, tells
 from tests.verifying import verify
 
@@ -101,7 +100,7 @@ async def site(database: Database, server_settings: Settings, stages: Stages) ->
             yield Site(server=server, emulated=emulated, fuzzers=fuzzers, database=database)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(provider=st.sampled_from(BOTH), taken=st.lists(steps, min_size=1, max_size=5))
 async def test_after_any_answers_a_next_task_is_answered_and_everything_is_provable(
     site: Site, provider: str, taken: list[Step]
@@ -120,7 +119,7 @@ async def test_after_any_answers_a_next_task_is_answered_and_everything_is_prova
         user_task(walk.conversation_id, "And now?", abandons_calls=True),
     )
     assert (ended.turn.state, ended.turn.error_code) == (TurnState.COMPLETE, None)
-    assert [block.text for block in ended.turn.blocks if isinstance(block, TextBlock)] == ["Here I am."]
+    assert text_of(ended) == "Here I am."
 
     verified = await verify(site.database, [walk.conversation_id])
     assert verified.mismatches == ()
