@@ -93,6 +93,12 @@ class Deployment:
         return [node.url for node in self.nodes if node.url]
 
     @property
+    def left_out(self) -> Sequence[str]:
+        """Kinds of fault that this machine cannot have."""
+        clock = [] if self._clock is not None else ["clock jumps, which need libfaketime"]
+        return clock + ([] if self._has_small_disk else ["a full disk, which needs root"])
+
+    @property
     def database_url(self) -> str:
         return self.primary.url("strata")
 

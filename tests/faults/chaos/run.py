@@ -103,6 +103,8 @@ async def run_chaos(
                 with_standby=weights.get("fail_over", 0) > 0,
             )
         )
+        for missing in deployment.left_out:
+            show(f"left out on this machine: {missing}")
         await _make_assistants(deployment)
         clients = [
             Client(f"c{number}", deployment, deployment.key, journal, plan.seed * 1000 + number)

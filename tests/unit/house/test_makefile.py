@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.house.repository import ROOT, read
 
-TARGETS = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
+TARGETS = re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE)
 
 
 def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def python_that(clone: Path, script: str) -> str:
 
 
 def test_make_alone_lists_every_target() -> None:
-    listed = re.findall(r"^  make ([a-z]+)", make(ROOT).stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([a-z-]+)", make(ROOT).stdout, re.MULTILINE)
 
     assert listed == TARGETS
 
