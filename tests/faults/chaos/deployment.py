@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 from server.api_key import Scope
 from server.postgres.connecting import DatabaseOptions
@@ -78,6 +79,7 @@ class Deployment:
         self._launchers = launchers
         self._clock = clock
         self._has_small_disk = has_small_disk
+        self._has_standby = False
         self._numbers = count(1)
         self.primary: Cluster = site.primary()
         self.standby: Cluster | None = None
@@ -120,6 +122,7 @@ class Deployment:
 
     async def add_standby(self) -> None:
         """Commits wait for it from then on: what was acknowledged survives the loss of the primary."""
+        self._has_standby = True
         self.standby = self._site.standby(self.primary)
         await self.primary.fetch("ALTER SYSTEM SET synchronous_standby_names = '*'")
         await self.primary.fetch("SELECT pg_reload_conf()")
@@ -216,11 +219,16 @@ class Deployment:
                     file.write(b"\0" * BALLAST_BYTES)
             await asyncio.sleep(seconds)
             ballast.unlink()
+            # Commits would wait for a standby that has stopped over it.
+            await self._replace_standby()
             if not await self._database_answers():
                 with suppress(FileNotFoundError, IndexError, OSError):
                     await asyncio.to_thread(self.primary.kill)
                 self.primary.stop()
                 await asyncio.to_thread(self.primary.start)
+            if self.standby is None and self._has_standby:
+                await self.add_standby()
+                await self._point_to_databases()
 
     async def move_clock(self, rng: random.Random) -> None:
         """The clock of some processes jumps, forwards or backwards."""
@@ -299,6 +307,14 @@ class Deployment:
             for proxy, cluster in zip(node.proxies, clusters, strict=False):
                 proxy.upstream_url = cluster.url("strata")
                 proxy.cut()
+
+    async def _replace_standby(self) -> None:
+        if self.standby is not None:
+            with suppress(FileNotFoundError, IndexError, OSError, psutil.Error):
+                await asyncio.to_thread(self.standby.kill)
+            self.standby.stop()
+            shutil.rmtree(self.standby.data)
+            self.standby = None
 
     async def _database_answers(self) -> bool:
         try:
