@@ -114,7 +114,10 @@ class Cluster:
     def run(self, program: str, *arguments: str) -> None:
         """A program of this server, under its account."""
         command = [str(self._bin_dir / program), *arguments]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.base, timeout=LIMIT_SECONDS, **_account())
+        done = subprocess.run(
+            command, check=False, capture_output=True, cwd=self.base, timeout=LIMIT_SECONDS, **_account()
+        )
+        assert done.returncode == 0, done.stderr.decode()
 
     def start(self, **settings: str) -> None:
         """Returns when it takes connections."""

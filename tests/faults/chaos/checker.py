@@ -236,7 +236,9 @@ def _check_calls(directory: Path, told: Told, rows: Rows, findings: Findings) ->
     for conversation, calls in rows.calls.items():
         whole: dict[int, int] = defaultdict(int)
         for call in calls:
-            whole[call["turn_seq"]] += call["turn_seq"] > 0 and _is_whole(call)
+            # A paused answer is continued by another call of the same turn.
+            is_last = _is_whole(call) and b'"pause_turn"' not in _read_kept(call)
+            whole[call["turn_seq"]] += call["turn_seq"] > 0 and is_last
         findings.doubled += [
             f"{conversation}: turn {seq} was asked for again after a whole answer"
             for seq, number in whole.items()
@@ -248,15 +250,17 @@ def _check_bytes(call: asyncpg.Record, sent: Sequence[bytes], findings: Findings
     """What is kept of an answer is what was sent, to the last byte or up to where it broke off."""
     if call["raw_response"] is None:
         return
-    kept = (
-        zstandard.ZstdDecompressor().decompress(call["raw_response"], max_output_size=1 << 28)
-        if call["raw_length"]
-        else b""
-    )
+    kept = _read_kept(call)
     if not any(body.startswith(kept) for body in sent) and kept:
         findings.altered.append(f"the answer kept for turn {call['turn_seq']} is not what was sent")
     if _is_whole(call) and kept not in sent:
         findings.lost.append(f"the answer kept for turn {call['turn_seq']} is not all that was sent")
+
+
+def _read_kept(call: asyncpg.Record) -> bytes:
+    if not call["raw_length"]:
+        return b""
+    return zstandard.ZstdDecompressor().decompress(call["raw_response"], max_output_size=1 << 28)
 
 
 def _is_whole(call: asyncpg.Record) -> bool:

@@ -79,7 +79,6 @@ class Deployment:
         self._launchers = launchers
         self._clock = clock
         self._has_small_disk = has_small_disk
-        self._has_standby = False
         self._numbers = count(1)
         self.primary: Cluster = site.primary()
         self.standby: Cluster | None = None
@@ -122,7 +121,6 @@ class Deployment:
 
     async def add_standby(self) -> None:
         """Commits wait for it from then on: what was acknowledged survives the loss of the primary."""
-        self._has_standby = True
         self.standby = self._site.standby(self.primary)
         await self.primary.fetch("ALTER SYSTEM SET synchronous_standby_names = '*'")
         await self.primary.fetch("SELECT pg_reload_conf()")
@@ -219,14 +217,15 @@ class Deployment:
                     file.write(b"\0" * BALLAST_BYTES)
             await asyncio.sleep(seconds)
             ballast.unlink()
-            # Commits would wait for a standby that has stopped over it.
-            await self._replace_standby()
+            # Either may have stopped over it, and commits would wait for a standby that has.
+            await self._stop(self.standby)
             if not await self._database_answers():
-                with suppress(FileNotFoundError, IndexError, OSError):
-                    await asyncio.to_thread(self.primary.kill)
-                self.primary.stop()
+                await self._stop(self.primary)
                 await asyncio.to_thread(self.primary.start)
-            if self.standby is None and self._has_standby:
+            if self.standby is not None:
+                shutil.rmtree(self.standby.data)
+                await self.primary.fetch("ALTER SYSTEM RESET synchronous_standby_names")
+                await self.primary.fetch("SELECT pg_reload_conf()")
                 await self.add_standby()
                 await self._point_to_databases()
 
@@ -308,20 +307,19 @@ class Deployment:
                 proxy.upstream_url = cluster.url("strata")
                 proxy.cut()
 
-    async def _replace_standby(self) -> None:
-        if self.standby is not None:
+    async def _stop(self, cluster: Cluster | None) -> None:
+        """Also one that has stopped by itself."""
+        if cluster is not None:
             with suppress(FileNotFoundError, IndexError, OSError, psutil.Error):
-                await asyncio.to_thread(self.standby.kill)
-            self.standby.stop()
-            shutil.rmtree(self.standby.data)
-            self.standby = None
+                await asyncio.to_thread(cluster.kill)
+            cluster.stop()
 
     async def _database_answers(self) -> bool:
         try:
             async with asyncio.timeout(5):
                 connection = await asyncpg.connect(self.database_url)
                 try:
-                    await connection.execute("CREATE TABLE written (); DROP TABLE written")
+                    await connection.fetchval("SELECT 1")
                 finally:
                     await connection.close()
         except (OSError, TimeoutError, asyncpg.PostgresError):
