@@ -21,6 +21,20 @@ NOTHING_SAID: Final = "(no text)"
 """Stands for a user task that is nothing but empty text."""
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _MARKER: Final = "cache_control"
+_MARKABLE: Final = frozenset(
+    {
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "tool_use",
+        "tool_result",
+        "server_tool_use",
+        "container_upload",
+        "compaction",
+    }
+)
+"""Types of blocks that take a cache marker, besides the results of server tools."""
 _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
 _DEFAULT_OUTPUT_TOKENS: Final = 16_384
@@ -285,14 +299,20 @@ def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
 
 
 def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
-    """The marker goes on the last block that may carry one: not on thinking, not on empty text."""
+    """The marker goes on the last block that takes one: not on thinking, not on empty text, not on an unknown type."""
     message = loads_exact(data)
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):
-        if block.get("type") not in _THINKING and block.get("text") != "":
+        if _takes_marker(block):
             block[_MARKER] = marker
             return dumps_exact(message)
     return data
+
+
+def _takes_marker(block: dict[str, Any]) -> bool:
+    kind = block.get("type")
+    known = isinstance(kind, str) and (kind in _MARKABLE or kind.endswith("_tool_result"))
+    return known and block.get("text") != ""
 
 
 def _static_marker(payload: Payload, profile: ModelProfile) -> dict[str, Any]:

@@ -253,6 +253,13 @@ def test_a_marked_message_keeps_its_numbers_and_the_order_of_its_keys() -> None:
     assert sent == data[:-3] + b',"cache_control":{"type":"ephemeral"}}]}'
 
 
+def test_a_block_of_an_unknown_type_gets_no_marker() -> None:
+    content = [{"type": "text", "text": "Fine."}, {"type": "novelty", "novelty": {}}]
+    data = json.dumps({"role": "assistant", "content": content}).encode()
+    sent = json.loads(join_messages(build_payload(MODEL, [data], breakpoints=(0,)), PROFILE))
+    assert ["cache_control" in block for block in sent["content"]] == [True, False]
+
+
 @given(
     st.lists(st.lists(st.sampled_from(KINDS), max_size=4), max_size=10),
     st.lists(st.integers(0, 12), max_size=9, unique=True).map(sorted),
