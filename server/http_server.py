@@ -142,6 +142,8 @@ class _HeadProgress:
     extension of a chunk. The parser keeps them."""
     advanced: bool = field(default=False)
     """Whether the bytes that came last have completed one of these."""
+    between_requests: bool = field(default=False)
+    """Whether the bytes that came last have ended a message and begun no other."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -175,7 +177,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._unset_keepalive_if_required()
-        self._head.advanced = False
+        self._head.advanced = self._head.between_requests = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -190,11 +192,19 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._head.pending_bytes > self._limits.max_head_bytes:
                 self._refuse(_head_too_large(self._limits))
                 return
-        if not self._is_answering and self._timer is None and not self.transport.is_closing():
+        if self._is_answering or self._timer is not None or self.transport.is_closing():
+            return
+        if self._head.between_requests:
+            # The rest of a body whose request was answered before: uvicorn's timer was stopped for it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
             self._start_timer(self._limits.head_seconds)
 
     def on_message_begin(self) -> None:
         self._head.begun = True
+        self._head.between_requests = False
         super().on_message_begin()
         self.scope["extensions"] = {ABORT_CONNECTION: {"abort": self.transport.abort}}
 
@@ -209,7 +219,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._head = _HeadProgress(advanced=True)
+        self._stop_timer()
+        self._head = _HeadProgress(advanced=True, between_requests=True)
         super().on_message_complete()
 
     @property

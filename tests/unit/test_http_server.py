@@ -170,6 +170,29 @@ async def test_a_body_that_comes_after_its_answer_does_not_keep_a_connection_ope
         writer.close()
 
 
+async def test_a_connection_is_idle_after_a_body_that_came_after_its_answer() -> None:
+    """Not waiting for a head: a proxy would find the connection closed long before the idle time is over."""
+    async with serving(patient(idle_seconds=SHORT)) as served:
+        reader, writer = await served.open()
+        writer.write(b"POST / HTTP/1.1\r\nhost: strata.test\r\ncontent-length: 3\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"vvv")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_request_after_a_late_body_is_served() -> None:
+    async with serving(patient()) as served:
+        reader, writer = await served.open()
+        writer.write(b"POST / HTTP/1.1\r\nhost: strata.test\r\ncontent-length: 3\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"v")
+        writer.write(b"vv" + get())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        assert len(served.requests) == 2
+        writer.close()
+
+
 async def test_connections_above_the_limit_are_answered_with_503_and_others_go_on() -> None:
     async with serving(patient(max_connections=2)) as served:
         held = [await served.open() for _ in range(2)]
