@@ -28,9 +28,9 @@ from server.errors import (
     TurnInterrupted,
 )
 from server.provider import Fold, ProviderAnswer
-from server.store import NewAnswer
+from server.store import NewAnswer, PayloadSource
 from server.stored_turn import bodies_before
-from server.turn import Native, StopReason, TurnState, open_call_ids
+from server.turn import Native, StopReason, ToolResponseTurn, Turn, TurnState, open_call_ids
 from server.turn_ending import describe_stop
 from server.turn_tools import TurnTools
 from server.usage import Usage, add_usages
@@ -246,13 +246,13 @@ class Reaper:
     async def _build_answer_of_unknown_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
         """The process died before it had recorded a call. It may have made one, which may be billed."""
         store = self._tools.store
-        answer = await self._build_answer_without_call(tenant_id, lease)
-        conversation = await store.load_conversation(tenant_id, lease.conversation_id)
-        if conversation.epoch == 0:
-            # An epoch begins before the first request is made.
-            return answer
         asked = await store.load_turn(tenant_id, lease.conversation_id, lease.turn_seq - 1)
         source = await store.load_payload_source(tenant_id, lease.conversation_id)
+        version = _find_version(source, asked)
+        answer = await self._build_answer_without_call(tenant_id, lease, version)
+        if source.epoch is None or source.epoch.assistant_version != version:
+            # An epoch of this version begins before a request is made.
+            return answer
         size = len((source.static_text or "").encode("utf-8", "surrogatepass"))
         size += sum(len(turn.native.data) for turn in source.buffered)
         end = CallEnd(
@@ -268,7 +268,7 @@ class Reaper:
             model=answer.model,
             # Nobody recorded with which credentials, nor what exactly was sent.
             account="",
-            epoch=conversation.epoch,
+            epoch=source.epoch.number,
             started_at=asked.created_at,
             manifest=(),
             request_hash=b"",
@@ -276,11 +276,13 @@ class Reaper:
         )
         return replace(answer, cost_usd=None, account="", start=start, end=end)
 
-    async def _build_answer_without_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
-        """The end of a turn without a call."""
+    async def _build_answer_without_call(self, tenant_id: str, lease: Lease, version: int | None = None) -> NewAnswer:
+        """The end of a turn without a call. `version` of the assistant: None for the conversation's."""
         store = self._tools.store
         conversation = await store.load_conversation(tenant_id, lease.conversation_id)
-        assistant = await store.load_assistant(tenant_id, conversation.assistant_id, conversation.assistant_version)
+        assistant = await store.load_assistant(
+            tenant_id, conversation.assistant_id, version or conversation.assistant_version
+        )
         return NewAnswer(
             blocks=(),
             native=Native(dialect=assistant.definition.provider, data=b""),
@@ -295,6 +297,18 @@ class Reaper:
             start=None,
             end=None,
         )
+
+
+def _find_version(source: PayloadSource, asked: Turn) -> int:
+    """The version of the assistant that the requests of a turn were made with, if there were any.
+
+    A tool loop keeps the version of its epoch. If the conversation was edited after the turn was accepted, its version
+    may be newer than the turn; then, too, the epoch tells which one was used.
+    """
+    edited = source.conversation.updated_at > asked.created_at
+    if source.epoch is not None and (isinstance(asked, ToolResponseTurn) or edited):
+        return source.epoch.assistant_version
+    return source.conversation.assistant_version
 
 
 def _fold_whole(fold: Fold, body: bytes) -> tuple[ProviderAnswer, str | None]:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import asyncpg
@@ -15,11 +16,19 @@ from asyncpg import exceptions as pg
 
 from server import turn_keeper
 from server.api_key import Tenant
-from server.call import Call, Chunk
+from server.call import Call, CallStart, Chunk
 from server.call_explanation import OutcomeKind, explain_outcome
 from server.conversation import ConversationState, Lease
 from server.emulator.reply import FaultKind
-from server.errors import AnswerUnreadable, AnswerUnstorable, ConversationBusy, Internal, TurnInterrupted, TurnStalled
+from server.errors import (
+    AnswerUnreadable,
+    AnswerUnstorable,
+    ConversationBusy,
+    DatabaseUnavailable,
+    Internal,
+    TurnInterrupted,
+    TurnStalled,
+)
 from server.event import ProviderEvent
 from server.jinja.limits import RenderLimits
 from server.jinja.renderer import JinjaRenderer
@@ -34,18 +43,19 @@ from server.provider_wiring import FOLDS
 from server.reaper import Reaper
 from server.running_turns import RunningTurns
 from server.settings import Settings
-from server.store import Finished, NewAnswer
+from server.store import ConversationChange, Finished, NewAnswer
 from server.stored_turn import OpenFold
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
 from server.turn import ModelResponseTurn, TurnState
+from server.turn_request import TurnRequest
 from server.turn_service import TurnService
 from server.turn_tools import TurnLimits, TurnTools
-from tests.builders import accept, user_input
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import open_conversation, read_all, say, text_of, user_task
-from tests.turn_walk import tells
+from tests.builders import accept, definition, user_input
+from tests.emulated import BOTH, MODELS, EmulatedProviders
+from tests.turn_talk import WEATHER, calls_of, open_conversation, read_all, say, text_of, tool_results, user_task
+from tests.turn_walk import asks, tells, until_asked
 from tests.verifying import verify
 
 LONG = 3600.0
@@ -102,16 +112,18 @@ class OpenRig:
                 folds=folds,
                 limits=limits,
             )
-            yield Rig(
-                service=TurnService(tools, running_turns),
-                store=opened,
-                database=self._database,
-                tools=tools,
-                running_turns=running_turns,
-                metrics=metrics,
-                tenant_id=self._tenant.id,
-            )
-            await running_turns.drain(0.1)
+            try:
+                yield Rig(
+                    service=TurnService(tools, running_turns),
+                    store=opened,
+                    database=self._database,
+                    tools=tools,
+                    running_turns=running_turns,
+                    metrics=metrics,
+                    tenant_id=self._tenant.id,
+                )
+            finally:
+                await running_turns.drain(0.1)
         await renderer.close()
         tracing.shutdown()
 
@@ -461,6 +473,40 @@ def _open_buggy() -> Fold:
     return BuggyFold()
 
 
+class MortalStore(PostgresStore):
+    """The store of a server that can be killed: after that, nothing is written for its turns."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._checkpoint = asyncio.Lock()
+        self._dead = False
+
+    async def die(self) -> None:
+        """Returns when no checkpoint is under way any more."""
+        async with self._checkpoint:
+            self._dead = True
+
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
+        async with self._checkpoint:
+            if self._dead:
+                raise DatabaseUnavailable
+            return await super().append_chunks(lease, chunks, lease_seconds=lease_seconds)
+
+
+class ForgetfulStore(MortalStore):
+    """The store of a server that dies before it has recorded a call."""
+
+    async def begin_call(self, lease: Lease, start: CallStart) -> None:
+        raise DatabaseUnavailable
+
+
+async def _kill(rig: Rig) -> None:
+    """No heartbeat of the server comes any more, and the time of its leases has run out."""
+    assert isinstance(rig.store, MortalStore)
+    await rig.store.die()
+    await _end_all_leases(rig)
+
+
 @pytest.mark.parametrize("provider", BOTH)
 class TestRecovery:
     async def _orphan(self, rig: Rig, emulated: EmulatedProviders, provider: str) -> str:
@@ -479,10 +525,10 @@ class TestRecovery:
     ) -> None:
         other = next(name for name in BOTH if name != provider)
         folds = {**FOLDS, provider: _open_buggy}
-        async with open_rig(limits=QUICK) as dying, open_rig(folds=folds) as rig:
+        async with open_rig(store=MortalStore) as dying, open_rig(folds=folds) as rig:
             poisoned = await self._orphan(dying, emulated, provider)
             healthy = await self._orphan(dying, emulated, other)
-            await _end_all_leases(rig)
+            await _kill(dying)
             assert await Reaper(rig.tools).reap() == 2
             turn = await _find_answer(rig, poisoned)
             assert (turn.state, turn.error_code) == (TurnState.INTERRUPTED, AnswerUnreadable.code)
@@ -517,11 +563,11 @@ class TestRecovery:
     async def test_is_not_needed_to_erase_the_conversation(
         self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
     ) -> None:
-        async with open_rig(limits=QUICK) as rig:
+        async with open_rig(store=MortalStore) as rig:
             orphan = await self._orphan(rig, emulated, provider)
             with pytest.raises(ConversationBusy):
                 await rig.store.erase_conversation(rig.tenant_id, orphan)
-            await _end_all_leases(rig)
+            await _kill(rig)
             assert (await rig.store.erase_conversation(rig.tenant_id, orphan)).rows
             async with rig.database.connection() as connection:
                 assert not await connection.fetch("SELECT FROM call_chunks")
@@ -535,10 +581,81 @@ class TestRecovery:
                     raise pg.DataError("no")
                 return await super().take_over_lease(lease, **options)
 
-        async with open_rig(limits=QUICK) as dying, open_rig(store=Broken) as rig:
+        async with open_rig(store=MortalStore) as dying, open_rig(store=Broken) as rig:
             orphans = sorted([await self._orphan(dying, emulated, provider) for _ in range(3)])
             poisoned = orphans[0]
-            await _end_all_leases(rig)
+            await _kill(dying)
             assert await Reaper(rig.tools).reap() == 2
             for conversation_id in orphans[1:]:
                 assert (await _find_answer(rig, conversation_id)).state is TurnState.INTERRUPTED
+
+
+async def _move(rig: Rig, conversation_id: str, provider: str) -> None:
+    """The conversation goes on with a new version of its assistant, of another provider."""
+    assistant_id = (await rig.store.load_conversation(rig.tenant_id, conversation_id)).assistant_id
+    changed = definition(provider=provider, model=MODELS[provider], tools=(WEATHER,), settings={})
+    version = (await rig.store.revise_assistant(rig.tenant_id, assistant_id, changed)).version
+    await rig.store.change_conversation(rig.tenant_id, conversation_id, ConversationChange(assistant_version=version))
+
+
+@pytest.mark.parametrize("provider", BOTH)
+class TestATurnThatDiedBeforeItsCallWasRecorded:
+    async def _die_asking(self, rig: Rig, emulated: EmulatedProviders, request: TurnRequest) -> int:
+        for name in BOTH:
+            emulated[name].fails(FaultKind.SILENCE)
+        handle = await rig.service.take_turn(rig.tenant_id, request)
+        await until_asked(emulated)
+        return handle.seq
+
+    async def _recover(self, rig: Rig, conversation_id: str, seq: int) -> tuple[ModelResponseTurn, Sequence[Call]]:
+        await _kill(rig)
+        assert await Reaper(rig.tools).reap(conversation_id) == 1
+        calls = await rig.store.list_calls(rig.tenant_id, conversation_id, seq)
+        return await _find_answer(rig, conversation_id, seq), calls
+
+    async def test_in_a_tool_loop_was_asked_of_the_provider_of_the_loop(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        other = next(name for name in BOTH if name != provider)
+        emulated[provider].says(asks("Oslo"))
+        async with open_rig(store=ForgetfulStore) as rig:
+            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
+            asked = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+            await _move(rig, conversation.id, other)
+            seq = await self._die_asking(rig, emulated, tool_results(conversation.id, calls_of(asked)))
+            turn, (call,) = await self._recover(rig, conversation.id, seq)
+            assert (turn.provider, turn.model) == (provider, MODELS[provider])
+            assert (call.start.provider, call.start.model) == (provider, MODELS[provider])
+
+    async def test_was_asked_of_the_provider_that_the_conversation_had_then(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        other = next(name for name in BOTH if name != provider)
+        async with open_rig(store=ForgetfulStore) as rig:
+            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
+            seq = await self._die_asking(rig, emulated, user_task(conversation.id))
+            await _move(rig, conversation.id, other)
+            turn, (call,) = await self._recover(rig, conversation.id, seq)
+            assert (turn.provider, call.start.provider) == (provider, provider)
+
+    async def test_before_its_epoch_began_was_asked_of_nobody(
+        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    ) -> None:
+        other = next(name for name in BOTH if name != provider)
+        stuck = asyncio.Event()
+
+        class Stuck(MortalStore):
+            async def begin_epoch(self, *arguments: Any, **options: Any) -> None:
+                if stuck.is_set():
+                    await asyncio.Event().wait()
+                await super().begin_epoch(*arguments, **options)
+
+        emulated[provider].says(tells("Once upon a time."))
+        async with open_rig(store=Stuck) as rig:
+            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
+            await say(rig.service, rig.tenant_id, user_task(conversation.id))
+            await _move(rig, conversation.id, other)
+            stuck.set()
+            handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id, "And then?"))
+            turn, calls = await self._recover(rig, conversation.id, handle.seq)
+            assert (turn.provider, turn.cost_usd, len(calls)) == (other, Decimal(0), 0)
