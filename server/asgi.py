@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from server.errors import StrataError
-from server.http_server import ConnectionLimits, HttpServer, Refusal, allow_open_files, serving_beside
+from server.http_server import ConnectionLimits, HttpServer, Refusal, serving_beside
 from server.settings import Settings
 from server.web.errors import ANSWERS, answer_headers, encode_problem
 from server.web.problem import PROBLEM_MEDIA_TYPE
@@ -51,11 +51,6 @@ class _ProgramServer(HttpServer):
         program.metrics.gauge_callback(
             "strata_http_connections", "Open connections of clients.", lambda: self.connection_count
         )
-        fitting = allow_open_files(limits.max_connections)
-        if fitting < limits.max_connections:
-            _log.warning(
-                "http.open_files_limited", extra={"max_connections": limits.max_connections, "possible": fitting}
-            )
 
     def _answer_refused(self, error: StrataError) -> Refusal:
         """What the edge does for a request, for one that never gets there: an id, a metric, a line in the log."""

@@ -6,7 +6,6 @@ called, so before anybody is authenticated. Limits of bodies are the application
 """
 
 import asyncio
-import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -43,8 +42,6 @@ _LINGER_SECONDS: Final = 2.0
 reset it, and the client would see the reset and not the answer."""
 _MAX_LINGERING: Final = 256
 """Most connections of one server that linger; any more are reset."""
-_RESERVED_FILES: Final = 1024
-"""Open files for everything but clients: the database, providers, logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +104,6 @@ def url_of(listener: socket.socket) -> str:
     """Where a listening socket can be reached."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def allow_open_files(connections: int) -> int:
-    """Raise the process's limit of open files as far as so many connections need. Returns how many of them fit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(0, soft - _RESERVED_FILES)
 
 
 class _Config(uvicorn.Config):

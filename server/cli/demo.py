@@ -42,7 +42,7 @@ def demo(port: int | None) -> None:
     first. Ctrl-C ends all of it.
     """
     settings = begin(port=port).model_copy(update={"database_url": None})
-    raise_file_limit(settings)
+    raise_file_limit(settings, connections=settings.max_connections)
     run(_demo(settings))
 
 

@@ -14,7 +14,7 @@ from server.telemetry.logs import configure_logs
 Result = TypeVar("Result")
 
 _OTHER_FILES: Final = 200
-"""Listening sockets, logs, libraries, requests that make no provider call."""
+"""Listening sockets, logs, libraries, template workers."""
 _ENOUGH_FILES: Final = 1024 * 1024
 
 _log = logging.getLogger("strata.program")
@@ -40,14 +40,16 @@ def begin_quietly(level: str = "warning") -> Settings:
     return settings
 
 
-def raise_file_limit(settings: Settings) -> None:
-    """Raises the soft limit for open files to the hard one. Logs a warning if that is too low for the settings."""
+def raise_file_limit(settings: Settings, *, connections: int = 0) -> None:
+    """Raises the soft limit for open files to the hard one.
+
+    Logs a warning if that is too low for the settings and so many `connections` of clients.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < highest:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
         soft = highest
-    # A provider call has two connections: the provider's, and that of the client that waits for it.
-    needed = 2 * settings.provider_call_limit + settings.database_pool_size + _OTHER_FILES
+    needed = connections + settings.provider_call_limit + settings.database_pool_size + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         _log.warning("program.file_limit_low", extra={"limit": soft, "needed": needed})

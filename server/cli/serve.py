@@ -30,7 +30,7 @@ def serve(host: str | None, port: int | None, provider: str | None, api_key: str
     """
     settings = begin(host=host, port=port)
     choice = choose_provider(provider, api_key, os.environ)
-    raise_file_limit(settings)
+    raise_file_limit(settings, connections=settings.max_connections)
     run(_serve(settings, choice, migrate=migrate))
 
 

@@ -112,7 +112,11 @@ def test_the_limit_for_open_files_is_raised_and_one_that_is_too_low_is_logged(
         raise_file_limit(Settings(provider_call_limit=1))
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         assert not caplog.records
-        raise_file_limit(Settings(provider_call_limit=100_000))
-        assert [record.message for record in caplog.records] == (["program.file_limit_low"] if hard < 200_000 else [])
+        for settings, connections in ((Settings(provider_call_limit=100_000), 0), (Settings(), 100_000)):
+            caplog.clear()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            raise_file_limit(settings, connections=connections)
+            messages = [record.message for record in caplog.records]
+            assert messages == (["program.file_limit_low"] if hard < 100_000 else [])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
