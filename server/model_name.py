@@ -27,7 +27,10 @@ def find_name_fault(provider: str, model: str) -> str | None:
     pattern = _PATTERNS.get(provider)
     if pattern is not None and len(model) <= MAX_LENGTH and ".." not in model and pattern.fullmatch(model):
         return None
-    return "Expected the name of a model: letters, digits, dots, hyphens and underscores, a letter or digit first."
+    return (
+        "Expected the name of a model: letters, digits, hyphens, underscores and single dots, with a letter or a digit "
+        f"first, and at most {MAX_LENGTH} characters."
+    )
 
 
 def check_model_name(provider: str, model: str) -> None:

@@ -12,12 +12,13 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from server.errors import SettingsInvalid
 
 MEBIBYTE: Final = 1024 * 1024
+_MIN_TOKEN_CHARS: Final = 16
 _ORIGIN: Final = re.compile(r"https?://[^/\s]+")
 
 
@@ -83,7 +84,7 @@ class Settings(BaseSettings):
         default=10.0,
         gt=0,
         le=300,
-        description="Time that a client has to send the request line and the headers; after it the answer is 408.",
+        description="How long a client may take to send the request line and the headers, before the answer is 408.",
     )
     max_head_bytes: int = Field(
         default=64 * 1024,
@@ -108,23 +109,27 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = Field(
         default=(),
         description="Addresses and networks of your own reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`, with "
-        "commas between. Only what they send in `X-Forwarded-For` and `X-Forwarded-Proto` is believed.",
+        "commas between. `X-Forwarded-For` and `X-Forwarded-Proto` are read from these only, and ignored from others.",
     )
     admin_idle_seconds: float = Field(
         default=1800.0, ge=10, le=86_400, description="An operator's session is over after so long without a request."
     )
     admin_session_seconds: float = Field(
-        default=43_200.0, ge=60, le=2_592_000, description="And however busy it is, after so long."
+        default=43_200.0,
+        ge=60,
+        le=2_592_000,
+        description="An operator's session ends after this time, even if it is in use.",
     )
     admin_login_failures: int = Field(
         default=5,
         ge=1,
         le=1000,
-        description="So many failed logins with one key from one address are answered at once. After each further one "
-        "wrong keys from there get 429: for one second, then twice as long each time. The right key is always let in.",
+        description="Number of failed logins to the admin pages, for one key from one address, after which further "
+        "attempts with a wrong secret get 429: for one second, and for twice as long after each further failure. The "
+        "right key always works.",
     )
     admin_lock_seconds: float = Field(
-        default=900.0, ge=1, le=86_400, description="Longest such wait after a failed login, in seconds."
+        default=900.0, ge=1, le=86_400, description="Longest time for which failed logins get 429, in seconds."
     )
 
     rate_limit_per_minute: int = Field(
@@ -189,14 +194,16 @@ class Settings(BaseSettings):
         default=3,
         ge=1,
         le=64,
-        description="Most processes per server that render templates from the network and evaluate assertions. They "
-        "are started when they are needed; one tenant occupies all but one of them at most.",
+        description="Maximum number of processes per server that render templates from the network and evaluate "
+        "assertions. They are started when they are needed. One tenant occupies all but one of them at most; with 1 "
+        "all tenants share it.",
     )
     template_wait_seconds: float = Field(
         default=10.0,
         gt=0,
         le=300,
-        description="How long a turn or a request waits for one of them before it fails with `template_workers_busy`.",
+        description="How long a turn or a request waits for a free one of these processes before it fails with "
+        "`template_workers_busy`.",
     )
 
     # --- database
@@ -304,12 +311,12 @@ class Settings(BaseSettings):
     # --- telemetry
     metrics_token: SecretStr | None = Field(
         default=None,
-        min_length=16,
-        description="If set, `/metrics` is answered only with `Authorization: Bearer` and this token.",
+        description="If set, `/metrics` requires `Authorization: Bearer` with this token. At least 16 characters.",
     )
     metrics_assistant_labels: bool = Field(
         default=False,
-        description="Whether `/metrics` tells tokens and costs apart by the ids of assistants, of all tenants.",
+        description="Whether the token and cost metrics of `/metrics` have the assistant's id as a label, for the "
+        "assistants of all tenants.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least severe log events that are written."
@@ -330,6 +337,24 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("trusted_proxies", mode="wrap")
+    @classmethod
+    def _networks_only(cls, value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError:
+            # Otherwise there is a fault for each kind of network.
+            message = "expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8, separated by commas"
+            raise ValueError(message) from None
+
+    @field_validator("metrics_token")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value) < _MIN_TOKEN_CHARS:
+            message = f"expected at least {_MIN_TOKEN_CHARS} characters"
+            raise ValueError(message)
+        return value
 
     @field_validator("cors_origins")
     @classmethod

@@ -36,6 +36,12 @@ def test_the_environment_is_read_and_an_override_wins(monkeypatch: pytest.Monkey
             "https://app.example/path",
             "STRATA_CORS_ORIGINS: 'https://app.example/path' is no origin",
         ),
+        ("STRATA_METRICS_TOKEN", "hunter2", "usable: STRATA_METRICS_TOKEN: expected at least 16 characters."),
+        (
+            "STRATA_TRUSTED_PROXIES",
+            "127.0.0.1, hunter2, 10.0.0.1/8",
+            "usable: STRATA_TRUSTED_PROXIES: expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8, separated",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_and_not_repeated(
