@@ -40,7 +40,7 @@ def test_the_environment_is_read_and_an_override_wins(monkeypatch: pytest.Monkey
         (
             "STRATA_TRUSTED_PROXIES",
             "127.0.0.1, hunter2, 10.0.0.1/8",
-            "usable: STRATA_TRUSTED_PROXIES: expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8, separated",
+            "usable: STRATA_TRUSTED_PROXIES: expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8",
         ),
     ],
 )
