@@ -182,9 +182,13 @@ def translate(request: Request[Any, Any, Any], error: Exception) -> StrataError:
             return Internal()
 
 
+_OWN_PROVIDER_ERRORS: Final = (errors.ProviderNotConfigured, errors.CallLimitReached)
+"""Errors of a provider call that was never made."""
+
+
 def source_of(kind: type[StrataError] | None) -> Literal["provider", "strata"]:
     """Whose error it is: a 429 may be the provider's, or this server's own."""
-    if kind is None or kind is errors.ProviderNotConfigured or not issubclass(kind, errors.ProviderFailed):
+    if kind is None or not issubclass(kind, errors.ProviderFailed) or issubclass(kind, _OWN_PROVIDER_ERRORS):
         return "strata"
     return "provider"
 

@@ -33,6 +33,7 @@ async def test_a_turn_without_a_free_call_is_refused_before_it_is_accepted(
             refused = await talk.ask("POST", turns(other), {"input": "And me?"})
             assert refused.status_code == 503
             assert refused.json()["code"] == "call_limit_reached"
+            assert refused.json()["source"] == "strata"
             assert int(refused.headers["retry-after"]) > 0
             assert "x-should-retry" not in refused.headers
             assert (await talk.expect(200, "GET", turns(other)))["data"] == []
