@@ -273,7 +273,7 @@ class LoginLocked(Refused):
     """Too many logins with this key have failed from this address, and this one failed too."""
 
     code = "login_locked"
-    hint = "Check the key. The right one is let in at once; for any other, wait for as long as `Retry-After` says."
+    hint = "Check the key: the right one works at any time. Attempts with a wrong one are refused until `Retry-After`."
 
 
 class RequestForged(Refused):

@@ -111,7 +111,10 @@ async def show_metrics(
 ) -> Response[bytes]:
     """Everything that the registry holds."""
     if metrics_token is not None and not hmac.compare_digest(bearer_token(request).encode(), metrics_token.encode()):
-        raise KeyRejected("This server shows its metrics only with the token of STRATA_METRICS_TOKEN.")
+        raise KeyRejected(
+            "The metrics of this server require the token of STRATA_METRICS_TOKEN.",
+            hint="Send `Authorization: Bearer <token>` with that token. API keys are not accepted here.",
+        )
     return Response(content=metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

@@ -134,6 +134,8 @@ async def test_metrics_can_be_kept_behind_a_token() -> None:
             answer = await site.get("/metrics", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (401, "key_rejected")
             assert answer.headers["www-authenticate"] == "Bearer"
+            assert "STRATA_METRICS_TOKEN" in answer.json()["detail"]
+            assert "strata keys create" not in answer.json()["hint"]
         shown = await site.get("/metrics", headers={"authorization": "Bearer a-token-for-prometheus"})
         assert shown.status_code == 200
         assert "strata_build_info" in shown.text
