@@ -159,6 +159,8 @@ def _listed_tenant(connection: _Connection, key: ApiKey, route: str) -> str | No
     """The tenant whose data a route without an object shows, or None for all tenants. Raises `ValidationFailed`."""
     if route in _PAGES_OF_ALL_TENANTS:
         return None
+    if "tenant" not in connection.route_handler.parsed_fn_signature.parameters:
+        return key.tenant_id
     named = connection.query_params.getall("tenant", [key.tenant_id])
     if len(named) > 1:
         # The framework gives a handler the last value, which need not be the one that is audited.

@@ -245,6 +245,15 @@ async def test_naming_two_tenants_does_not_hide_which_one_is_read(
     assert "tenant.read" not in {row["action"] for row in await audit_rows(strata_server)}
 
 
+@pytest.mark.parametrize("route", ["keys", "views", "jobs", "usage"])
+async def test_a_route_of_the_own_tenant_only_leaves_no_row_for_another(
+    strata_server: StrataServer, owner: Talk, route: str
+) -> None:
+    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    await superadmin.expect(200, "GET", f"/admin/api/{route}?tenant={strata_server.tenant.id}")
+    assert "tenant.read" not in {row["action"] for row in await audit_rows(strata_server)}
+
+
 async def test_no_route_of_operators_can_change_another_tenants_objects(strata_server: StrataServer) -> None:
     """By the routes themselves: one that is added later is refused unless it is listed as reading."""
     changing = {
