@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import (
     AddressInUse,
@@ -147,6 +147,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head = _HeadProgress()
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._running: RequestResponseCycle | None = None
+        """The request that the application has. `cycle` is the last one that came, which may wait for this one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # reason: uvicorn's signature
         super().connection_made(transport)
@@ -158,6 +160,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._lingering.discard(self)
+        # Uvicorn marks only the last request of a connection as disconnected.
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -209,6 +216,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._head = _HeadProgress(advanced=True, between_requests=True)
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     @property
     def _is_answering(self) -> bool:

@@ -24,6 +24,7 @@ class Served:
         self.server = server
         self.refused: list[str] = []
         self.requests: list[dict[str, Any]] = []
+        self.disconnected_count = 0
         self.release = asyncio.Event()
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -52,6 +53,10 @@ async def serving(limits: ConnectionLimits) -> AsyncIterator[Served]:
             await send({"type": "lifespan.shutdown.complete"})
             return
         served.requests.append(scope)
+        if scope["path"] == "/watch":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            served.disconnected_count += 1
         if scope["path"] == "/slow":
             await served.release.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -236,6 +241,17 @@ async def test_requests_that_wait_on_one_connection_are_bounded() -> None:
             assert await reader.read() == b""
         assert served.refused == ["request_malformed"]
         writer.close()
+
+
+async def test_a_running_request_gets_the_disconnect_if_others_are_pipelined() -> None:
+    async with serving(patient()) as served:
+        _, writer = await served.open()
+        writer.write(get("/watch", close=False) + get("/", close=False) * 3)
+        await until(lambda: bool(served.requests))
+        writer.transport.abort()
+        await until(lambda: served.disconnected_count == 1)
+        await until(lambda: not served.server.server_state.tasks)
+        assert [scope["path"] for scope in served.requests] == ["/watch"]
 
 
 async def test_bytes_that_are_no_http_are_answered_with_400() -> None:
