@@ -106,7 +106,7 @@ _WARNINGS: Final[Mapping[str, str]] = {
     "profile_assumed": "The model is not listed; it was called as the newest of its family would be.",
     "thinking_switched_off": "The open tool loop does not begin with thinking, so thinking was off for this request.",
     "prefix_break": "The request does not begin like the one before, where it should.",
-    "signatures_rejected": "The attempt before was rejected for its signatures; this one was made without them.",
+    "signatures_rejected": "The attempt before was rejected for its signatures or unknown parts; this one has none.",
     "signatures_withheld": "Answers went back without their signatures: {reason}.",
     "summary": "A call of no turn: it sums up the oldest history.",
     "signed_compaction": "A call of no turn: it asks for a signed block in place of old turns.",

@@ -93,6 +93,7 @@
     │   ├── ProviderAuthentication  the provider refused the credentials
     │   ├── ContextTooLong          the request is larger than the model's window
     │   ├── SignatureRejected       the provider refused a signature in the history
+    │   ├── AnswerRejected          the provider refused a part of an answer of its own
     │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
     │   ├── OpeningRejected         the provider refused a summary that it had signed
     │   ├── CallLimitReached        this server makes as many provider calls as it may at the same time
@@ -749,6 +750,13 @@ class SignatureRejected(ProviderFailed):
 
     code = "signature_rejected"
     hint = "Send the message again: the conversation goes on without the signatures that were rejected."
+
+
+class AnswerRejected(ProviderFailed):
+    """The provider refused a part of one of its own answers in the history."""
+
+    code = "answer_rejected"
+    hint = "Send the message again: the conversation goes on without the part that was rejected."
 
 
 class PrefixMismatch(ProviderFailed):

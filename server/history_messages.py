@@ -117,8 +117,11 @@ def _render_answer(turn: BufferedTurn, reason: Withheld | None, provider: Provid
         case Withheld.PROVIDER:
             # What its own provider would not take back (a refusal's partial output) goes to no other either.
             return provider.foreign_message(_blocks_of(turn)) if turn.native.data else None
+        case _ if not turn.native.data:
+            return None
         case _:
-            return provider.unsigned_message(turn.native.data) if turn.native.data else None
+            # What was rejected need not be the signature: see `server.errors.AnswerRejected`.
+            return provider.unsigned_message(turn.native.data, documented_only=reason is Withheld.REJECTED)
 
 
 def _settle(

@@ -245,10 +245,11 @@ class Provider(Protocol):
         """
         ...
 
-    def unsigned_message(self, native: bytes) -> bytes | None:
+    def unsigned_message(self, native: bytes, *, documented_only: bool = False) -> bytes | None:
         """An answer of this vendor's own whose signatures are worth nothing any more: without them and the thinking.
 
-        Everything else stays as it is, unknown fields included. None where nothing is left of it.
+        Everything else stays as it is, unknown fields included; with `documented_only` also without parts and fields
+        that the vendor does not document. None where nothing is left of it.
         """
         ...
 

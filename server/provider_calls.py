@@ -20,7 +20,14 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from server.continuation import continue_payload, fold_earlier, fold_events
-from server.errors import CacheGone, OpeningRejected, PrefixMismatch, ProviderFailed, SignatureRejected
+from server.errors import (
+    AnswerRejected,
+    CacheGone,
+    OpeningRejected,
+    PrefixMismatch,
+    ProviderFailed,
+    SignatureRejected,
+)
 from server.event import ProviderEvent, UsageReported
 from server.payload import Payload
 from server.provider import ENDED, Provider, ProviderAnswer, ProviderStream, StreamState
@@ -31,7 +38,7 @@ from server.usage import Usage, add_usages
 
 Rebuild: TypeAlias = Callable[[ProviderFailed], Awaitable[Payload | None]]
 """The payload without what the provider has rejected; None if nothing can be left out."""
-REJECTIONS: Final = (OpeningRejected, PrefixMismatch, SignatureRejected)
+REJECTIONS: Final = (AnswerRejected, OpeningRejected, PrefixMismatch, SignatureRejected)
 """The provider rejects what it has signed itself: the same request fails every time."""
 _AT_ONCE: Final = (CacheGone, *REJECTIONS)
 """What is followed by another request at once, which is no retry of the same."""

@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 from server.errors import (
+    AnswerRejected,
     ContextTooLong,
     OpeningRejected,
     PrefixMismatch,
@@ -38,6 +39,8 @@ _OF_OPENINGS: Final = frozenset(
     }
 )
 """What is wrong with a signed summary that was sent back."""
+_PART: Final = re.compile(r"messages\.\d+\.content\.\d+[^:]*: (Input tag|Extra inputs)")
+"""A block of a type, or with a member, that Claude does not take. Only its own answers can hold one."""
 _TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
 
 
@@ -116,6 +119,8 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
         return PrefixMismatch(**facts)
     if _SIGNATURE.search(message):
         return SignatureRejected(**facts)
+    if _PART.search(message):
+        return AnswerRejected(**facts)
     if _TOO_LONG.search(message):
         return ContextTooLong(**facts)
     return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)

@@ -21,7 +21,7 @@ NOTHING_SAID: Final = "(no text)"
 """Stands for a user task that is nothing but empty text."""
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _MARKER: Final = "cache_control"
-_MARKABLE: Final = frozenset(
+_DOCUMENTED: Final = frozenset(
     {
         "text",
         "image",
@@ -34,7 +34,8 @@ _MARKABLE: Final = frozenset(
         "compaction",
     }
 )
-"""Types of blocks that take a cache marker, besides the results of server tools."""
+"""Types of blocks besides thinking and the results of server tools. They take a cache marker."""
+_TEXT_MEMBERS: Final = frozenset({"type", "text", "citations"})
 _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
 _DEFAULT_OUTPUT_TOKENS: Final = 16_384
@@ -93,11 +94,23 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
     return dumps_sendable({"role": "assistant", "content": content}) if content else None
 
 
-def unsigned_message(native: bytes) -> bytes | None:
+def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
     """An own answer without its thinking, which is all that Claude signs."""
     message = loads_exact(native)
     content = [block for block in message["content"] if block.get("type") not in _THINKING]
+    if documented_only:
+        content = [
+            {name: value for name, value in block.items() if name in _TEXT_MEMBERS or block["type"] != "text"}
+            for block in content
+            if _is_documented(block)
+        ]
     return dumps_exact(message | {"content": content}) if content else None
+
+
+def _is_documented(block: Mapping[str, Any]) -> bool:
+    """Whether the block is of a type that is known, and no thinking."""
+    kind = block.get("type")
+    return isinstance(kind, str) and (kind in _DOCUMENTED or kind.endswith("_tool_result"))
 
 
 def settle_message(native: bytes, following: bytes = b"") -> bytes | None:
@@ -310,9 +323,7 @@ def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
 
 
 def _takes_marker(block: dict[str, Any]) -> bool:
-    kind = block.get("type")
-    known = isinstance(kind, str) and (kind in _MARKABLE or kind.endswith("_tool_result"))
-    return known and block.get("text") != ""
+    return _is_documented(block) and block.get("text") != ""
 
 
 def _static_marker(payload: Payload, profile: ModelProfile) -> dict[str, Any]:

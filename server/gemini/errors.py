@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from server.errors import (
+    AnswerRejected,
     CacheGone,
     ContextTooLong,
     ProviderAuthentication,
@@ -37,6 +38,8 @@ _NO_CREDIT: Final = re.compile(
 )
 """A refusal that is about money and not about the request."""
 _SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+_PART: Final = re.compile(r"Unknown name .* at 'contents\[\d+\]\.parts\[\d+\]")
+"""A part with a member that Gemini does not know. Only its own answers can hold one."""
 _STATUSES: Final = range(100, 600)
 _MAX_DELAY_LENGTH: Final = 40
 _BAD_KEY: Final = "API_KEY_INVALID"
@@ -86,6 +89,8 @@ def error_from_body(body: Any, status: int | None, headers: Mapping[str, str] | 
 def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
     if _SIGNATURE.search(message):
         return SignatureRejected(**facts)
+    if _PART.search(message):
+        return AnswerRejected(**facts)
     if _CACHE.search(message):
         return CacheGone(**facts)
     if _TOO_LONG.search(message):

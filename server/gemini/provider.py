@@ -92,8 +92,8 @@ class GeminiProvider:
     def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
         return request.foreign_message(blocks)
 
-    def unsigned_message(self, native: bytes) -> bytes | None:
-        return request.unsigned_message(native)
+    def unsigned_message(self, native: bytes, *, documented_only: bool = False) -> bytes | None:
+        return request.unsigned_message(native, documented_only=documented_only)
 
     def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:  # noqa: ARG002  reason: the port's
         return native

@@ -74,7 +74,7 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
     return dumps_sendable({"role": "model", "parts": parts}) if parts else None
 
 
-def unsigned_message(native: bytes) -> bytes | None:
+def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
     """An own answer without its thoughts and signatures. Its calls get the mark that calls from elsewhere get.
 
     A part whose text is empty was only there for its signature.
@@ -84,6 +84,9 @@ def unsigned_message(native: bytes) -> bytes | None:
     marked = False
     for part in content["parts"]:
         bare = {name: value for name, value in part.items() if name != _SIGNATURE}
+        if documented_only:
+            bare = {name: value for name, value in bare.items() if name in _PART_MEMBERS}
+            bare = bare if bare.keys() & _CONTENT_MEMBERS else {"text": ""}
         if "functionCall" in bare:
             bare |= {} if marked else {_SIGNATURE: UNSIGNED_CALL}
             marked = True
@@ -93,6 +96,21 @@ def unsigned_message(native: bytes) -> bytes | None:
     return dumps_exact(content | {"parts": parts}) if parts else None
 
 
+_CONTENT_MEMBERS: Final = frozenset(
+    {
+        "text",
+        "functionCall",
+        "inlineData",
+        "fileData",
+        "executableCode",
+        "codeExecutionResult",
+        "toolCall",
+        "toolResponse",
+    }
+)
+"""What a part of an answer consists of: one of these."""
+_PART_MEMBERS: Final = _CONTENT_MEMBERS | {"thought", "videoMetadata", "mediaResolution", "partMetadata"}
+"""The same with what may stand beside it, but for the signature."""
 UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
 """Google's own word for a call from elsewhere, as the bytes that its clients send."""
 

@@ -129,7 +129,9 @@ class GeminiFold:
         if self._finish_reason is None:
             raise ProviderEndedEarly if self._parts else ProviderEmpty("The provider's stream was empty.")
         if self._finish_reason == _MALFORMED_CALL and self._answer.stop_reason is StopReason.ERROR:
-            raise ProviderCallMalformed
+            said = (self._answer.stop_details or {}).get("finishMessage")
+            facts = {"provider_message": said} if isinstance(said, str) and said else {}
+            raise ProviderCallMalformed(**facts, provider_status=self._finish_reason)
         if self._answer.stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
             raise ProviderEmpty
 

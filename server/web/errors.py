@@ -131,6 +131,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ProviderAuthentication: _BAD_GATEWAY,
     errors.ContextTooLong: Row(status=422),
     errors.SignatureRejected: _BAD_GATEWAY,
+    errors.AnswerRejected: _BAD_GATEWAY,
     errors.PrefixMismatch: _BAD_GATEWAY,
     errors.OpeningRejected: _BAD_GATEWAY,
     errors.CallLimitReached: Row(status=503, retry_after_seconds=5),

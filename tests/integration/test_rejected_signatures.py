@@ -1,6 +1,8 @@
 """A provider that rejects what it has signed itself costs one call, and neither a turn nor the conversation."""
 
+import json
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -290,3 +292,66 @@ async def test_operators_see_a_rejection(strata_server: StrataServer, emulated: 
         kinds = {warning["kind"]: warning for warning in told["warnings"]}
         assert kinds["signatures_rejected"]["code"] == "signature_rejected"
         assert kinds["signatures_withheld"]["reason"] == "rejected"
+
+
+def _frames(events: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(
+        b"event: %s\ndata: %s\n\n" % (event.get("type", "").encode(), json.dumps(event).encode()) for event in events
+    )
+
+
+def _gemini_answer(part: Mapping[str, Any]) -> bytes:
+    content = {"role": "model", "parts": [part, {"text": "Answer three."}]}
+    return _frames([{"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": {}}])
+
+
+def _claude_answer(block: Mapping[str, Any]) -> bytes:
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "content": [], "usage": {}}
+    blocks = [block, {"type": "text", "text": "Answer three."}]
+    return _frames(
+        [
+            {"type": "message_start", "message": message},
+            *(
+                event
+                for index, block in enumerate(blocks)
+                for event in (
+                    {"type": "content_block_start", "index": index, "content_block": block},
+                    {"type": "content_block_stop", "index": index},
+                )
+            ),
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+            {"type": "message_stop"},
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("provider", "body"),
+    [
+        (GEMINI, _gemini_answer({"hologram": {"width": 3}})),
+        (GEMINI, _gemini_answer({"text": "So:", "hologram": 3})),
+        (ANTHROPIC, _claude_answer({"type": "hologram", "width": 3})),
+        (ANTHROPIC, _claude_answer({"type": "text", "text": "So:", "hologram": 3})),
+    ],
+)
+async def test_an_answer_with_a_part_that_is_not_taken_back_costs_one_call(
+    strata_server: StrataServer, emulated: EmulatedProviders, provider: str, body: bytes
+) -> None:
+    walk = await begin(strata_server, emulated, provider)
+    emulated[provider].fails(FaultKind.RAW, body=body)
+    assert is_complete(await walk.task("Task three."))
+    native = (await walk.natives())[10]
+    assert "hologram" in json.dumps(native)
+
+    assert is_complete(await walk.task("Task four.", tells("Answer four.")))
+
+    failed, made = await calls_of_newest(walk)
+    assert (failed.end and failed.end.error_code, made.end and made.end.error_code) == ("answer_rejected", None)
+    assert {"kind": "signatures_rejected", "code": "answer_rejected", "epoch": 2} in made.start.warnings
+    request = emulated[provider].requests()[-1]["body"]
+    assert "hologram" not in json.dumps(request)
+    assert "Answer three." in json.dumps(request)
+    assert is_complete(await walk.task("Task five.", tells("Answer five.")))
+    assert [request["status"] for request in emulated[provider].requests()].count(400) == 1
+    assert (await walk.natives())[10] == native
+    await assert_rebuilds(walk)

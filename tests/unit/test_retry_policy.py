@@ -19,6 +19,7 @@ HOPELESS = {
     "provider_authentication",
     "context_too_long",
     "signature_rejected",
+    "answer_rejected",
     "prefix_mismatch",
     "opening_rejected",
     "cache_gone",

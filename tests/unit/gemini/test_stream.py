@@ -111,8 +111,10 @@ def test_the_partial_output_of_a_refusal_is_kept_and_not_sent_back() -> None:
 
 @pytest.mark.parametrize("parts", [[], [{"text": "Hi."}]], ids=["nothing", "text"])
 def test_a_call_that_gemini_could_not_parse_is_a_failure_of_its_own(parts: list[dict[str, Any]]) -> None:
-    with pytest.raises(ProviderCallMalformed):
+    with pytest.raises(ProviderCallMalformed) as failed:
         finish(said(*parts, finish="MALFORMED_FUNCTION_CALL", finishMessage="print(get_weather("))
+    assert failed.value.details["provider_message"] == "print(get_weather("
+    assert failed.value.details["provider_status"] == "MALFORMED_FUNCTION_CALL"
 
 
 @pytest.mark.parametrize(
