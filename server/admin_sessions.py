@@ -31,10 +31,10 @@ class SessionLimits:
     age_seconds: float = 12 * 60 * 60
     """And however busy it is, after so long."""
     max_failures: int = 5
-    """So many wrong secrets for one key from one address are answered at once."""
+    """Number of wrong secrets for one key from one address after which further ones are delayed."""
     lock_seconds: float = 15 * 60
-    """Each further one makes the pair wait, for a second and then twice as long each time, at most for so long.
-    Failures that lie further apart do not add up."""
+    """Longest delay. It begins with one second and doubles with each further failure. A failure that is longer ago than
+    this is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

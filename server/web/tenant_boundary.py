@@ -1,8 +1,7 @@
-"""What a superadmin may do outside its own tenant: read. Every reading leaves a row in the audit log.
+"""Requests of superadmin keys for data of other tenants: reads are audited, everything else is refused.
 
-The guards of all routes under `/admin` ask here, so that no handler has to. A request that names an object of another
-tenant is a reading, which is audited before it is answered, or it is refused. The same reading again within ten
-minutes leaves no second row: pages are reloaded, and some of them reload themselves.
+The guards of all routes under `/admin` call `TenantBoundary.cross`, so that no handler has to. A read is audited before
+it is answered. The same read within ten minutes leaves no second row: pages are reloaded, and some reload themselves.
 """
 
 import time
@@ -52,7 +51,7 @@ _Connection = ASGIConnection[Any, Any, Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """Something of another tenant that is read. Equal readings are told once."""
+    """A read of another tenant's data. Equal reads are audited once in `_REPEAT_SECONDS`."""
 
     key_id: str
     route: str
@@ -66,7 +65,7 @@ class _Reading:
 
 
 class TenantBoundary:
-    """Tells what superadmins read of other tenants, and refuses what they would change there."""
+    """Audits what superadmins read of other tenants, and refuses what would change something there."""
 
     def __init__(
         self,
