@@ -68,7 +68,17 @@ _CHUNK: Final = {"candidates": list, "usageMetadata": dict, "promptFeedback": di
 _FEEDBACK: Final = {"blockReason": str}
 _CANDIDATE: Final = {"content": dict, "finishReason": str}
 _CONTENT: Final = {"parts": list}
-_PART: Final = {"text": str, "thought": bool, "thoughtSignature": str, "functionCall": dict}
+_PART: Final = {
+    "text": str,
+    "thought": bool,
+    "thoughtSignature": str,
+    "functionCall": dict,
+    "inlineData": dict,
+    "fileData": dict,
+    "executableCode": dict,
+    "codeExecutionResult": dict,
+}
+_INLINE: Final = {"mimeType": str, "data": str}
 _CALL: Final = {"id": str, "name": str, "args": dict}
 """What the members that are read here have to be. A part that is none would be refused when it goes back."""
 _PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
@@ -173,6 +183,7 @@ class GeminiFold:
                 raise ProviderMalformed
             check_members(part, _PART)
             check_sendable(part)
+            _check_inline(part.get("inlineData") or {})
             yield from self._take_part(part)
         reason = candidate.get("finishReason")
         if isinstance(reason, str):
@@ -226,6 +237,16 @@ class GeminiFold:
             stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
             stop_details={"reason": clean_message(reason), **clean_details(details)},
         )
+
+
+def _check_inline(inline: dict[str, Any]) -> None:
+    """Raise `ProviderMalformed` for an image or a document that Gemini would not take back."""
+    check_members(inline, _INLINE)
+    data = (inline.get("data") or "").rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+    except ValueError as error:
+        raise ProviderMalformed("The provider's answer has inline data that is not base64.") from error
 
 
 def fold_body(body: bytes) -> ProviderAnswer:

@@ -131,6 +131,9 @@ def test_a_call_that_gemini_could_not_parse_is_a_failure_of_its_own(parts: list[
         (body_of(said("no part")), ProviderMalformed),  # type: ignore[arg-type]
         (body_of(said({"functionCall": {"id": {"a": 1}, "name": "f"}})), ProviderMalformed),
         (body_of(said({"functionCall": {"id": "1", "name": "f", "args": [1]}})), ProviderMalformed),
+        (body_of(said({"inlineData": {"mimeType": "image/png", "data": "%%%"}})), ProviderMalformed),
+        (body_of(said({"inlineData": {"mimeType": "image/png", "data": ["QQ=="]}})), ProviderMalformed),
+        (body_of(said({"executableCode": "1"})), ProviderMalformed),
         (body_of({"error": {"code": 503, "message": "No.", "status": "UNAVAILABLE"}}), ProviderOverloaded),
     ],
 )
@@ -145,6 +148,13 @@ def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]
     with pytest.raises(error):
         read()
     assert fold_body(body) == fold.answer
+
+
+@pytest.mark.parametrize("data", ["QUI=", "QUI", "-_8", ""])
+def test_inline_data_in_any_alphabet_of_base64_is_kept(data: str) -> None:
+    answer = finish(said({"inlineData": {"mimeType": "image/png", "data": data}}))
+    assert answer.native is not None
+    assert f'"data":"{data}"'.encode() in answer.native.data
 
 
 def test_usage_is_in_disjoint_buckets_that_add_up_to_the_total() -> None:
