@@ -166,9 +166,10 @@ class Settings(BaseSettings):
         default=120.0,
         gt=0,
         le=3600,
-        description="How long a turn may take to end once its provider has ended. After that the server gives it up: "
-        "its listeners get `turn_stalled`, and when the lease expires any server ends the turn from the bytes that "
-        "were written down.",
+        description="How long a turn may take to end once its provider has ended. After that the server cancels what "
+        "still runs and ends the turn with what the provider said. If that takes as long again, the server gives the "
+        "turn up: its listeners get `turn_stalled`, and when the lease expires any server ends the turn from the bytes "
+        "that were written down.",
     )
     queue_limit: int = Field(
         default=100, ge=0, le=10_000, description="Most turns that wait for one conversation with `on_busy: queue`."
