@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.faults.chaos.checker import Findings, Rows, Told, check_events, check_rows, sort_journal
-from tests.faults.chaos.deployment import Deployment
 from tests.faults.chaos.run import WEIGHTS, Plan, run_chaos
-from tests.strata_process import PROJECT, strata
+from tests.strata_process import PROJECT
 
 SHORT = Plan(
     seed=20261118,
@@ -32,12 +31,7 @@ SHORT = Plan(
 
 
 async def test_nothing_is_lost_doubled_altered_or_stuck_whatever_breaks(tmp_path: Path) -> None:
-    async def verify(deployment: Deployment) -> None:
-        settings = {"STRATA_DATABASE_URL": deployment.database_url, "STRATA_DATA_DIR": str(tmp_path)}
-        verified = strata("replay", "verify", env=settings)
-        assert verified.returncode == 0, verified.stdout + verified.stderr
-
-    outcome = await run_chaos(SHORT, tmp_path / "run", inspect=verify)
+    outcome = await run_chaos(SHORT, tmp_path)
     assert outcome.is_clean, outcome.report()
     assert outcome.kills >= SHORT.kills
     # At least one turn in each conversation: its last, plain task.

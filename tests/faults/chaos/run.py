@@ -14,6 +14,7 @@ from tests.faults.chaos.client import WEATHER, Client
 from tests.faults.chaos.deployment import LEASE_SECONDS, Deployment, open_deployment
 from tests.faults.chaos.journal import Journal
 from tests.faults.chaos.providers import open_chaos_providers
+from tests.strata_process import strata
 
 MODELS = {"gemini": "gemini-3.1-pro-preview", "anthropic": "claude-opus-5-5"}
 _PROBES = 3
@@ -65,13 +66,16 @@ class Outcome:
     turns: int
     unanswered: tuple[str, ...]
     """Conversations in which a last, plain task was not answered."""
+    verified: str
+    """What `strata replay verify` says if it does not find everything in order, else empty."""
 
     @property
     def is_clean(self) -> bool:
-        return self.findings.is_clean and not self.unanswered
+        return self.findings.is_clean and not self.unanswered and not self.verified
 
     def report(self) -> str:
-        return f"kills: {self.kills}\nturns: {self.turns}\nunanswered: {len(self.unanswered)}\n{self.findings.report()}"
+        counts = f"kills: {self.kills}\nturns: {self.turns}\nunanswered: {len(self.unanswered)}"
+        return f"{counts}\nreplay verify: {self.verified or 'no mismatch'}\n{self.findings.report()}"
 
 
 async def run_chaos(
@@ -79,9 +83,8 @@ async def run_chaos(
     directory: Path,
     *,
     show: Callable[[str], None] = lambda _: None,
-    inspect: Callable[[Deployment], Awaitable[None]] | None = None,
 ) -> Outcome:
-    """`inspect` is called before everything is taken down, when nothing runs any more."""
+    """Breaks things as planned, and checks what is left."""
     weights = WEIGHTS if plan.weights is None else plan.weights
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(closing(Journal(directory)))
@@ -121,8 +124,7 @@ async def run_chaos(
         unanswered = await _probe(clients)
         await _settle(deployment)
         findings = await check(directory, deployment.database_url, deployment.urls()[0], deployment.key)
-        if inspect is not None:
-            await inspect(deployment)
+        verified = await asyncio.to_thread(_verify, deployment.database_url, directory)
         for client in clients:
             await client.close()
         return Outcome(
@@ -130,6 +132,7 @@ async def run_chaos(
             kills=deployment.kills,
             turns=sum(client.turns_ended for client in clients),
             unanswered=tuple(unanswered),
+            verified=verified,
         )
 
 
@@ -206,6 +209,12 @@ async def _probe(clients: list[Client]) -> list[str]:
             else:
                 unanswered.append(talk.id)
     return unanswered
+
+
+def _verify(database_url: str, directory: Path) -> str:
+    """The offline proof of every stored call, by the command that operators use."""
+    done = strata("replay", "verify", env={"STRATA_DATABASE_URL": database_url, "STRATA_DATA_DIR": str(directory)})
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 async def _settle(deployment: Deployment) -> None:
