@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.archive import ArchiveWriter
-from server.compactor import Compactor
+from server.archive.file import ArchiveWriter
+from server.compaction.compactor import Compactor
+from server.conversation.errors import CompactionNotFound, ConversationBusy
+from server.conversation.identifiers import CONVERSATION, decode_id
 from server.emulator.reply import FaultKind
-from server.errors import CompactionNotFound, ConversationBusy
-from server.identifiers import CONVERSATION, decode_id
 from server.postgres.archive_fields import ARCHIVED, FIELDS
 from server.postgres.engine import Database
 from server.postgres.exporting import PostgresArchives, export_records

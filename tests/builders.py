@@ -7,14 +7,22 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
-from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.block import Blob, Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.call import CallEnd, CallStart
-from server.conversation import Conversation, ConversationDraft, ConversationState, Lease
-from server.epoch import Epoch, EpochReason
-from server.store import Accepted, NewAnswer, NewInput, Store
-from server.turn import Native, StopReason, TurnKind, TurnState
-from server.usage import Usage
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.conversation.block import (
+    Blob,
+    Block,
+    SignatureMark,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+)
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.conversation import Conversation, ConversationDraft, ConversationState, Lease
+from server.conversation.epoch import Epoch, EpochReason
+from server.conversation.store import Accepted, NewAnswer, NewInput, Store
+from server.conversation.turn import Native, StopReason, TurnKind, TurnState
+from server.conversation.usage import Usage
 
 # For values that are only compared with each other. Calls that a store keeps are made now, like the database's own
 # times: a fixed time would fall into "the last 24 hours" on some dates and out of it on others.

@@ -7,22 +7,21 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-from server.api_key import Tenant
-from server.cache_expectation import CacheExpectation
-from server.cache_keeper import Asked, CacheKeeper
-from server.cache_register import CacheKey, RegisteredCache
-from server.errors import (
+from server.caching.expectation import CacheExpectation
+from server.caching.explicit_policy import CachePlan, CacheSettings, ExplicitChoice
+from server.caching.keeper import Asked, CacheKeeper
+from server.conversation.api_key import Tenant
+from server.conversation.cache_register import CacheKey, RegisteredCache
+from server.conversation.errors import (
     ProviderFailed,
 )
-from server.explicit_cache_policy import CacheSettings, ExplicitChoice
-from server.payload import Payload
-from server.payload_caching import CachePlan
+from server.conversation.payload import Payload
+from server.conversation.usage import Usage
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.provider import ExplicitCache, Provider
-from server.token_estimate import TokenEstimate
-from server.usage import Usage
+from server.providers.provider import ExplicitCache, Provider
+from server.providers.token_estimate import TokenEstimate
 from tests.builders import create_conversation, epoch
 from tests.contracts.provider_rig import build_payload
 

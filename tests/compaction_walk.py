@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from server.background_call import BackgroundCalls
-from server.compactor import Compactor, CompactorTools
-from server.held_texts import HeldTexts
-from server.history_summary import Summariser
-from server.renderer import Renderer
-from server.retry_policy import RetryPolicy
-from server.token_estimate import TokenEstimate
-from server.wiring import Program
+from server.app.wiring import Program
+from server.compaction.background_call import BackgroundCalls
+from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.summary import Summariser
+from server.payload.held_texts import HeldTexts
+from server.payload.renderer import Renderer
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.fakes.compaction_observer import Observed

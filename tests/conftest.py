@@ -17,11 +17,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
-from server.api_key import Scope, Tenant
-from server.asgi import serving
-from server.http_server import bind
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.conversation.api_key import Scope, Tenant
 from server.postgres.connecting import DatabaseOptions
-from server.postgres.embedded import open_embedded
+from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
@@ -29,8 +31,6 @@ from server.postgres.replays import PostgresReplays
 from server.postgres.schema import metadata
 from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.wiring import Program, open_program
 from tests.database_source import find_server_url, with_database
 from tests.emulated import EmulatedProviders, Stages, open_stages
 from tests.replay_rig import ReplayRig

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from server.app.providers import Providers, open_providers
+from server.app.settings import Settings
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Fault, FaultKind, Turn
 from server.emulator.server import emulating
 from server.emulator.state import Clock, EmulatorState, build_state
-from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import Providers, open_providers
-from server.settings import Settings
+from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from tests.contracts.provider_rig import Lines
 
 MODELS = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-opus-5-5"}

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.api_key import Tenant
+from server.conversation.api_key import Tenant
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from tests.emulated import EmulatedProviders

@@ -14,25 +14,25 @@ from statistics import median
 
 from pydantic import SecretStr
 
-from server.assistant import Instructions
-from server.compaction_policy import CompactionPolicy
+from server.app.providers import Providers
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.compaction.prompt_layout import Layout, Timeline
+from server.compaction.simulated_conversation import Shape, SimulatedCall, SimulatedExchange
+from server.compaction.simulated_provider import Bill
+from server.compaction.simulation import Market, find_market, simulate
+from server.conversation.assistant import Instructions
+from server.conversation.compaction_policy import CompactionPolicy
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded
+from server.conversation.usage import Usage
 from server.emulator.tokens import count_tokens
-from server.identifiers import CONVERSATION, decode_id
 from server.jobs.compaction import NAME
-from server.payload import LayerOrder
 from server.postgres.engine import Database
-from server.prompt_layout import Layout, Timeline
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.provider_wiring import Providers
-from server.settings import Settings
-from server.simulated_conversation import Shape, SimulatedCall, SimulatedExchange
-from server.simulated_provider import Bill
-from server.simulation import Market, find_market, simulate
-from server.turn import TurnState
-from server.turn_event import TurnEnded
-from server.turn_request import TurnRequest
-from server.usage import Usage
-from server.wiring import Program, open_program
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.turns.request import TurnRequest
 from tests.resting_conversations import add_resting
 from tests.turn_talk import open_conversation, settle, tool_results, user_task
 from tests.turn_walk import eventually

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import httpx2
 
-from server.api_key import ApiKey, Scope
+from server.conversation.api_key import ApiKey, Scope
 from server.postgres.engine import Database
 from tests.conftest import StrataServer
 

@@ -6,14 +6,17 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-from server.api_key import Tenant
-from server.audit import OPERATOR
-from server.block import TextBlock
-from server.conversation import Conversation, ConversationDraft
+from server.conversation.api_key import Tenant
+from server.conversation.audit import OPERATOR
+from server.conversation.block import TextBlock
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
 from server.postgres.engine import Database
 from server.postgres.replays import PostgresReplays
 from server.postgres.store import PostgresStore
-from server.replay import (
+from server.replay.rerun.result import AnswerFacts, Outcome, TurnResult
+from server.replay.rerun.words import (
     CallEstimate,
     CallPermission,
     ClaimedItem,
@@ -23,9 +26,6 @@ from server.replay import (
     ReplayLimits,
     Selection,
 )
-from server.replay_result import AnswerFacts, Outcome, TurnResult
-from server.turn import StopReason
-from server.usage import Usage
 from tests.builders import create_conversation, definition, take_exchange
 
 A_CALL = CallEstimate(usd=Decimal("0.10"), tokens=100)

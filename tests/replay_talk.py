@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.audit import OPERATOR
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock
-from server.call import Call
+from server.app.wiring import Program
+from server.conversation.audit import OPERATOR
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock
+from server.conversation.call import Call
+from server.conversation.turn import ModelResponseTurn, Turn, TurnState
 from server.emulator.reply import Reply, ToolCall
-from server.replay import Candidate, Replay, ReplayDraft, ReplayItem, Selection
-from server.replay_result import ResultFilter, TurnResult
-from server.replay_source import list_turns
-from server.turn import ModelResponseTurn, Turn, TurnState
-from server.wiring import Program
+from server.replay.rerun.result import ResultFilter, TurnResult
+from server.replay.rerun.source import list_turns
+from server.replay.rerun.words import Candidate, Replay, ReplayDraft, ReplayItem, Selection
 from tests.emulated import BOTH, EmulatedProviders
 
 

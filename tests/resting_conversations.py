@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from server.identifiers import ASSISTANT, TENANT, decode_id
+from server.conversation.identifiers import ASSISTANT, TENANT, decode_id
 from server.postgres.engine import Database
 
 _INSERT = """

@@ -15,7 +15,7 @@ from typing import Self
 from click.testing import CliRunner
 
 from server.cli import main
-from server.provider_choice import KEY_VARIABLES
+from server.providers.choice import KEY_VARIABLES
 from tests.fakes.log_capture import logs_put_back
 
 PROJECT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ import string
 
 from hypothesis import strategies as st
 
-from server.block import (
+from server.conversation.block import (
     Block,
     ImageBlock,
     SignatureMark,
@@ -14,8 +14,8 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.history import Step
-from server.turn import TurnKind
+from server.conversation.turn import TurnKind
+from server.payload.history import Step
 
 any_text = st.text(st.characters(codec=None), max_size=60) | st.text("\x00\ud800\udfff\U0010ffff0f\\u", max_size=12)
 """Any code points, lone surrogates among them, and more often than chance has it those that need care."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.turn import TurnState
+from server.conversation.turn import TurnState
 from tests.emulated import BOTH
 from tests.turn_walk import Walk, asks, tells
 

@@ -6,16 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from server.assistant import Tool
-from server.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
-from server.conversation import Conversation, ConversationDraft
-from server.store import Store
-from server.turn import TurnKind
-from server.turn_event import TurnEnded, TurnEvent
-from server.turn_handle import EventReader, TurnHandle
-from server.turn_request import TurnRequest
-from server.turn_service import TurnService
-from server.wiring import Program
+from server.app.wiring import Program
+from server.conversation.assistant import Tool
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.store import Store
+from server.conversation.turn import TurnKind
+from server.conversation.turn_event import TurnEnded, TurnEvent
+from server.turns.handle import EventReader, TurnHandle
+from server.turns.request import TurnRequest
+from server.turns.service import TurnService
 from tests.builders import definition
 from tests.emulated import MODELS
 

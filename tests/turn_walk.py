@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.block import Blob, Block, ImageBlock, TextBlock
-from server.call import Call
+from server.app.wiring import Program
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock
+from server.conversation.call import Call
+from server.conversation.payload import Payload
+from server.conversation.store import ConversationChange
+from server.conversation.turn import ModelResponseTurn, Turn
+from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.past_payload import rebuild_call
-from server.payload import Payload
+from server.inspection.past_payload import rebuild_call
 from server.postgres.walking import PostgresCallWalk
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.store import ConversationChange
-from server.turn import ModelResponseTurn, Turn
-from server.turn_event import TurnEnded
-from server.turn_handle import TurnHandle
-from server.verifier import Verifier, VerifyOrder
-from server.wiring import Program
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.turns.handle import TurnHandle
 from tests.builders import definition
 from tests.emulated import BOTH, MODELS, EmulatedProviders
 from tests.turn_talk import WEATHER, open_conversation, say, tool_results, user_task

@@ -5,13 +5,13 @@ from typing import Any
 
 import asyncpg
 
+from server.app.providers import open_scribes
+from server.app.settings import Settings
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.walking import PostgresCallWalk
-from server.provider_wiring import open_scribes
-from server.settings import Settings
-from server.verification import Verified
-from server.verifier import Verifier, VerifyOrder
+from server.replay.verify.verification import Verified
+from server.replay.verify.verifier import Verifier, VerifyOrder
 
 NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_base_url": "http://127.0.0.1:9"}
 """Where nobody listens: whoever asked a provider would hear of it."""

@@ -11,8 +11,8 @@ from typing import IO, Final, cast
 import click
 import zstandard
 
-from server.archive import LINE_LIMIT_BYTES
-from server.errors import ArchiveInvalid
+from server.archive.file import LINE_LIMIT_BYTES
+from server.conversation.errors import ArchiveInvalid
 
 PIPE: Final = "-"
 _PART: Final = ".part"

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TextIO
 import click
 from rich.console import Console
 
+from server.app.settings import ClientSettings, read_client_settings
 from server.cli.chat_commands import parse_command
 from server.cli.chat_opening import Choice, open_conversation
 from server.cli.chat_prompt import ChatPrompt
@@ -20,10 +21,9 @@ from server.cli.chat_text import describe_error, one_line
 from server.cli.chat_tools import DEMO_FUNCTIONS
 from server.cli.exit_codes import exit_code_of
 from server.cli.run import run
-from server.client import Assistant, ClientError, Conversation, Patience, StrataClient, StrataProblem
-from server.errors import SettingsInvalid, Unavailable, every_error
-from server.provider_choice import KEY_VARIABLES
-from server.settings import ClientSettings, read_client_settings
+from server.conversation.errors import SettingsInvalid, Unavailable, every_error
+from server.providers.choice import KEY_VARIABLES
+from server.web.client import Assistant, ClientError, Conversation, Patience, StrataClient, StrataProblem
 
 _TURN_FAILED: Final = 1
 _INTERRUPTED: Final = 130

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from server.cli.chat_tools import DEMO_TOOLS
-from server.client import (
+from server.web.client import (
     Assistant,
     AssistantDefinition,
     AssistantDraft,

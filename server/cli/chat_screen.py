@@ -16,7 +16,8 @@ from server.cli.chat_text import (
     describe_turn,
     harmless,
 )
-from server.client import (
+from server.conversation.turn import TurnKind
+from server.web.client import (
     ClientError,
     ClientEvent,
     TextDelta,
@@ -31,7 +32,6 @@ from server.client import (
     UnknownEvent,
     UsageReported,
 )
-from server.turn import TurnKind
 
 
 class Look(StrEnum):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, assert_never
 
-from server.block import JsonValue, ToolCallBlock
 from server.cli.chat_commands import (
     HELP,
     AnswerCalls,
@@ -23,7 +22,10 @@ from server.cli.chat_commands import (
 from server.cli.chat_prompt import Asker
 from server.cli.chat_screen import Screen
 from server.cli.chat_text import describe_call
-from server.client import (
+from server.conversation.block import JsonValue, ToolCallBlock
+from server.conversation.conversation import ConversationState
+from server.conversation.turn import TurnKind, TurnState
+from server.web.client import (
     ClientError,
     Conversation,
     ImagePart,
@@ -38,9 +40,7 @@ from server.client import (
     TurnOptions,
     TurnStream,
 )
-from server.client.tool_loop import call_tool
-from server.conversation import ConversationState
-from server.turn import TurnKind, TurnState
+from server.web.client.tool_loop import call_tool
 
 _SHOWN_TURNS: Final = 6
 _NOT_RUNNING: Final = "turn_not_running"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from server.block import (
+from server.conversation.block import (
     Block,
     ImageBlock,
     JsonValue,
@@ -19,10 +19,10 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.client import ClientError, StrataProblem, Turn
-from server.turn import StopReason, TurnState
-from server.turn_ending import describe_ending
-from server.usage import Usage
+from server.conversation.turn import StopReason, TurnState
+from server.conversation.turn_ending import describe_ending
+from server.conversation.usage import Usage
+from server.web.client import ClientError, StrataProblem, Turn
 
 _SHOWN_ARGUMENTS: Final = 500
 _DELETE: Final = 0x7F

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from server.client import Tool, ToolFunction
+from server.web.client import Tool, ToolFunction
 
 
 def get_time() -> str:

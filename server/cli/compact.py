@@ -12,19 +12,19 @@ from typing import Any, Final
 import click
 from rich.table import Column, Table
 
-from server.admin_actions import AuditedCompactor, Operator
-from server.audit import OPERATOR
+from server.app.jobs import open_compactor
+from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Span
 from server.cli.terminal import open_bar, open_console
-from server.compaction_report import CompactionOutcome, CompactionReport
-from server.errors import DatabaseUnavailable, StrataError
-from server.job_wiring import open_compactor
+from server.compaction.report import CompactionOutcome, CompactionReport
+from server.conversation.audit import OPERATOR
+from server.conversation.errors import DatabaseUnavailable, StrataError
+from server.inspection.operator_actions import AuditedCompactor, Operator
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.compacting import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
 
 _MOST_ROWS: Final = 200
 """Of the table. The sum counts all; `--json` lists all."""

@@ -8,23 +8,23 @@ from typing import Final
 
 import click
 
-from server.api_key import Scope, parse_key_text
-from server.asgi import serve as serve_http
-from server.assistant import AssistantDefinition, Instructions, Tool
+from server.app.asgi import serve as serve_http
+from server.app.http_server import bind, url_of
+from server.app.providers import open_providers
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
 from server.cli.run import begin, raise_file_limit, run
+from server.conversation.api_key import Scope, parse_key_text
+from server.conversation.assistant import AssistantDefinition, Instructions, Tool
+from server.conversation.errors import DataDirectoryForbidden, TenantNotFound
+from server.conversation.page import PAGE_LIMIT
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.pace import LIKE_A_MODEL
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.errors import DataDirectoryForbidden, TenantNotFound
-from server.http_server import bind, url_of
-from server.page import PAGE_LIMIT
 from server.postgres.key_ring import PostgresKeyRing
-from server.provider_choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import open_providers
-from server.settings import Settings
-from server.wiring import Program, open_program
+from server.providers.choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES, ProviderChoice
 
 _TENANT: Final = "demo"
 _KEY_FILE: Final = "demo-keys.json"

@@ -14,18 +14,18 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from server.api_key import Scope
+from server.app.database import open_database_options
+from server.app.http_server import bind
+from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
-from server.database_wiring import open_database_options
-from server.errors import AddressInUse, StrataError
-from server.http_server import bind
+from server.conversation.api_key import Scope
+from server.conversation.errors import AddressInUse, StrataError
 from server.postgres.connecting import DatabaseOptions, connect
-from server.postgres.embedded import describe_embedded
+from server.postgres.embedded.service import describe_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import read_schema_state
-from server.provider_choice import KEY_VARIABLES, find_key
-from server.settings import Settings
+from server.providers.choice import KEY_VARIABLES, find_key
 
 _LOW_SPACE_BYTES: Final = 1024**3
 

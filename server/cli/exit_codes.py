@@ -6,7 +6,7 @@ somebody".
 
 from typing import Final
 
-from server.errors import (
+from server.conversation.errors import (
     AddressInUse,
     Conflict,
     DataDirectoryForbidden,

@@ -6,21 +6,21 @@ from typing import IO
 
 import click
 
-from server.admin_actions import Operator, audited
-from server.archive import ArchiveWriter
-from server.audit import OPERATOR, Action
+from server.app.database import open_database
+from server.app.settings import Settings
+from server.archive.file import ArchiveWriter
 from server.cli.archive_files import PIPE, writing
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_bar
-from server.database_wiring import open_database
-from server.errors import ConversationBusy, ConversationNotFound
+from server.conversation.audit import OPERATOR, Action
+from server.conversation.errors import ConversationBusy, ConversationNotFound
+from server.inspection.operator_actions import Operator, audited
 from server.postgres.archive_fields import FIELDS
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.compacting import find_owner
 from server.postgres.engine import Database
 from server.postgres.exporting import count_conversations, export_records, list_conversation_ids
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from server.cli.exit_codes import exit_code_of
-from server.errors import StrataError
+from server.conversation.errors import StrataError
 
 
 class StrataGroup(click.Group):

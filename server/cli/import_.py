@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from server.archive import ImportedConversation
+from server.app.database import open_database
+from server.app.settings import Settings
+from server.archive.file import ImportedConversation
 from server.cli.archive_files import PIPE, read_lines
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_bar
-from server.database_wiring import open_database
 from server.postgres.importing import Importer, ImportOptions
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
 
 
 @click.command("import")

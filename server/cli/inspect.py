@@ -9,24 +9,24 @@ import click
 from pydantic import BaseModel
 from rich.console import Console
 
-from server.call_inspection import CallInspection, CallInspector
+from server.app.database import open_database
+from server.app.settings import Settings
 from server.cli.inspect_call import show_call
 from server.cli.inspect_screen import show_list, show_timeline
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Moment
-from server.database_wiring import open_database
-from server.inspection import TIMELINE_LIMIT, InspectedState, InspectionFilter, InspectionPage, Timeline
-from server.page import PAGE_LIMIT
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.turn import StopReason
+from server.inspection.call_view import CallInspection, CallInspector
+from server.inspection.port import TIMELINE_LIMIT, InspectedState, InspectionFilter, InspectionPage, Timeline
 from server.postgres.inspection import PostgresInspector
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.token_estimate import TokenEstimate
-from server.turn import StopReason
+from server.providers.token_estimate import TokenEstimate
+from server.providers.wire.frames import read_frames
 from server.web.call_views import CallView
 from server.web.inspection_views import InspectionPageView, TimelineView
 from server.web.json_text import encode_json
-from server.wire.frames import read_frames
 
 _PIPE_WIDTH: Final = 200
 _FLAGS: Final = {
@@ -177,7 +177,7 @@ async def _load(
 
 
 async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> CallInspection:
-    from server.provider_wiring import open_scribes  # noqa: PLC0415  reason: only calls have to wait for the SDKs
+    from server.app.providers import open_scribes  # noqa: PLC0415  reason: only calls have to wait for the SDKs
 
     async with open_database(settings) as database, open_scribes(settings) as scribes:
         inspector = CallInspector(

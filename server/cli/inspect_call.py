@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from server.call_explanation import (
+from server.cli.chat_text import one_line
+from server.cli.inspect_text import cut, describe_blocks, describe_outline, describe_tokens, show_time
+from server.inspection.call_explanation import (
     CacheVerdict,
     OutcomeKind,
     explain_cache,
@@ -18,11 +20,9 @@ from server.call_explanation import (
     explain_template,
     explain_warning,
 )
-from server.call_inspection import CallInspection, RequestProof
-from server.cli.chat_text import one_line
-from server.cli.inspect_text import cut, describe_blocks, describe_outline, describe_tokens, show_time
-from server.request_difference import BlockFate, DifferenceRow, outline_difference
-from server.signature_report import PartSignature, SignatureState
+from server.inspection.call_view import CallInspection, RequestProof
+from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
+from server.inspection.signature_report import PartSignature, SignatureState
 
 _LAYER_STYLES: Final = {"static": "blue", "dynamic": "magenta", "buffered": "cyan", "trigger": "green"}
 _OUTCOME_STYLES: Final = {

@@ -18,9 +18,9 @@ from server.cli.inspect_text import (
     show_time,
     show_usd,
 )
-from server.inspection import InspectedConversation, InspectionPage, Timeline, TimelineTurn
-from server.turn import ModelResponseTurn, UserTaskTurn
-from server.turn_ending import describe_ending
+from server.conversation.turn import ModelResponseTurn, UserTaskTurn
+from server.conversation.turn_ending import describe_ending
+from server.inspection.port import InspectedConversation, InspectionPage, Timeline, TimelineTurn
 
 _BEGINS_WIDTH: Final = 40
 """What stands last must not take the room of the numbers."""

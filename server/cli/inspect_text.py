@@ -9,7 +9,8 @@ from typing import Final
 from rich.markup import escape
 from rich.text import Text
 
-from server.block import (
+from server.cli.chat_text import describe_call, harmless, one_line
+from server.conversation.block import (
     Block,
     ImageBlock,
     TextBlock,
@@ -18,9 +19,8 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.cli.chat_text import describe_call, harmless, one_line
-from server.inspection import CallOutline
-from server.usage import Usage
+from server.conversation.usage import Usage
+from server.inspection.port import CallOutline
 
 _SHOWN_TEXT: Final = 2000
 _SHOWN_LINE: Final = 300

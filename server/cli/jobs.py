@@ -9,14 +9,14 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
+from server.app.database import open_database
+from server.app.settings import Settings
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_console
-from server.database_wiring import open_database
-from server.job_report import LATELY_HOURS, JobStatus
+from server.inspection.job_report import LATELY_HOURS, JobStatus
 from server.postgres.job_reports import PostgresJobReports
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
 
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE

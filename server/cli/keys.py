@@ -9,13 +9,13 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from server.api_key import ApiKey, Scope
+from server.app.database import open_database
+from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_console
-from server.database_wiring import open_database
-from server.errors import TenantExists, TenantNotFound
+from server.conversation.api_key import ApiKey, Scope
+from server.conversation.errors import TenantExists, TenantNotFound
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
 
 _SPAN: Final = re.compile(r"(\d{1,5})([hdwy])")
 _UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}

@@ -4,9 +4,10 @@ import sys
 
 import click
 
+from server.app.database import open_database_options
+from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
-from server.database_wiring import open_database_options
-from server.errors import SchemaAhead
+from server.conversation.errors import SchemaAhead
 from server.postgres.migrations import (
     SchemaState,
     find_drift,
@@ -15,7 +16,6 @@ from server.postgres.migrations import (
     read_schema_state,
     write_revision,
 )
-from server.settings import Settings
 
 
 @click.group()

@@ -7,9 +7,9 @@ import click
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from server.app.settings import ClientSettings, Settings
 from server.cli.exit_codes import exit_code_of
-from server.errors import every_error
-from server.settings import ClientSettings, Settings
+from server.conversation.errors import every_error
 from server.web.errors import ANSWERS
 
 _ERRORS: Final = """\

@@ -10,7 +10,8 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from server.call_walk import CallFilter
+from server.app.database import open_database
+from server.app.settings import Settings
 from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
@@ -19,12 +20,11 @@ from server.cli.terminal import tell_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
 from server.cli.verify_state import CannotWrite, VerifyState, load_state
-from server.database_wiring import open_database
-from server.errors import ConversationNotFound
+from server.conversation.errors import ConversationNotFound
 from server.postgres.choosing import ConversationChoice, find_last_id, find_mark, find_named
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from server.settings import Settings
+from server.replay.verify.call_walk import CallFilter
 
 _STATE_NAME: Final = "replay-verify.json"
 _INTERRUPTED: Final = 130

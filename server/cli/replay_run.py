@@ -8,21 +8,29 @@ from typing import Any, Final
 
 import click
 
-from server.audit import OPERATOR
+from server.app.replays import ReplayParts, open_replays
+from server.app.settings import Settings
 from server.cli.replay_options import read_body
 from server.cli.replay_screen import failed, show_estimate, show_report
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Moment
 from server.cli.terminal import open_bar
-from server.errors import ValidationFailed
-from server.payload import LayerOrder
+from server.conversation.audit import OPERATOR
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import LayerOrder
 from server.postgres.compacting import find_owner
 from server.postgres.key_ring import PostgresKeyRing
-from server.replay import ENDED_ITEM_STATES, ItemState, OnMissingResult, Replay, ReplayDraft, ReplayMode, ReplayState
-from server.replay_report import ReplayReport
-from server.replay_result import Outcome, ResultFilter, ResultOrder, StoredResult
-from server.replay_wiring import ReplayParts, open_replays
-from server.settings import Settings
+from server.replay.rerun.report import ReplayReport
+from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult
+from server.replay.rerun.words import (
+    ENDED_ITEM_STATES,
+    ItemState,
+    OnMissingResult,
+    Replay,
+    ReplayDraft,
+    ReplayMode,
+    ReplayState,
+)
 from server.web.replay_bodies import ReplayBody
 
 _INTERRUPTED: Final = 130

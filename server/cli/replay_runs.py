@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import click
 
-from server.audit import OPERATOR
+from server.app.replays import ReplayParts, open_replays
 from server.cli.replay_options import read_limits
 from server.cli.replay_run import list_worst
 from server.cli.replay_screen import failed, show_replays, show_report, show_state
 from server.cli.run import begin_quietly, run
-from server.page import Page
+from server.conversation.audit import OPERATOR
+from server.conversation.page import Page
 from server.postgres.key_ring import PostgresKeyRing
-from server.replay import Replay
-from server.replay_export import ExportFormat
-from server.replay_wiring import ReplayParts, open_replays
+from server.replay.rerun.export import ExportFormat
+from server.replay.rerun.words import Replay
 from server.web.replay_views import ReplayView
 
 _TEXT: Final = "text"

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from server.settings import Settings, read_settings
+from server.app.settings import Settings, read_settings
 from server.telemetry.logs import configure_logs
 
 Result = TypeVar("Result")

@@ -9,15 +9,15 @@ from typing import Final
 import click
 from rich.progress import Progress, TaskID
 
+from server.app.settings import Settings
+from server.archive.seed_plan import plan_seed
 from server.cli.run import begin_quietly, run
 from server.cli.seed_talk import hold_conversations, open_talk
 from server.cli.terminal import open_bar
-from server.errors import TenantNotFound, TenantOccupied
+from server.conversation.errors import TenantNotFound, TenantOccupied
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.seeding import Copies, count_tenant_conversations, load_originals, renew_statistics
-from server.seed_plan import plan_seed
-from server.settings import Settings
 
 _BATCH_TURNS: Final = 2_000
 _LARGEST: Final = 100_000_000

@@ -7,22 +7,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from server.block import Blob, Block, ImageBlock, TextBlock, ToolResultBlock
-from server.conversation import Conversation, ConversationDraft
+from server.app.providers import open_providers
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.archive.seed_plan import Happening, SeedConversation, SeedExchange, SeedPlan
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolResultBlock
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.turn import TurnKind
+from server.conversation.turn_event import TurnEnded
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall, Turn
 from server.emulator.script import Script
 from server.emulator.server import emulating
 from server.emulator.state import EmulatorState, build_state
-from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import open_providers
-from server.seed_plan import Happening, SeedConversation, SeedExchange, SeedPlan
-from server.settings import Settings
-from server.turn import TurnKind
-from server.turn_event import TurnEnded
-from server.turn_request import TurnRequest
-from server.wiring import Program, open_program
+from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.turns.request import TurnRequest
 
 _SEED_KEY: Final = "seed"
 _PATIENCE_SECONDS: Final = 30.0

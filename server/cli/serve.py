@@ -4,13 +4,13 @@ import os
 
 import click
 
-from server.asgi import serve as serve_http
+from server.app.asgi import serve as serve_http
+from server.app.http_server import bind, url_of
+from server.app.providers import open_providers
+from server.app.settings import Settings
+from server.app.wiring import open_program
 from server.cli.run import begin, raise_file_limit, run
-from server.http_server import bind, url_of
-from server.provider_choice import KEY_VARIABLES, ProviderChoice, choose_provider
-from server.provider_wiring import open_providers
-from server.settings import Settings
-from server.wiring import open_program
+from server.providers.choice import KEY_VARIABLES, ProviderChoice, choose_provider
 
 
 @click.command()

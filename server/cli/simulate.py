@@ -10,13 +10,13 @@ import click
 from rich.table import Column, Table
 
 from server.cli.terminal import open_bar, open_console
-from server.compaction_policy import CompactionPolicy, PolicyKind
-from server.errors import ValidationFailed
-from server.model_profile import PROFILES
-from server.payload import LayerOrder
-from server.simulated_conversation import LengthLaw
-from server.simulation import Comparison, Market, Run, Workload, compare, find_market
-from server.simulation_grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
+from server.compaction.simulated_conversation import LengthLaw
+from server.compaction.simulation import Comparison, Market, Run, Workload, compare, find_market
+from server.compaction.simulation_grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
+from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import LayerOrder
+from server.providers.model_profile import PROFILES
 
 _CHART_STEPS: Final = 6
 _NAMES: Final = {

@@ -7,8 +7,8 @@ from typing import Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from server.simulation import Comparison
-from server.simulation_grid import LIMIT, GridRow
+from server.compaction.simulation import Comparison
+from server.compaction.simulation_grid import LIMIT, GridRow
 
 _ROW_INCHES: Final = 0.22
 _MARGIN_INCHES: Final = 1.4

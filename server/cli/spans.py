@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from server.time_span import read_span
+from server.conversation.time_span import read_span
 
 
 class Span(click.ParamType[timedelta]):

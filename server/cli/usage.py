@@ -11,15 +11,15 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
+from server.app.database import open_database
+from server.app.settings import Settings
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Moment
 from server.cli.terminal import open_console
-from server.database_wiring import open_database
+from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.usage_reports import PostgresUsageReports
-from server.settings import Settings
-from server.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
 
 _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from server import __version__
 from server.cli.terminal import open_console
 from server.cli.verify_state import CannotWrite, VerifyState
-from server.verification import Counts, Mismatch, verified_to_json
+from server.replay.verify.verification import Counts, Mismatch, verified_to_json
 
 
 def show_report(state: VerifyState) -> None:

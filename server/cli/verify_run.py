@@ -18,14 +18,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from server.app.settings import Settings
 from server.cli.verify_state import CannotWrite, VerifyState, save_state
 from server.cli.verify_worker import begin_worker, verify_batch
-from server.errors import DatabaseUnavailable, Internal
+from server.conversation.errors import DatabaseUnavailable, Internal
 from server.postgres.choosing import ChosenConversation, find_named, list_choice, measure_choice
 from server.postgres.engine import Database
-from server.settings import Settings
-from server.verification import Verified, join_verified
-from server.verifier import VerifyOrder
+from server.replay.verify.verification import Verified, join_verified
+from server.replay.verify.verifier import VerifyOrder
 
 _BATCH_TURNS: Final = 400
 _BATCH_CONVERSATIONS: Final = 50

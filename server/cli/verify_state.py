@@ -17,9 +17,9 @@ from typing import Any, Final
 import click
 
 from server import __version__
-from server.call_walk import CallFilter
 from server.postgres.choosing import ConversationChoice
-from server.verification import UNREADABLE, Verified, verified_from_json, verified_to_json
+from server.replay.verify.call_walk import CallFilter
+from server.replay.verify.verification import UNREADABLE, Verified, verified_from_json, verified_to_json
 
 _FORMAT: Final = 2
 _TIMES: Final = ("started_after", "started_before")

@@ -14,13 +14,13 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
+from server.app.settings import Settings
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.walking import PostgresCallWalk
-from server.settings import Settings
+from server.replay.verify.verification import Verified
+from server.replay.verify.verifier import Verifier, VerifyOrder
 from server.telemetry.logs import configure_logs
-from server.verification import Verified
-from server.verifier import Verifier, VerifyOrder
 
 
 class _Worker:
@@ -38,7 +38,7 @@ class _Worker:
         self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
     ) -> Verifier:
         # The SDKs take seconds to load, and the command itself, which imports this module, needs none of them.
-        from server.provider_wiring import open_scribes  # noqa: PLC0415  reason: see above
+        from server.app.providers import open_scribes  # noqa: PLC0415  reason: see above
 
         database = Database(replace(options, pool_size=1))
         self._stack.push_async_callback(database.close)

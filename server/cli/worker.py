@@ -4,10 +4,10 @@ import os
 
 import click
 
+from server.app.settings import Settings
+from server.app.worker import open_worker
 from server.cli.run import begin, raise_file_limit, run
 from server.jobs.worker import WorkerOptions, run_worker
-from server.settings import Settings
-from server.worker_wiring import open_worker
 
 
 @click.command()

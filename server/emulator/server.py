@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from server.app.http_server import HttpServer, LimitedProtocol, bind, serving_beside, url_of
 from server.emulator.exchange import CLOSE_CONNECTION, ASGIApp
-from server.http_server import HttpServer, LimitedProtocol, bind, serving_beside, url_of
 
 _GRACE_SECONDS: Final = 1
 

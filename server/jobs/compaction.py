@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from server.errors import ConversationNotFound, EpochMoved
+from server.conversation.errors import ConversationNotFound, EpochMoved
 from server.jobs.job import Job
 from server.jobs.sending import JobSender
 
@@ -18,7 +18,7 @@ Compact: TypeAlias = Callable[[str, str], Awaitable[datetime | None]]
 
 
 class SentCompactions:
-    """Implements `server.compaction_queue.CompactionQueue` on the job queue."""
+    """Implements `server.compaction.queue.CompactionQueue` on the job queue."""
 
     def __init__(self, sender: JobSender) -> None:
         self._sender = sender

@@ -18,9 +18,9 @@ from pgqueuer.domain.settings import DBSettings
 from pgqueuer.ports.driver import Driver
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from server.errors import StrataError, Unavailable
+from server.conversation.errors import StrataError, Unavailable
+from server.conversation.stop_sign import StopSign
 from server.jobs.job import Job
-from server.stop_sign import StopSign
 
 TENANT: Final = "tenant_id"
 """The header that says whose a job is. The reports of `server.postgres` look for it."""

@@ -29,7 +29,7 @@ FindWork: TypeAlias = Callable[[], Awaitable[Sequence[tuple[str, str, int]]]]
 
 
 class SentReplays:
-    """Implements `server.replay_queue.ReplayQueue` on the job queue."""
+    """Implements `server.replay.rerun.queue.ReplayQueue` on the job queue."""
 
     def __init__(self, sender: JobSender) -> None:
         self._sender = sender

@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol, cast
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.ports.driver import Driver
 
-from server.errors import DatabaseUnavailable, StrataError
+from server.conversation.errors import DatabaseUnavailable, StrataError
+from server.conversation.stop_sign import StopSign
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, quiet_pgqueuer
-from server.stop_sign import StopSign
 
 _GRACE_SECONDS: Final = 5.0
 """How long cancelled jobs have to be put back into the queue."""

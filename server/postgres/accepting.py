@@ -17,9 +17,9 @@ from uuid import UUID
 import asyncpg
 from asyncpg import exceptions as pg
 
-from server.block_json import block_to_json, encode_blocks
-from server.conversation import Lease
-from server.errors import (
+from server.conversation.block_json import block_to_json, encode_blocks
+from server.conversation.conversation import Lease
+from server.conversation.errors import (
     ConversationBusy,
     ConversationNotFound,
     HistoryRuleBroken,
@@ -27,12 +27,12 @@ from server.errors import (
     RevisionMismatch,
     StrataError,
 )
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.store import Accepted, AcceptOutcome, Duplicate, NewInput
+from server.conversation.turn import TurnKind
 from server.postgres.codec import decode_text, encode_json, encode_text
 from server.postgres.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
-from server.store import Accepted, AcceptOutcome, Duplicate, NewInput
-from server.turn import TurnKind
 
 _BEHIND_ALL: Final = 2**63 - 1
 """The place of whoever has no ticket."""

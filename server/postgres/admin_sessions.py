@@ -10,11 +10,11 @@ import math
 from datetime import datetime
 from typing import Any, Final
 
-from server.admin_sessions import AdminSession, SessionLimits, hash_token, lock_subject, new_secret
-from server.api_key import ApiKey, PresentedKey, Scope
-from server.audit import Action, Actor, AuditDraft, Outcome
-from server.errors import KeyRejected, LoginLocked, ScopeMissing, StrataError
-from server.identifiers import ADMIN_SESSION, API_KEY, TENANT, decode_id, encode_id, new_uuid
+from server.conversation.api_key import ApiKey, PresentedKey, Scope
+from server.conversation.audit import Action, Actor, AuditDraft, Outcome
+from server.conversation.errors import KeyRejected, LoginLocked, ScopeMissing, StrataError
+from server.conversation.identifiers import ADMIN_SESSION, API_KEY, TENANT, decode_id, encode_id, new_uuid
+from server.inspection.admin_sessions import AdminSession, SessionLimits, hash_token, lock_subject, new_secret
 from server.postgres.auditing import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
 from server.postgres.codec import decode_text
 from server.postgres.connecting import Connection
@@ -90,7 +90,7 @@ INSERT INTO audit_log ({AUDIT_COLUMNS}) SELECT {AUDIT_VALUES} FROM closed
 
 
 class PostgresAdminSessions:
-    """Implements `server.admin_sessions.AdminSessions`."""
+    """Implements `server.inspection.admin_sessions.AdminSessions`."""
 
     def __init__(self, database: Database, limits: SessionLimits) -> None:
         self._database = database

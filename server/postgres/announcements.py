@@ -20,9 +20,9 @@ from typing import Final, Self
 
 from asyncpg import exceptions as pg
 
-from server.announcements import News
-from server.errors import DatabaseUnavailable, StrataError
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.announcements import News
+from server.conversation.errors import DatabaseUnavailable, StrataError
+from server.conversation.identifiers import CONVERSATION, decode_id
 from server.postgres.channels import CHANNELS, CONVERSATION_CHANNEL, NEWS_BY_LETTER
 from server.postgres.connecting import Connection, DatabaseOptions, connect, translated_errors
 from server.postgres.engine import LOST
@@ -46,7 +46,7 @@ class ListeningPace:
 
 
 class PostgresAnnouncements:
-    """Implements `server.announcements.Announcements` between entering and leaving the block.
+    """Implements `server.conversation.announcements.Announcements` between entering and leaving the block.
 
     Entering does not wait for the database: until it answers, waits end with their time.
     """
@@ -184,7 +184,7 @@ class PostgresAnnouncements:
 
 
 class _Watch:
-    """Implements `server.announcements.Watch`."""
+    """Implements `server.conversation.announcements.Watch`."""
 
     def __init__(self, watches: "defaultdict[str, set[_Watch]]", conversation: str, news: frozenset[News]) -> None:
         self._watches = watches

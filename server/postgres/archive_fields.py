@@ -19,9 +19,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.archive import Fields, RecordKind
-from server.archive_values import Field, FieldKind
-from server.identifiers import ASSISTANT, CONVERSATION
+from server.archive.file import Fields, RecordKind
+from server.archive.values import Field, FieldKind
+from server.conversation.identifiers import ASSISTANT, CONVERSATION
 from server.postgres.tables import (
     assistants,
     blob_references,

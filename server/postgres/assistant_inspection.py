@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from server.assistant_inspection import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
-from server.errors import AssistantNotFound
-from server.identifiers import ASSISTANT, TENANT, decode_id, encode_id, new_uuid
-from server.page import Page
+from server.conversation.errors import AssistantNotFound
+from server.conversation.identifiers import ASSISTANT, TENANT, decode_id, encode_id, new_uuid
+from server.conversation.page import Page
+from server.inspection.assistants import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import before_id, bounded, page_of
@@ -70,7 +70,7 @@ ORDER BY a.version DESC LIMIT :count
 
 
 class PostgresAssistantInspector:
-    """Implements `server.assistant_inspection.AssistantInspector`."""
+    """Implements `server.inspection.assistants.AssistantInspector`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

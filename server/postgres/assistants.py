@@ -6,10 +6,10 @@ from asyncpg import exceptions as pg
 from sqlalchemy import Integer, bindparam, func, select
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
-from server.assistant import Assistant, AssistantDefinition
-from server.errors import AssistantNotFound, AssistantRevised
-from server.identifiers import ASSISTANT, TENANT, decode_id, new_uuid
-from server.page import Page
+from server.conversation.assistant import Assistant, AssistantDefinition
+from server.conversation.errors import AssistantNotFound, AssistantRevised
+from server.conversation.identifiers import ASSISTANT, TENANT, decode_id, new_uuid
+from server.conversation.page import Page
 from server.postgres.codec import encode_json
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from server.audit import Actor, AuditDraft, AuditEntry, AuditFilter, Outcome
-from server.identifiers import ADMIN_SESSION, API_KEY, AUDIT, TENANT, decode_id, encode_id, new_uuid
-from server.page import Page
+from server.conversation.audit import Actor, AuditDraft, AuditEntry, AuditFilter, Outcome
+from server.conversation.identifiers import ADMIN_SESSION, API_KEY, AUDIT, TENANT, decode_id, encode_id, new_uuid
+from server.conversation.page import Page
 from server.postgres.codec import decode_json, decode_text, encode_json
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
@@ -59,7 +59,7 @@ async def append_on(connection: Connection, draft: AuditDraft) -> None:
 
 
 class PostgresAuditLog:
-    """Implements `server.audit.AuditLog`."""
+    """Implements `server.conversation.audit.AuditLog`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import asyncpg
 
-from server.cache_register import CacheKey, RegisteredCache
-from server.errors import ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id, new_uuid
+from server.conversation.cache_register import CacheKey, RegisteredCache
+from server.conversation.errors import ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, new_uuid
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import cache_from
@@ -128,7 +128,7 @@ SELECT model, sum(token_count) AS token_count FROM provider_caches WHERE expires
 
 
 class PostgresCacheRegister:
-    """Implements `server.cache_register.CacheRegister`."""
+    """Implements `server.conversation.cache_register.CacheRegister`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

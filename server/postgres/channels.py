@@ -7,7 +7,7 @@ never otherwise.
 from collections.abc import Mapping
 from typing import Final
 
-from server.announcements import News
+from server.conversation.announcements import News
 
 CONVERSATION_CHANNEL: Final = "strata_conversations"
 """The UUID of a conversation and the letter of what happened to it."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import zstandard
 
-from server.errors import CursorInvalid, ValidationFailed
+from server.conversation.errors import CursorInvalid, ValidationFailed
 
 _ESCAPE: Final = "\U0010ffff"
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff\U0010ffff]")

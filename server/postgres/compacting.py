@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from server.errors import AssistantNotFound, ConversationNotFound
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.errors import AssistantNotFound, ConversationNotFound
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres.engine import Database, Statement
 
 _PAGE_ROWS: Final = 500

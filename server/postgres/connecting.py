@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 from asyncpg import exceptions as pg
 
-from server.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid, StrataError
+from server.conversation.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid, StrataError
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 

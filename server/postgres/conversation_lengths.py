@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from server.identifiers import ASSISTANT, TENANT, decode_id
+from server.conversation.identifiers import ASSISTANT, TENANT, decode_id
 from server.postgres.engine import Database, Statement
 
 _REST: Final = timedelta(days=1)
@@ -30,7 +30,7 @@ WHERE exchange_count > 0 AND lease_token IS NULL AND updated_at < :rests_since
 
 
 class PostgresConversationLengths:
-    """Implements `server.conversation_lengths.ConversationLengths`."""
+    """Implements `server.conversation.lengths.ConversationLengths`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -4,17 +4,17 @@ from typing import Any, Final
 
 from sqlalchemy import Integer, bindparam, literal_column, select, true
 
-from server.conversation import Conversation, ConversationDraft
-from server.errors import AssistantNotFound, ConversationNotFound, RevisionMismatch
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, new_uuid
-from server.page import Page
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.errors import AssistantNotFound, ConversationNotFound, RevisionMismatch
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, new_uuid
+from server.conversation.page import Page
+from server.conversation.store import ConversationChange, ConversationFilter
 from server.postgres.codec import encode_json
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import before_id, bounded, ids_within, page_of
 from server.postgres.rows import conversation_from
 from server.postgres.tables import conversations
-from server.store import ConversationChange, ConversationFilter
 
 _c = conversations.c
 _THIS: Final = (_c.id == bindparam("conversation"), (_c.tenant_id == bindparam("tenant")).is_(true()))

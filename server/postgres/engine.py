@@ -18,7 +18,7 @@ from asyncpg import exceptions as pg
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.sql import Executable
 
-from server.errors import DatabaseUnavailable
+from server.conversation.errors import DatabaseUnavailable
 from server.postgres.codec import encode_text
 from server.postgres.connecting import (
     Connection,

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.epoch import Epoch, EpochReason, Opening, Segment
-from server.errors import ConversationNotFound, EpochMoved
-from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.page import Page
+from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.errors import ConversationNotFound, EpochMoved
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.page import Page
+from server.conversation.store import CopiedSegments, EpochOutline
 from server.postgres.codec import decode_cursor, decode_text, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, in_range, page_of
 from server.postgres.rows import Row, epoch_from, segment_from
-from server.store import CopiedSegments, EpochOutline
 
 _BEGIN_EPOCH: Final = Statement("""
 WITH seen AS (

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from server.errors import ConversationBusy, ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.errors import ConversationBusy, ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.store import ErasureReport
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.erasable import LIVE, SHADOWY
 from server.postgres.replay_statements import end_if_done, fetch, lose_calls
-from server.store import ErasureReport
 
 # A turn whose lease has expired is nobody's: whatever its process still writes finds no conversation.
 _LOCK: Final = Statement("""

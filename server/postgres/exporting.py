@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from server.archive import ArchiveWriter, RecordKind
-from server.errors import ConversationBusy, ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.archive.file import ArchiveWriter, RecordKind
+from server.conversation.errors import ConversationBusy, ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres.archive_fields import ARCHIVED, FIELDS
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Database, Statement

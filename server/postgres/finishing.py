@@ -8,17 +8,17 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.announcements import News
-from server.block_json import block_to_json
-from server.call import Call, CallEnd, CallStart, Chunk
-from server.conversation import Lease
-from server.errors import ConversationNotFound, LeaseLost
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.announcements import News
+from server.conversation.block_json import block_to_json
+from server.conversation.call import Call, CallEnd, CallStart, Chunk
+from server.conversation.conversation import Lease
+from server.conversation.errors import ConversationNotFound, LeaseLost
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.store import Finished, NewAnswer
+from server.conversation.usage import Usage
 from server.postgres.channels import announce_sql
 from server.postgres.codec import encode_json, encode_raw, encode_text
 from server.postgres.engine import Database, Statement
-from server.store import Finished, NewAnswer
-from server.usage import Usage
 
 _HELD_SQL: Final = """
 WITH held AS (

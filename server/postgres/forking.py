@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from sqlalchemy import Table
 
-from server.conversation import Conversation
-from server.errors import ConversationNotFound, TurnNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
+from server.conversation.conversation import Conversation
+from server.conversation.errors import ConversationNotFound, TurnNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
 from server.postgres.connecting import Connection
 from server.postgres.conversations import load_conversation_on
 from server.postgres.engine import Database, Statement

@@ -12,18 +12,18 @@ from uuid import UUID
 
 from asyncpg import exceptions as pg
 
-from server.archive import ImportedConversation, Record, RecordKind, read_archive
-from server.archive_values import FieldKind
-from server.audit import OPERATOR, Action, AuditDraft
-from server.errors import ArchiveInvalid, AssistantExists, ConversationExists
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
-from server.model_name import find_name_fault
+from server.archive.file import ImportedConversation, Record, RecordKind, read_archive
+from server.archive.values import FieldKind
+from server.conversation.audit import OPERATOR, Action, AuditDraft
+from server.conversation.errors import ArchiveInvalid, AssistantExists, ConversationExists
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
 from server.postgres.archive_fields import ARCHIVED, FIELDS
 from server.postgres.auditing import APPEND, audit_values
 from server.postgres.codec import encode_raw
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database
 from server.postgres.indexing import index_conversation
+from server.providers.model_name import find_name_fault
 
 _BATCH_ROWS: Final = 500
 _BATCH_BYTES: Final = 8 * 1024 * 1024

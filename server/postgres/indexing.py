@@ -13,16 +13,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from server.conversation_facts import ConversationFacts
-from server.fact_counting import CountedCall, count_turns
+from server.conversation.facts import ConversationFacts
+from server.conversation.turn import Turn
+from server.conversation.turn_text import read_text
+from server.inspection.fact_counting import CountedCall, count_turns
 from server.postgres.codec import decode_json
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.fact_rows import fact_values, facts_from, labels_of, tenant_word
 from server.postgres.paging import ids_within
 from server.postgres.rows import Row, turn_from, usage_from
-from server.turn import Turn
-from server.turn_text import read_text
 
 PAGE_CONVERSATIONS: Final = 200
 PAGE_TURNS: Final = 50

@@ -5,11 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from server.call import Call
-from server.epoch import EpochReason
-from server.errors import CallNotFound, ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
-from server.inspection import (
+from server.conversation.call import Call
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import CallNotFound, ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import Turn
+from server.inspection.port import (
     TIMELINE_BYTES,
     TIMELINE_LIMIT,
     CallOutline,
@@ -22,7 +24,7 @@ from server.inspection import (
     Timeline,
     TimelineTurn,
 )
-from server.payload import LayerOrder
+from server.inspection.timeline_part import Place, choose_part
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.epochs import list_epochs
@@ -39,8 +41,6 @@ from server.postgres.rows import (
     turn_from,
     usage_from,
 )
-from server.timeline_part import Place, choose_part
-from server.turn import Turn
 
 _BACKGROUND_LIMIT: Final = 50
 _EPOCH_LIMIT: Final = 100
@@ -113,7 +113,7 @@ _MOST_ATTEMPTS: Final = 10
 
 
 class PostgresInspector:
-    """Implements `server.inspection.Inspector`."""
+    """Implements `server.inspection.port.Inspector`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from server.conversation import ConversationState
-from server.errors import CursorInvalid
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
-from server.inspection import InspectedConversation, InspectedState, InspectionFilter, InspectionPage
+from server.conversation.conversation import ConversationState
+from server.conversation.errors import CursorInvalid
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.port import InspectedConversation, InspectedState, InspectionFilter, InspectionPage
 from server.postgres.codec import decode_cursor, decode_text, encode_cursor
 from server.postgres.engine import Database, Statement
 from server.postgres.fact_rows import FLAGS, facts_from, label, tenant_label, tenant_word

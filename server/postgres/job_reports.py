@@ -10,7 +10,7 @@ from typing import Final
 
 import asyncpg
 
-from server.job_report import JOB_LIMIT, LATELY_HOURS, JobStatus
+from server.inspection.job_report import JOB_LIMIT, LATELY_HOURS, JobStatus
 from server.postgres.engine import Database, Statement
 
 _REPORT: Final = Statement("""
@@ -65,7 +65,7 @@ ORDER BY entrypoint
 
 
 class PostgresJobReports:
-    """Implements `server.job_report.JobReports`."""
+    """Implements `server.inspection.job_report.JobReports`."""
 
     def __init__(self, database: Database, *, job_limit: int = JOB_LIMIT) -> None:
         self._database = database

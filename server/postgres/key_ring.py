@@ -8,10 +8,10 @@ from asyncpg import exceptions as pg
 from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
-from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
-from server.audit import OPERATOR, Action, Actor, AuditDraft
-from server.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
-from server.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.conversation.audit import OPERATOR, Action, Actor, AuditDraft
+from server.conversation.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
+from server.conversation.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
 from server.postgres.access_tables import api_keys, tenants
 from server.postgres.auditing import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
 from server.postgres.channels import KEY_CHANNEL
@@ -86,7 +86,7 @@ SELECT revoked.*, pg_notify('{KEY_CHANNEL}', id::text) IS NULL FROM revoked
 
 
 class PostgresKeyRing:
-    """Implements `server.key_ring.KeyRing`."""
+    """Implements `server.conversation.key_ring.KeyRing`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from sqlalchemy import Integer, bindparam, func, select, update
 
-from server.announcements import News
-from server.conversation import Lease
-from server.errors import ConversationNotFound, LeaseLost, TurnNotRunning
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.announcements import News
+from server.conversation.conversation import Lease
+from server.conversation.errors import ConversationNotFound, LeaseLost, TurnNotRunning
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres.channels import announce_sql
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from server.call import Call
-from server.continuation import continued_attempts
-from server.errors import CallNotFound, ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.call import Call
+from server.conversation.errors import CallNotFound, ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.store import History, PayloadSource, RebuildSource
 from server.postgres.codec import decode_raw
 from server.postgres.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
@@ -25,7 +25,7 @@ from server.postgres.rows import (
     segment_from,
 )
 from server.postgres.source_rows import HeldRows
-from server.store import History, PayloadSource, RebuildSource
+from server.providers.continuation import continued_attempts
 
 _SOURCE_SQL: Final = """
 SELECT c.*,

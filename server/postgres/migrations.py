@@ -27,8 +27,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from server.bundled import find_bundled
-from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
+from server.conversation.bundled import find_bundled
+from server.conversation.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
 from server.postgres.schema import metadata
 from server.postgres.shadow_tables import SHADOW_SCHEMA

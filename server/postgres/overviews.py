@@ -5,9 +5,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
-from server.inspection import InspectionFilter
-from server.overview import (
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.overview import (
     ALARM_LIMIT,
     CELL_KEY_LIMIT,
     ERROR_LIMIT,
@@ -22,6 +21,7 @@ from server.overview import (
     TopConversation,
     choose_step,
 )
+from server.inspection.port import InspectionFilter
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection_list import list_conversations
@@ -121,7 +121,7 @@ _ALARMS: Final = ("has_prefix_break", "has_missing_signature", "has_withheld_sig
 
 
 class PostgresOverviews:
-    """Implements `server.overview.Overviews` and `server.overview.CompactionAlarms`."""
+    """Implements `server.inspection.overview.Overviews` and `server.compaction.observer.CompactionAlarms`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 from uuid import UUID
 
-from server.errors import CursorInvalid
-from server.identifiers import decode_id
-from server.page import PAGE_LIMIT, Page
+from server.conversation.errors import CursorInvalid
+from server.conversation.identifiers import decode_id
+from server.conversation.page import PAGE_LIMIT, Page
 from server.postgres.codec import decode_cursor, encode_cursor
 from server.postgres.rows import Row
 

@@ -3,14 +3,14 @@
 import asyncio
 from typing import Final
 
-from server.errors import DatabaseUnavailable
+from server.conversation.errors import DatabaseUnavailable
 from server.postgres.engine import Database, Statement
 
 _ASK: Final = Statement("SELECT current_setting('transaction_read_only') = 'on' AS read_only")
 
 
 class DatabaseProbe:
-    """Implements `server.readiness.Probe`. The first contact also checks the schema, see `Database`."""
+    """Implements `server.conversation.readiness.Probe`. The first contact also checks the schema, see `Database`."""
 
     name = "database"
 

@@ -10,9 +10,9 @@ lock: a ticket beyond the limit is found to be one, and is removed.
 
 from typing import Final
 
-from server.announcements import News
-from server.errors import ConversationNotFound, QueueFull
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.announcements import News
+from server.conversation.errors import ConversationNotFound, QueueFull
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.channels import announce_sql
 from server.postgres.engine import Database, Statement
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from server.errors import RateLimited
-from server.identifiers import API_KEY, decode_id
+from server.conversation.errors import RateLimited
+from server.conversation.identifiers import API_KEY, decode_id
 from server.postgres.engine import Database, Statement
 
 # `used` may go past the limit by less than a batch; who sees it there gets what was left, and the next one nothing.
@@ -52,7 +52,7 @@ class _Reserve:
 
 
 class PostgresRateLimiter:
-    """Implements `server.rate_limit.RateLimiter`."""
+    """Implements `server.conversation.rate_limit.RateLimiter`."""
 
     def __init__(
         self,

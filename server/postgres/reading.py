@@ -5,17 +5,17 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Integer, bindparam, select, true, tuple_
 
-from server.block import Blob
-from server.call import Call, Chunk
-from server.errors import ConversationNotFound, TurnNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.page import Page
+from server.conversation.block import Blob
+from server.conversation.call import Call, Chunk
+from server.conversation.errors import ConversationNotFound, TurnNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.page import Page
+from server.conversation.turn import Native, Turn
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_call_range, in_range, page_of
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
-from server.turn import Native, Turn
 
 _THIS: Final = (
     conversations.c.id == bindparam("conversation"),

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 from uuid import UUID
 
-from server.api_key import ApiKey, PresentedKey, Scope, Tenant
-from server.audit import OPERATOR, Actor
-from server.identifiers import API_KEY, encode_id
-from server.key_ring import KeyRing
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant
+from server.conversation.audit import OPERATOR, Actor
+from server.conversation.identifiers import API_KEY, encode_id
+from server.conversation.key_ring import KeyRing
 from server.postgres.channels import KEY_CHANNEL
 
 _MEMORY_SECONDS: Final = 30.0
@@ -43,7 +43,7 @@ def _now() -> datetime:
 
 
 class RememberedKeys:
-    """Implements `server.key_ring.KeyRing` on top of another one."""
+    """Implements `server.conversation.key_ring.KeyRing` on top of another one."""
 
     def __init__(
         self,

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from server.block import Block
-from server.block_json import block_from_json
+from server.conversation.block import Block
+from server.conversation.block_json import block_from_json
 from server.postgres.codec import decode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.replay_runs import replay_key
 from server.postgres.shadow_tables import SHADOW_SCHEMA
-from server.replay_result import AnswerPlace, CallPlace, Exchanged
+from server.replay.rerun.result import AnswerPlace, CallPlace, Exchanged
 
 # Of a tool loop all answers have the same task, some turns back. Where a candidate is where nobody was, its own past
 # has the task.

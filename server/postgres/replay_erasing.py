@@ -4,17 +4,17 @@ from collections import Counter
 from typing import Any, Final
 from uuid import UUID
 
-from server.audit import Action, Actor
-from server.errors import ReplayBusy, ReplayNotFound
-from server.identifiers import REPLAY, TENANT, encode_id
+from server.conversation.audit import Action, Actor
+from server.conversation.errors import ReplayBusy, ReplayNotFound
+from server.conversation.identifiers import REPLAY, TENANT, encode_id
+from server.conversation.store import ErasureReport
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.erasable import SHADOWY
 from server.postgres.replay_runs import audit_replay, lock_replay
 from server.postgres.replay_statements import change_state, execute, fetch, fetch_one
 from server.postgres.rows import Row
-from server.replay import ReplayState
-from server.store import ErasureReport
+from server.replay.rerun.words import ReplayState
 
 BATCH: Final = 100
 """So many items go in one transaction."""

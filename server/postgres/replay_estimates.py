@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id
+from server.conversation.usage import Usage
 from server.postgres.assistants import load_assistant
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.replay_selection import chunks_of
 from server.postgres.rows import Row
-from server.replay import Candidate, ReplayDraft, ReplayEstimate
-from server.replay_estimate import TIERS, RecordedUsage, estimate_replay
-from server.usage import Usage
+from server.replay.rerun.estimate import TIERS, RecordedUsage, estimate_replay
+from server.replay.rerun.words import Candidate, ReplayDraft, ReplayEstimate
 
 _SUM: Final = Statement("""
 SELECT coalesce(a.model, t.model) AS model,

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from server.assistant import AssistantDefinition
-from server.conversation import Conversation, ConversationDraft
-from server.errors import LeaseLost, ReplayNotFound
-from server.identifiers import CONVERSATION, REPLAY, TENANT, decode_id, encode_id
-from server.page import Page
+from server.conversation.assistant import AssistantDefinition
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.errors import LeaseLost, ReplayNotFound
+from server.conversation.identifiers import CONVERSATION, REPLAY, TENANT, decode_id, encode_id
+from server.conversation.page import Page
 from server.postgres.assistants import create_assistant_on
 from server.postgres.codec import decode_cursor
 from server.postgres.connecting import Connection
@@ -21,7 +21,7 @@ from server.postgres.replay_rows import ITEM_COLUMNS, draft_from, item_from
 from server.postgres.replay_runs import hold_replay, lock_replay, replay_key, require_replay
 from server.postgres.replay_statements import ITEMS_END_AS, end_if_done, execute, fetch, fetch_one, lose_calls
 from server.postgres.rows import Row
-from server.replay import ITEM_LIMIT, ClaimedItem, ItemLease, ItemState, OpenWork, ReplayItem, ReplayState
+from server.replay.rerun.words import ITEM_LIMIT, ClaimedItem, ItemLease, ItemState, OpenWork, ReplayItem, ReplayState
 
 _COUNT_RUNNING: Final = Statement("""
 SELECT count(*) FROM replay_items

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.identifiers import REPLAY, decode_id
+from server.conversation.identifiers import REPLAY, decode_id
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.replay_runs import load_replay
 from server.postgres.rows import Row
-from server.replay_report import AssertionCount, Measure, Measured, ReplayReport, Side
-from server.replay_result import DivergenceKind, Outcome
-from server.replay_statistics import BIN_COUNT, QUANTILES, Distribution, find_interval
+from server.replay.rerun.report import AssertionCount, Measure, Measured, ReplayReport, Side
+from server.replay.rerun.result import DivergenceKind, Outcome
+from server.replay.rerun.statistics import BIN_COUNT, QUANTILES, Distribution, find_interval
 
 _USAGE: Final = "(s.{0}->'usage'->>'{1}')::float8"
 _INPUT: Final = ("fresh_input_tokens", "cache_read_tokens", "cache_write_tokens")
@@ -122,7 +122,7 @@ WHERE s.replay_id = :replay GROUP BY 1 ORDER BY 3 DESC, 1
 
 
 class PostgresReplayReports:
-    """Implements `server.replay_report.ReplayReports`."""
+    """Implements `server.replay.rerun.report.ReplayReports`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

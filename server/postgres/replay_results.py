@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from server.block import Block
-from server.block_json import block_to_json
-from server.errors import CursorInvalid
-from server.identifiers import REPLAY, decode_id
-from server.page import Page
+from server.conversation.block import Block
+from server.conversation.block_json import block_to_json
+from server.conversation.errors import CursorInvalid
+from server.conversation.identifiers import REPLAY, decode_id
+from server.conversation.page import Page
 from server.postgres.codec import decode_cursor, encode_cursor, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded
@@ -15,8 +15,8 @@ from server.postgres.replay_items import lock_item
 from server.postgres.replay_rows import result_from, result_values
 from server.postgres.replay_runs import replay_key, require_replay
 from server.postgres.replay_statements import execute
-from server.replay import ItemLease
-from server.replay_result import Outcome, ResultFilter, ResultOrder, StoredResult, TurnResult
+from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult, TurnResult
+from server.replay.rerun.words import ItemLease
 
 _RECORD: Final = Statement("""
 INSERT INTO replay_results (conversation_id, replay_id, repetition, place, number, source_seq, shadow_seq, attempt,

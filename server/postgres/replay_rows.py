@@ -3,18 +3,18 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from server.identifiers import API_KEY, CONVERSATION, REPLAY, TENANT, encode_id
+from server.conversation.identifiers import API_KEY, CONVERSATION, REPLAY, TENANT, encode_id
 from server.postgres.codec import decode_json, decode_text, encode_json
 from server.postgres.rows import Row, json_or_none, text_or_none
-from server.replay import ItemState, Replay, ReplayDraft, ReplayItem, ReplayLimits, ReplayState
-from server.replay_json import (
+from server.replay.rerun.json import (
     assertions_from_json,
     draft_from_json,
     facts_from_json,
     judge_result_from_json,
     to_json,
 )
-from server.replay_result import DivergenceKind, Outcome, StoredResult, TurnResult
+from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult, TurnResult
+from server.replay.rerun.words import ItemState, Replay, ReplayDraft, ReplayItem, ReplayLimits, ReplayState
 
 REPLAY_COLUMNS: Final = """
     r.*, (

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from server.audit import Action, Actor, AuditDraft
-from server.errors import ConversationNotFound, LeaseLost, ReplayEnded, ReplayNotFound
-from server.identifiers import API_KEY, CONVERSATION, REPLAY, TENANT, decode_id, encode_id, new_uuid
-from server.page import Page
+from server.conversation.audit import Action, Actor, AuditDraft
+from server.conversation.errors import ConversationNotFound, LeaseLost, ReplayEnded, ReplayNotFound
+from server.conversation.identifiers import API_KEY, CONVERSATION, REPLAY, TENANT, decode_id, encode_id, new_uuid
+from server.conversation.page import Page
 from server.postgres.auditing import append_on
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
@@ -19,9 +19,9 @@ from server.postgres.paging import before_id, bounded, page_of
 from server.postgres.replay_rows import REPLAY_COLUMNS, encode_draft, limits_from, replay_from
 from server.postgres.replay_statements import change_state, end_if_done, execute, fetch, fetch_one
 from server.postgres.rows import Row
-from server.replay import ItemLease, Replay, ReplayDraft, ReplayLimits, ReplayState
-from server.replay_budget import is_spent
-from server.replay_checks import check_draft, check_size, find_limit_faults, refuse
+from server.replay.rerun.budget import is_spent
+from server.replay.rerun.checks import check_draft, check_size, find_limit_faults, refuse
+from server.replay.rerun.words import ItemLease, Replay, ReplayDraft, ReplayLimits, ReplayState
 
 # The sources are held until the items are there: whoever erases one waits, and then finds its items.
 _HOLD_SOURCES: Final = Statement("""

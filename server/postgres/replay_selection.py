@@ -12,14 +12,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from server.errors import ConversationNotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id
-from server.inspection import InspectionFilter
-from server.page import PAGE_LIMIT
+from server.conversation.errors import ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.page import PAGE_LIMIT
+from server.inspection.port import InspectionFilter
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection_list import list_conversations
-from server.replay import CONVERSATION_LIMIT, ReplayLimits, Selection
-from server.replay_checks import check_size
+from server.replay.rerun.checks import check_size
+from server.replay.rerun.words import CONVERSATION_LIMIT, ReplayLimits, Selection
 
 _CHUNK: Final = 5_000
 _KNOWN: Final = Statement("""

@@ -7,15 +7,16 @@ changes either holds the replay's row: the sums are right at every moment, and t
 from typing import Any, Final
 from uuid import UUID
 
-from server.errors import LeaseLost
-from server.identifiers import REPLAY, decode_id
+from server.conversation.errors import LeaseLost
+from server.conversation.identifiers import REPLAY, decode_id
 from server.postgres.connecting import Connection
 from server.postgres.engine import Database, Statement
 from server.postgres.replay_rows import limits_from
 from server.postgres.replay_runs import hold_replay
 from server.postgres.replay_statements import change_state, execute, fetch, fetch_one, lose_calls
 from server.postgres.rows import Row
-from server.replay import (
+from server.replay.rerun.budget import Standing, is_in_the_way, next_call_after, plan_call
+from server.replay.rerun.words import (
     CallEstimate,
     CallPermission,
     CallSpending,
@@ -24,7 +25,6 @@ from server.replay import (
     ReplayState,
     Stopped,
 )
-from server.replay_budget import Standing, is_in_the_way, next_call_after, plan_call
 
 _LONGEST_HOLD_SECONDS: Final = 3600.0
 

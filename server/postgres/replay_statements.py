@@ -7,7 +7,7 @@ from uuid import UUID
 from server.postgres.connecting import Connection
 from server.postgres.engine import Statement
 from server.postgres.rows import Row
-from server.replay import ItemState, ReplayState
+from server.replay.rerun.words import ItemState, ReplayState
 
 _LOSE: Final = Statement("""
 WITH open AS (

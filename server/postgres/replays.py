@@ -9,11 +9,12 @@ delegated to.
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from server.assistant import AssistantDefinition
-from server.audit import Actor
-from server.block import Block
-from server.conversation import Conversation, ConversationDraft
-from server.page import Page
+from server.conversation.assistant import AssistantDefinition
+from server.conversation.audit import Actor
+from server.conversation.block import Block
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.page import Page
+from server.conversation.store import ErasureReport
 from server.postgres import (
     replay_answers,
     replay_erasing,
@@ -25,7 +26,16 @@ from server.postgres import (
     replay_spending,
 )
 from server.postgres.engine import Database
-from server.replay import (
+from server.replay.rerun.result import (
+    AnswerPlace,
+    CallPlace,
+    Exchanged,
+    Outcome,
+    ResultFilter,
+    StoredResult,
+    TurnResult,
+)
+from server.replay.rerun.words import (
     CallEstimate,
     CallPermission,
     CallSpending,
@@ -40,22 +50,12 @@ from server.replay import (
     ReplayLimits,
     Selection,
 )
-from server.replay_result import (
-    AnswerPlace,
-    CallPlace,
-    Exchanged,
-    Outcome,
-    ResultFilter,
-    StoredResult,
-    TurnResult,
-)
-from server.store import ErasureReport
 
 _EVERYTHING = ResultFilter()
 
 
 class PostgresReplays:
-    """Implements `server.replays.Replays`."""
+    """Implements `server.replay.rerun.port.Replays`."""
 
     def __init__(self, database: Database, shadows: Database) -> None:
         """`shadows`: the same database as `make_shadow_database` opens it."""

@@ -4,18 +4,26 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.block import ToolCallBlock
-from server.block_json import block_from_json
-from server.cache_register import CacheKey, RegisteredCache
-from server.call import Call, CallEnd, CallStart, CallTrace
-from server.conversation import Conversation, ConversationState, Origin
-from server.epoch import Epoch, EpochReason, Opening, Rejected, Segment
-from server.identifiers import ASSISTANT, CONVERSATION, encode_id
-from server.payload import LayerOrder
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.conversation.block import ToolCallBlock
+from server.conversation.block_json import block_from_json
+from server.conversation.cache_register import CacheKey, RegisteredCache
+from server.conversation.call import Call, CallEnd, CallStart, CallTrace
+from server.conversation.conversation import Conversation, ConversationState, Origin
+from server.conversation.epoch import Epoch, EpochReason, Opening, Rejected, Segment
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, encode_id
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import (
+    ModelResponseTurn,
+    StopReason,
+    ToolResponseTurn,
+    Turn,
+    TurnKind,
+    TurnState,
+    UserTaskTurn,
+)
+from server.conversation.usage import Usage
 from server.postgres.codec import decode_json, decode_raw, decode_text
-from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnKind, TurnState, UserTaskTurn
-from server.usage import Usage
 
 Row: TypeAlias = asyncpg.Record
 _HASH_BYTES: Final = 32

@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from asyncpg import exceptions as pg
 
-from server.audit import Action, Actor, AuditDraft
-from server.errors import ViewExists, ViewLimitReached, ViewNotFound
-from server.identifiers import API_KEY, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
+from server.conversation.audit import Action, Actor, AuditDraft
+from server.conversation.errors import ViewExists, ViewLimitReached, ViewNotFound
+from server.conversation.identifiers import API_KEY, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
+from server.inspection.saved_views import VIEW_LIMIT, SavedView
 from server.postgres.auditing import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
 from server.postgres.codec import decode_json, decode_text, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import Row
-from server.saved_views import VIEW_LIMIT, SavedView
 
 _COLUMNS: Final = "id, name, filters, api_key_id, created_at"
 _LIST: Final = Statement(f"SELECT {_COLUMNS} FROM saved_views WHERE tenant_id = :tenant ORDER BY name, id")  # noqa: S608  reason: constants of this module only
@@ -46,7 +46,7 @@ WITH changed AS (
 
 
 class PostgresSavedViews:
-    """Implements `server.saved_views.SavedViews`."""
+    """Implements `server.inspection.saved_views.SavedViews`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

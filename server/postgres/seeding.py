@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from sqlalchemy import Table
 
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.archive.seed_plan import plan_id, plan_moment
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.engine import Database
 from server.postgres.tables import blob_references, calls, conversations, epochs, segments, turns
-from server.seed_plan import plan_id, plan_moment
 
 _COPIED: Final[Sequence[Table]] = (epochs, segments, turns, blob_references, calls)
 _TOKENS_PER_SECOND: Final = 70.0

@@ -6,14 +6,14 @@ Read when it is first needed, proven by its hash when it is read, and held no lo
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from server.block import Blob
-from server.call_walk import Flaw
-from server.epoch import Epoch, Segment
-from server.image import find_image_header
+from server.conversation.block import Blob
+from server.conversation.epoch import Epoch, Segment
+from server.conversation.image import find_image_header
 from server.postgres import walk_rows
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database
 from server.postgres.rows import Row, segment_from
+from server.replay.verify.call_walk import Flaw
 
 
 class SharedParts:

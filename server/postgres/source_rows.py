@@ -12,10 +12,12 @@ from uuid import UUID
 
 import asyncpg
 
-from server.assistant import Assistant
-from server.block import Blob, Block, JsonValue
-from server.block_json import block_from_json, decode_blocks
-from server.call import CallStart
+from server.conversation.assistant import Assistant
+from server.conversation.block import Blob, Block, JsonValue
+from server.conversation.block_json import block_from_json, decode_blocks
+from server.conversation.call import CallStart
+from server.conversation.store import BufferedTurn, PayloadSource
+from server.conversation.turn import Native, TurnKind, TurnState
 from server.postgres.codec import decode_json, decode_text
 from server.postgres.rows import (
     assistant_from,
@@ -27,8 +29,6 @@ from server.postgres.rows import (
     text_or_none,
     trace_from,
 )
-from server.store import BufferedTurn, PayloadSource
-from server.turn import Native, TurnKind, TurnState
 
 Manifest: TypeAlias = tuple[Mapping[str, JsonValue], ...]
 _ASSISTANTS: Final = 500

@@ -18,13 +18,29 @@ Each method's statement and its reasons live in the module that it is delegated 
 from collections.abc import Sequence
 from uuid import UUID
 
-from server.assistant import Assistant, AssistantDefinition
-from server.block import Blob
-from server.call import Call, CallEnd, CallStart, Chunk
-from server.conversation import Conversation, ConversationDraft, Lease
-from server.epoch import Epoch, Segment
-from server.identifiers import CONVERSATION, decode_id
-from server.page import Page
+from server.conversation.assistant import Assistant, AssistantDefinition
+from server.conversation.block import Blob
+from server.conversation.call import Call, CallEnd, CallStart, Chunk
+from server.conversation.conversation import Conversation, ConversationDraft, Lease
+from server.conversation.epoch import Epoch, Segment
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.page import Page
+from server.conversation.store import (
+    AcceptOutcome,
+    ConversationChange,
+    ConversationFilter,
+    CopiedSegments,
+    Duplicate,
+    EpochOutline,
+    ErasureReport,
+    Finished,
+    History,
+    NewAnswer,
+    NewInput,
+    PayloadSource,
+    RebuildSource,
+)
+from server.conversation.turn import Native, Turn
 from server.postgres import (
     accepting,
     assistants,
@@ -40,28 +56,12 @@ from server.postgres import (
 )
 from server.postgres.engine import Database
 from server.postgres.source_rows import HeldRows
-from server.store import (
-    AcceptOutcome,
-    ConversationChange,
-    ConversationFilter,
-    CopiedSegments,
-    Duplicate,
-    EpochOutline,
-    ErasureReport,
-    Finished,
-    History,
-    NewAnswer,
-    NewInput,
-    PayloadSource,
-    RebuildSource,
-)
-from server.turn import Native, Turn
 
 _EVERYTHING = ConversationFilter()
 
 
 class PostgresStore:
-    """Implements `server.store.Store`."""
+    """Implements `server.conversation.store.Store`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -5,14 +5,14 @@ Requests and answers prove the turns that calls were made of and have given. Wha
 
 from collections.abc import Mapping
 
-from server.call import Call
-from server.call_walk import Flaw
+from server.conversation.call import Call
+from server.conversation.turn import STRATA_DIALECT, TurnKind, TurnState, open_call_ids
+from server.conversation.usage import Usage
 from server.postgres.codec import decode_text
 from server.postgres.rows import Row, usage_from
 from server.postgres.turn_window import StoredTurn
-from server.turn import STRATA_DIALECT, TurnKind, TurnState, open_call_ids
-from server.usage import Usage
-from server.verification import UNREADABLE, tell_unreadable
+from server.replay.verify.call_walk import Flaw
+from server.replay.verify.verification import UNREADABLE, tell_unreadable
 
 
 class TurnRoll:

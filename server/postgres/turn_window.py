@@ -4,14 +4,14 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from server.block import Block, ImageBlock
-from server.block_json import block_from_json, block_to_json, decode_blocks
-from server.call_walk import Flaw, PastAnswer
+from server.conversation.block import Block, ImageBlock
+from server.conversation.block_json import block_from_json, block_to_json, decode_blocks
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import Native, StopReason, TurnKind, TurnState
+from server.inspection.value_difference import ValueDifference, find_value_difference
 from server.postgres.codec import decode_json
 from server.postgres.rows import Row, json_or_none, text_or_none, usage_from
-from server.store import BufferedTurn
-from server.turn import Native, StopReason, TurnKind, TurnState
-from server.value_difference import ValueDifference, find_value_difference
+from server.replay.verify.call_walk import Flaw, PastAnswer
 
 ReadTurns: TypeAlias = Callable[[int], Awaitable[Sequence[Row]]]
 """The turns behind a number, as many as are read at once."""

@@ -9,11 +9,11 @@ from typing import Final
 
 import asyncpg
 
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.usage_report import ROW_LIMIT, TOTAL, UsageBy, UsageReport, UsageRow
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import usage_from
-from server.usage_report import ROW_LIMIT, TOTAL, UsageBy, UsageReport, UsageRow
 
 _REPORT_SQL: Final = """
 SELECT %key% AS key,
@@ -57,7 +57,7 @@ _STATEMENTS: Final = {
 
 
 class PostgresUsageReports:
-    """Implements `server.usage_report.UsageReports`."""
+    """Implements `server.inspection.usage_report.UsageReports`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

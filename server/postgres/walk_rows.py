@@ -11,11 +11,11 @@ from uuid import UUID
 
 import zstandard
 
-from server.call import Call
-from server.call_walk import Flaw
+from server.conversation.call import Call
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Statement
 from server.postgres.rows import Row, call_from
+from server.replay.verify.call_walk import Flaw
 
 PAGE_ROWS: Final = 256
 PAGE_BYTES: Final = 8 * 2**20

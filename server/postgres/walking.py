@@ -14,14 +14,14 @@ from uuid import UUID
 
 import zstandard
 
-from server.assistant import Assistant
-from server.call import Call
-from server.call_walk import CallFilter, Flaw, PastAnswer, PastCall
-from server.conversation import Conversation
-from server.epoch import Epoch
-from server.epoch_check import check_epoch, check_order
-from server.errors import NotFound
-from server.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.assistant import Assistant
+from server.conversation.call import Call
+from server.conversation.conversation import Conversation
+from server.conversation.epoch import Epoch
+from server.conversation.errors import NotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.store import PayloadSource
+from server.conversation.usage import Usage
 from server.postgres import walk_rows
 from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
@@ -33,9 +33,9 @@ from server.postgres.source_rows import HeldRows
 from server.postgres.turn_roll import TurnRoll
 from server.postgres.turn_window import TurnWindow
 from server.postgres.walk_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, WalkPage, read_call
-from server.store import PayloadSource
-from server.usage import Usage
-from server.verification import UNREADABLE, tell_unreadable
+from server.replay.verify.call_walk import CallFilter, Flaw, PastAnswer, PastCall
+from server.replay.verify.epoch_check import check_epoch, check_order
+from server.replay.verify.verification import UNREADABLE, tell_unreadable
 
 _ASSISTANTS: Final = 200
 _BEFORE_TURNS: Final = (0, 0)
@@ -153,7 +153,7 @@ class PostgresCallWalk:
 
 @dataclass(slots=True, kw_only=True)
 class PostgresWalkedConversation:
-    """Implements `server.call_walk.WalkedConversation`. The rows are a first page, as far as it reached."""
+    """Implements `replay.verify.call_walk.WalkedConversation`. The rows are a first page, as far as it reached."""
 
     walk: PostgresCallWalk
     database: Database

@@ -10,14 +10,14 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from server.block import JsonValue
-from server.cache_expectation import MissReason
-from server.call import CallEnd, CallStart
-from server.errors import every_error
+from server.caching.expectation import MissReason
+from server.conversation.block import JsonValue
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.errors import every_error
+from server.conversation.usage import Usage
+from server.payload.withholding import Withheld
 from server.telemetry.limits import NameSet, bounded_count, finite_usd, seconds_between, status_class
 from server.telemetry.turn_metrics import FIRST_SECONDS, WHOLE_SECONDS
-from server.usage import Usage
-from server.withholding import Withheld
 
 _SOURCE: Final = ("provider", "model")
 _SPENDER: Final = (*_SOURCE, "assistant")

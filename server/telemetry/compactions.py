@@ -1,6 +1,6 @@
 """Compactions for operators: metrics, one log line each, and the alarm.
 
-Implements `server.compaction_observer`.
+Implements `server.compaction.observer`.
 """
 
 import logging
@@ -9,8 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from server.call import CallEnd, CallStart
-from server.compaction_report import CompactionOutcome, CompactionReport
+from server.compaction.report import CompactionOutcome, CompactionReport
+from server.conversation.call import CallEnd, CallStart
 from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.limits import NameSet, bounded_count, finite_usd
 

@@ -1,4 +1,4 @@
-"""The job queue for operators, as metrics. Implements `server.job_report.JobObserver`.
+"""The job queue for operators, as metrics. Implements `server.inspection.job_report.JobObserver`.
 
 The numbers are those of the whole database, whichever process tells them, as it has last seen them.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from server.job_report import JobStatus
+from server.inspection.job_report import JobStatus
 from server.telemetry.limits import NameSet
 
 _NAMES: Final = 40

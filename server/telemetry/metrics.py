@@ -24,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.model_profile import PROFILES
+from server.providers.model_profile import PROFILES
 from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.compactions import CompactionTelemetry
 from server.telemetry.jobs import JobMetrics

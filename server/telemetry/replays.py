@@ -1,16 +1,16 @@
 """What is counted about replays, apart from live conversations: calls, tokens, money, results, items.
 
-Implements `server.replay_observer`. Neither raises nor waits.
+Implements `server.replay.rerun.observer`. Neither raises nor waits.
 """
 
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from server.call import CallEnd, CallStart
-from server.errors import every_error
-from server.replay_observer import CallPurpose, Departure
-from server.replay_result import Outcome
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.errors import every_error
+from server.replay.rerun.observer import CallPurpose, Departure
+from server.replay.rerun.result import Outcome
 from server.telemetry.call_metrics import BUCKETS, bucket_counts
 from server.telemetry.limits import NameSet, finite_usd, status_class
 

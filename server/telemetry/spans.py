@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from server.errors import SettingsInvalid
+from server.conversation.errors import SettingsInvalid
 
 _log = logging.getLogger("strata.telemetry")
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Final
 
-from server.errors import StrataError
+from server.conversation.errors import StrataError
 
 _PLAIN_BUILTINS: Final = (OSError, AttributeError, NameError, ImportError)
 _CHAIN_LIMIT: Final = 8

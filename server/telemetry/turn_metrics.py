@@ -4,10 +4,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from server.errors import DatabaseUnavailable, LeaseLost, TurnStalled, every_error
+from server.conversation.errors import DatabaseUnavailable, LeaseLost, TurnStalled, every_error
+from server.conversation.turn import ModelResponseTurn
 from server.telemetry.limits import NONE, NameSet, finite_seconds
-from server.turn import ModelResponseTurn
-from server.turn_observer import TurnTimes
+from server.turns.observer import TurnTimes
 
 _OWN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """For work of ours, milliseconds unless the turn waits in a queue."""

@@ -15,13 +15,13 @@ from uuid import UUID
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
-from server.call import CallEnd, CallStart
-from server.conversation import Lease
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.conversation import Lease
+from server.conversation.turn import ModelResponseTurn, TurnState
+from server.conversation.usage import Usage
 from server.telemetry.limits import bounded_count, finite_seconds, finite_usd, nanoseconds, plain_name, seconds_between
 from server.telemetry.spans import Tracing
-from server.turn import ModelResponseTurn, TurnState
-from server.turn_observer import TurnTimes
-from server.usage import Usage
+from server.turns.observer import TurnTimes
 
 Attributes: TypeAlias = dict[str, str | bool | int | float]
 

@@ -1,22 +1,22 @@
 """Turns as operators see them: metrics, spans, and one line in the log for each that ends.
 
-Implements `server.turn_observer`. It is called between the steps of a turn, so it neither raises nor waits, whatever
+Implements `server.turns.observer`. It is called between the steps of a turn, so it neither raises nor waits, whatever
 the values are; `limits` sees to that. What was said appears nowhere.
 """
 
 import logging
 from typing import Final
 
-from server.block import JsonValue
-from server.call import CallEnd, CallStart
-from server.conversation import Lease
+from server.conversation.block import JsonValue
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.conversation import Lease
+from server.conversation.turn import ModelResponseTurn, TurnState
 from server.telemetry.call_metrics import find_prefix_breaks
 from server.telemetry.limits import bounded_count, finite_seconds, finite_usd, plain_name
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.telemetry.turn_spans import TurnSpans
-from server.turn import ModelResponseTurn, TurnState
-from server.turn_observer import TurnTimes
+from server.turns.observer import TurnTimes
 
 _log = logging.getLogger("strata.turn")
 

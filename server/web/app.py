@@ -11,30 +11,29 @@ from litestar.di import Provide
 from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler, Scope
 
-from server.admin_actions import ActionTools, AdminActions
-from server.admin_sessions import AdminSessions
-from server.archive import Archives
-from server.assistant_editor import AssistantEditor
-from server.assistant_inspection import AssistantInspector
-from server.audit import AuditLog
-from server.call_inspection import CallInspector
-from server.compactor import Compactor
-from server.inspection import Inspector
-from server.job_report import JobReports
-from server.key_ring import KeyRing
-from server.overview import Overviews
-from server.rate_limit import RateLimiter
-from server.readiness import Probe
-from server.renderer import Renderer
-from server.replay_calls import ReplayCalls
-from server.replay_reading import ReplayDesk
-from server.running_turns import RunningTurns
-from server.saved_views import SavedViews
-from server.store import Store
+from server.compaction.compactor import Compactor
+from server.conversation.audit import AuditLog
+from server.conversation.key_ring import KeyRing
+from server.conversation.rate_limit import RateLimiter
+from server.conversation.readiness import Probe
+from server.conversation.store import Store
+from server.inspection.admin_sessions import AdminSessions
+from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.assistants import AssistantInspector
+from server.inspection.call_view import CallInspector
+from server.inspection.job_report import JobReports
+from server.inspection.operator_actions import ActionTools, AdminActions, Archives
+from server.inspection.overview import Overviews
+from server.inspection.port import Inspector
+from server.inspection.saved_views import SavedViews
+from server.inspection.usage_report import UsageReports
+from server.payload.renderer import Renderer
+from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.reading import ReplayDesk
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
-from server.turn_service import TurnService
-from server.usage_report import UsageReports
+from server.turns.running import RunningTurns
+from server.turns.service import TurnService
 from server.web import (
     assistant_inspection,
     assistants,

@@ -9,12 +9,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from pydantic import ConfigDict, Field
 
-from server.api_key import ApiKey
-from server.assistant import Assistant, Instructions
-from server.assistant_difference import compare_definitions
-from server.assistant_editor import AssistantEditor
-from server.assistant_inspection import AssistantInspector
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.assistant import Assistant, Instructions
+from server.conversation.errors import (
     AssistantNotFound,
     BodyMalformed,
     BodyTooLarge,
@@ -27,7 +24,10 @@ from server.errors import (
     TemplateWorkersBusy,
     ValidationFailed,
 )
-from server.page import PAGE_LIMIT
+from server.conversation.page import PAGE_LIMIT
+from server.inspection.assistant_difference import compare_definitions
+from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.assistants import AssistantInspector
 from server.web.assistant_views import (
     AssistantOutlinePage,
     AssistantOutlineView,

@@ -5,11 +5,11 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.assistant_difference import AssistantDifference, CacheEffect, FieldChange, FieldFate
-from server.assistant_editor import CheckedInstructions, RenderedPrompt
-from server.assistant_inspection import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
-from server.line_difference import DifferenceRow, LineChange
-from server.template_checks import Severity, TemplateProblem
+from server.inspection.assistant_difference import AssistantDifference, CacheEffect, FieldChange, FieldFate
+from server.inspection.assistant_editor import CheckedInstructions, RenderedPrompt
+from server.inspection.assistants import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
+from server.inspection.line_difference import DifferenceRow, LineChange
+from server.inspection.template_checks import Severity, TemplateProblem
 from server.web.assistants import AssistantView
 from server.web.block_views import View
 from server.web.inspection_views import TENANT_ID

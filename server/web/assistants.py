@@ -11,14 +11,14 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from pydantic import ConfigDict, Field, field_validator
 
-from server.api_key import ApiKey
-from server.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.call_settings import check_settings
-from server.errors import AssistantNotFound, CursorInvalid, TemplateInvalid, TemplateWorkersBusy
-from server.page import PAGE_LIMIT
-from server.provider_choice import DEFAULT_MODELS
-from server.renderer import Renderer
-from server.store import Store
+from server.conversation.api_key import ApiKey
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.conversation.errors import AssistantNotFound, CursorInvalid, TemplateInvalid, TemplateWorkersBusy
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import Store
+from server.payload.renderer import Renderer
+from server.payload.settings import check_settings
+from server.providers.choice import DEFAULT_MODELS
 from server.web.auth import client_only
 from server.web.block_views import View
 from server.web.body import LARGEST_INTEGER, Body, JsonObject, TextLimit

@@ -9,10 +9,10 @@ from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter, SkipValidation
 from pydantic import Field
 
-from server.api_key import ApiKey
-from server.audit import AuditEntry, AuditFilter, AuditLog, Outcome
-from server.errors import CursorInvalid, DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.page import PAGE_LIMIT, Page
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import AuditEntry, AuditFilter, AuditLog, Outcome
+from server.conversation.errors import CursorInvalid, DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
+from server.conversation.page import PAGE_LIMIT, Page
 from server.web.auth import admin_only
 from server.web.block_views import View
 from server.web.errors import document_errors

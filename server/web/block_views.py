@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.block import (
+from server.conversation.block import (
     Block,
     ImageBlock,
     JsonValue,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from server.errors import BodyBudgetExhausted, BodyTimedOut
+from server.conversation.errors import BodyBudgetExhausted, BodyTimedOut
 
 FREE_BYTES: Final = 64 * 1024
 """Bodies up to this size need no budget: the HTTP server buffers as much for every connection."""

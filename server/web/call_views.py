@@ -10,14 +10,14 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.call import CallEnd, CallStart
-from server.call_inspection import CallInspection, FoldedAnswer, RebuiltRequest, RequestProof, SentBlock
-from server.event import ProviderEvent
-from server.manifest_difference import BlockChange, ComparedBlock, LayerShare
-from server.payload import Layer, LayerOrder, ManifestEntry
-from server.pricing import Cost
-from server.signature_report import PartSignature, SignatureState
-from server.turn import StopReason
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.event import ProviderEvent
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry
+from server.conversation.turn import StopReason
+from server.inspection.call_view import CallInspection, FoldedAnswer, RebuiltRequest, RequestProof, SentBlock
+from server.inspection.manifest_difference import BlockChange, ComparedBlock, LayerShare
+from server.inspection.signature_report import PartSignature, SignatureState
+from server.providers.pricing import Cost
 from server.web.block_views import BlockView, View, view_blocks
 from server.web.inspection_views import TENANT_ID, CallOutlineView
 from server.web.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView

@@ -8,11 +8,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from pydantic import ConfigDict, Field
 
-from server.api_key import ApiKey
-from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import Compactor
-from server.epoch import EpochReason
-from server.errors import (
+from server.compaction.compactor import Compactor
+from server.compaction.report import CompactionOutcome, CompactionReport
+from server.conversation.api_key import ApiKey
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import (
     CompactionNotFound,
     ConversationBusy,
     ConversationNotFound,
@@ -20,8 +20,8 @@ from server.errors import (
     EpochMoved,
     SummaryUnavailable,
 )
-from server.page import PAGE_LIMIT
-from server.store import EpochOutline, Store
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import EpochOutline, Store
 from server.web.auth import client_only
 from server.web.block_views import View
 from server.web.body import Body

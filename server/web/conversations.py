@@ -12,9 +12,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from pydantic import Field
 
-from server.api_key import ApiKey
-from server.conversation import Conversation, ConversationDraft
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.errors import (
     AssistantNotFound,
     ConversationBusy,
     ConversationNotFound,
@@ -22,8 +22,8 @@ from server.errors import (
     RevisionMismatch,
     TurnNotFound,
 )
-from server.page import PAGE_LIMIT
-from server.store import ConversationChange, ConversationFilter, ErasureReport, Store
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import ConversationChange, ConversationFilter, ErasureReport, Store
 from server.web.auth import client_only
 from server.web.block_views import View
 from server.web.body import CONTEXT_LIMIT

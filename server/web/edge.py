@@ -19,7 +19,7 @@ from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.types import HTTPScope, Message, Receive, Scope, Send
 
-from server.errors import Internal
+from server.conversation.errors import Internal
 from server.telemetry.logs import begin_log_context
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import RequestSpan, Tracing

@@ -15,8 +15,8 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import Example
 
-from server import errors
-from server.errors import Internal, StrataError
+from server.conversation import errors
+from server.conversation.errors import Internal, StrataError
 from server.web.json_text import encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE, Problem
 from server.web.request import FAILURE, PROBLEM_CODE, StrataRequest, request_id_of

@@ -7,9 +7,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 from litestar.response import Stream
 
-from server.admin_actions import AdminActions, Operator
-from server.archive import ARCHIVE_MEDIA_TYPE
-from server.errors import ConversationBusy, ConversationNotFound, DatabaseUnavailable, KeyRejected, ScopeMissing
+from server.archive.file import ARCHIVE_MEDIA_TYPE
+from server.conversation.errors import (
+    ConversationBusy,
+    ConversationNotFound,
+    DatabaseUnavailable,
+    KeyRejected,
+    ScopeMissing,
+)
+from server.inspection.operator_actions import AdminActions, Operator
 from server.web.auth import admin_only
 from server.web.errors import document_errors
 from server.web.operator_actions import OPERATOR

@@ -8,10 +8,10 @@ from litestar import MediaType, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.api_key import ApiKey
-from server.block import Blob
-from server.errors import ConversationNotFound, ImageNotFound
-from server.store import Store
+from server.conversation.api_key import ApiKey
+from server.conversation.block import Blob
+from server.conversation.errors import ConversationNotFound, ImageNotFound
+from server.conversation.store import Store
 from server.web.auth import client_only
 from server.web.errors import document_client_errors
 

@@ -7,9 +7,8 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
-from server.api_key import ApiKey, Scope
-from server.call_inspection import CallInspector
-from server.errors import (
+from server.conversation.api_key import ApiKey, Scope
+from server.conversation.errors import (
     CallNotFound,
     ConversationNotFound,
     CursorInvalid,
@@ -18,8 +17,9 @@ from server.errors import (
     ScopeMissing,
     ValidationFailed,
 )
-from server.inspection import TIMELINE_LIMIT, InspectionFilter, Inspector
-from server.page import PAGE_LIMIT
+from server.conversation.page import PAGE_LIMIT
+from server.inspection.call_view import CallInspector
+from server.inspection.port import TIMELINE_LIMIT, InspectionFilter, Inspector
 from server.web.auth import admin_only
 from server.web.call_views import CallView
 from server.web.errors import document_errors

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, TypeAlias
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter, SkipValidation
 
-from server.inspection import InspectedState, InspectionFilter
-from server.time_span import read_span
-from server.turn import StopReason
+from server.conversation.time_span import read_span
+from server.conversation.turn import StopReason
+from server.inspection.port import InspectedState, InspectionFilter
 from server.web.validation import in_utc, refuse
 
 _TEXT_LIMIT: Final = 500

@@ -5,14 +5,14 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.block import JsonValue
-from server.conversation import ConversationState
-from server.conversation_facts import ConversationFacts
-from server.epoch import EpochReason
-from server.inspection import CallOutline, EpochMark, InspectedConversation, InspectionPage, RunningTurn, Timeline
-from server.payload import LayerOrder
-from server.timeline import ToldTurn, tell_timeline
-from server.turn import ModelResponseTurn
+from server.conversation.block import JsonValue
+from server.conversation.conversation import ConversationState
+from server.conversation.epoch import EpochReason
+from server.conversation.facts import ConversationFacts
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import ModelResponseTurn
+from server.inspection.port import CallOutline, EpochMark, InspectedConversation, InspectionPage, RunningTurn, Timeline
+from server.inspection.timeline import ToldTurn, tell_timeline
 from server.web.block_views import View
 from server.web.compactions import CompactionView
 from server.web.views import (

@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from pydantic import Field
 
-from server.api_key import ApiKey
-from server.errors import DatabaseUnavailable, KeyRejected, ScopeMissing
-from server.job_report import JobReports, JobStatus
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing
+from server.inspection.job_report import JobReports, JobStatus
 from server.web.auth import admin_only
 from server.web.block_views import View
 from server.web.errors import document_errors

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.errors import (
+from server.conversation.errors import (
     DatabaseUnavailable,
     Internal,
     KeyRejected,

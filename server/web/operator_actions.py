@@ -8,10 +8,9 @@ from litestar.di import NamedDependency, Provide
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
 
-from server.admin_actions import AdminActions, Operator
-from server.api_key import ApiKey
-from server.audit import Actor
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import Actor
+from server.conversation.errors import (
     BodyMalformed,
     BodyTooLarge,
     CompactionNotFound,
@@ -28,8 +27,9 @@ from server.errors import (
     TurnNotRunning,
     ValidationFailed,
 )
-from server.inspection import Inspector
-from server.store import Store
+from server.conversation.store import Store
+from server.inspection.operator_actions import AdminActions, Operator
+from server.inspection.port import Inspector
 from server.web.admin.entry import Entry
 from server.web.auth import admin_only
 from server.web.compactions import CompactionBody, CompactionReportView

@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter, SkipValidation
 from pydantic import Field
 
-from server.api_key import ApiKey
-from server.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.overview import (
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
+from server.inspection.overview import (
     CELL_KEY_LIMIT,
     LONGEST_TIME,
     USUAL_TIME,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from server.errors import CheckTimedOut, ShuttingDown, StrataError
-from server.readiness import Probe
-from server.running_turns import RunningTurns
+from server.conversation.errors import CheckTimedOut, ShuttingDown, StrataError
+from server.conversation.readiness import Probe
+from server.turns.running import RunningTurns
 
 _log = logging.getLogger("strata.web")
 

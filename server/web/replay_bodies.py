@@ -6,10 +6,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field
 
-from server.assistant import Instructions, Tool
-from server.inspection import InspectedState, InspectionFilter
-from server.payload import LayerOrder
-from server.replay import (
+from server.conversation.assistant import Instructions, Tool
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import StopReason
+from server.inspection.port import InspectedState, InspectionFilter
+from server.replay.rerun.words import (
     CONVERSATION_LIMIT,
     PARALLELISM_LIMIT,
     REPETITION_LIMIT,
@@ -22,7 +23,6 @@ from server.replay import (
     ReplayMode,
     Selection,
 )
-from server.turn import StopReason
 from server.web.assistants import InstructionsBody, ToolBody
 from server.web.body import LARGEST_BIGINT, LARGEST_INTEGER, Body, JsonObject, Moment, TextLimit, one_of
 from server.web.validation import in_utc

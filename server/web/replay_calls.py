@@ -7,8 +7,8 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from server.api_key import ApiKey
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import (
     CallNotFound,
     ConversationNotFound,
     DatabaseUnavailable,
@@ -17,8 +17,8 @@ from server.errors import (
     ScopeMissing,
     ValidationFailed,
 )
-from server.inspection import TIMELINE_LIMIT
-from server.replay_calls import ReplayCalls
+from server.inspection.port import TIMELINE_LIMIT
+from server.replay.rerun.calls import ReplayCalls
 from server.web.auth import admin_only
 from server.web.call_views import CallView
 from server.web.errors import document_errors

@@ -5,10 +5,10 @@ from typing import Any, Final, Self
 
 from pydantic import ConfigDict, Field
 
-from server.replay import ItemState, Replay, ReplayEstimate, ReplayItem, ReplayMode, ReplayState
-from server.replay_json import to_json
-from server.replay_report import ReplayReport
-from server.replay_result import DivergenceKind, Outcome, StoredResult
+from server.replay.rerun.json import to_json
+from server.replay.rerun.report import ReplayReport
+from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
+from server.replay.rerun.words import ItemState, Replay, ReplayEstimate, ReplayItem, ReplayMode, ReplayState
 from server.web.block_views import View
 from server.web.replay_bodies import EXAMPLE
 from server.web.views import CONVERSATION_ID, EXAMPLE_TIME

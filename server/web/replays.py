@@ -9,9 +9,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
 
-from server.api_key import ApiKey
-from server.audit import Actor
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import Actor
+from server.conversation.errors import (
     AssistantNotFound,
     BodyMalformed,
     BodyTooLarge,
@@ -27,11 +27,11 @@ from server.errors import (
     TemplateWorkersBusy,
     ValidationFailed,
 )
-from server.page import PAGE_LIMIT
-from server.replay import ItemState
-from server.replay_export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
-from server.replay_reading import ReplayDesk
-from server.replay_result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.conversation.page import PAGE_LIMIT
+from server.replay.rerun.export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
+from server.replay.rerun.reading import ReplayDesk
+from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.replay.rerun.words import ItemState
 from server.web.admin.entry import Entry
 from server.web.auth import admin_only
 from server.web.conversations import ErasureView

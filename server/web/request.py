@@ -8,8 +8,8 @@ from litestar.datastructures import State
 from litestar.exceptions import SerializationException
 from litestar.types import Empty
 
-from server.api_key import ApiKey
-from server.errors import BodyMalformed, MediaTypeUnsupported
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import BodyMalformed, MediaTypeUnsupported
 from server.web.json_text import DuplicateKey, decode_json, refuse_duplicate_keys
 
 REQUEST_ID: Final = "request_id"

@@ -9,9 +9,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, SkipValidation
 from pydantic import ConfigDict, Field
 
-from server.api_key import ApiKey
-from server.audit import Actor
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import Actor
+from server.conversation.errors import (
     BodyMalformed,
     BodyTooLarge,
     DatabaseUnavailable,
@@ -23,7 +23,7 @@ from server.errors import (
     ViewLimitReached,
     ViewNotFound,
 )
-from server.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
+from server.inspection.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters
 from server.web.admin.entry import Entry
 from server.web.auth import admin_only

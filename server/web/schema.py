@@ -15,8 +15,8 @@ from litestar.types import Method
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
-from server.errors import RouteNotFound
-from server.image import GIF, JPEG, PNG, WEBP
+from server.conversation.errors import RouteNotFound
+from server.conversation.image import GIF, JPEG, PNG, WEBP
 from server.web.auth import BEARER, KeyGuard
 from server.web.body import Body
 from server.web.sse import EVENT_STREAM, EVENTS

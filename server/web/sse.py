@@ -33,11 +33,11 @@ from typing import Any, Final, assert_never
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
-from server.http_server import ABORT_CONNECTION
-from server.turn import TurnState
-from server.turn_event import TurnEnded, TurnEvent, TurnStarted
-from server.turn_handle import EventReader
+from server.app.http_server import ABORT_CONNECTION
+from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.turns.handle import EventReader
 from server.web.json_text import encode_json
 from server.web.views import ModelTurnView, StatusView, UsageView
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from litestar.connection import ASGIConnection
 
-from server.api_key import ApiKey, Scope
-from server.assistant_inspection import AssistantInspector
-from server.audit import Action, Actor, AuditDraft, AuditLog
-from server.errors import NotFound, OtherTenantReadOnly, ValidationFailed
-from server.inspection import Inspector
-from server.replay_reading import ReplayDesk
+from server.conversation.api_key import ApiKey, Scope
+from server.conversation.audit import Action, Actor, AuditDraft, AuditLog
+from server.conversation.errors import NotFound, OtherTenantReadOnly, ValidationFailed
+from server.inspection.assistants import AssistantInspector
+from server.inspection.port import Inspector
+from server.replay.rerun.reading import ReplayDesk
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READING_POSTS: Final = frozenset(

@@ -11,13 +11,13 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from server.block import Blob, Block, ImageBlock, JsonValue, TextBlock, ToolResultBlock
-from server.block_json import block_to_json
-from server.conversation import OnBusy
-from server.errors import HistoryRuleBroken
-from server.image import IMAGE_TYPES, find_image_header
-from server.turn import TurnKind
-from server.turn_request import TurnRequest
+from server.conversation.block import Blob, Block, ImageBlock, JsonValue, TextBlock, ToolResultBlock
+from server.conversation.block_json import block_to_json
+from server.conversation.conversation import OnBusy
+from server.conversation.errors import HistoryRuleBroken
+from server.conversation.image import IMAGE_TYPES, find_image_header
+from server.conversation.turn import TurnKind
+from server.turns.request import TurnRequest
 from server.web.body import LARGEST_BIGINT, Body, JsonObject, TextLimit, ToolOutput
 from server.web.headers import TurnHeaders, read_expected_revision
 from server.web.validation import refuse

@@ -16,9 +16,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from pydantic import ConfigDict, Field
 
-from server.api_key import ApiKey
-from server.conversation import Conversation, ConversationState, ConversationStatus
-from server.errors import (
+from server.conversation.api_key import ApiKey
+from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
+from server.conversation.errors import (
     ConversationBusy,
     ConversationNotFound,
     CursorInvalid,
@@ -34,14 +34,14 @@ from server.errors import (
     TurnNotRunning,
     every_error,
 )
-from server.page import PAGE_LIMIT
-from server.store import NewInput, Store
-from server.turn import TurnState
-from server.turn_ending import FAILURE_MEMBERS
-from server.turn_event import TurnEnded
-from server.turn_handle import TurnHandle
-from server.turn_request import TurnRequest
-from server.turn_service import TurnService
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import NewInput, Store
+from server.conversation.turn import TurnState
+from server.conversation.turn_ending import FAILURE_MEMBERS
+from server.conversation.turn_event import TurnEnded
+from server.turns.handle import TurnHandle
+from server.turns.request import TurnRequest
+from server.turns.service import TurnService
 from server.web.auth import REFUSAL, client_only, client_sparing_duplicates
 from server.web.block_views import View
 from server.web.body import LARGEST_BIGINT, Body

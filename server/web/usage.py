@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter, SkipValidation
 from pydantic import Field
 
-from server.api_key import ApiKey
-from server.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReports, UsageRow
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
+from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReports, UsageRow
 from server.web.auth import admin_only
 from server.web.block_views import View
 from server.web.errors import document_errors

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from litestar.exceptions import ValidationException
 
-from server.errors import ValidationFailed
+from server.conversation.errors import ValidationFailed
 from server.web.problem import FieldFault
 
 _FAULT_LIMIT: Final = 50

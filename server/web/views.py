@@ -6,11 +6,11 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field
 
-from server.conversation import Conversation, ConversationState, ConversationStatus
-from server.errors import StrataError, every_error
-from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
-from server.turn_ending import STOP_DETAILS
-from server.usage import Usage
+from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
+from server.conversation.errors import StrataError, every_error
+from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
+from server.conversation.turn_ending import STOP_DETAILS
+from server.conversation.usage import Usage
 from server.web.block_views import BlockView, ToolCallView, View, view_blocks
 from server.web.errors import source_of
 

@@ -33,17 +33,17 @@ from litestar.params import FromPath
 from litestar.response import Stream
 from pydantic import SecretStr
 
-from server.api_key import Scope
-from server.asgi import serving
+from server.app.asgi import serving
+from server.app.http_server import HttpServer, bind, serving_beside
+from server.app.providers import open_providers
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope
 from server.emulator.server import emulating
-from server.http_server import HttpServer, bind, serving_beside
 from server.postgres.connecting import DatabaseOptions
-from server.postgres.embedded import open_embedded
+from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
-from server.provider_choice import KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import open_providers
-from server.settings import Settings
-from server.wiring import open_program
+from server.providers.choice import KEY_VARIABLES, ProviderChoice
 from tests.bench.stream_cost import anthropic_pieces, gemini_pieces
 from tests.emulated import BOTH, MODELS
 from tests.recordings.replay import Replay

@@ -19,9 +19,9 @@ from uuid import UUID
 
 from asyncpg import Record
 
-from server.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
-from server.inspection import InspectedState, InspectionFilter
-from server.overview import OverviewBy
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.overview import OverviewBy
+from server.inspection.port import InspectedState, InspectionFilter
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection import PostgresInspector

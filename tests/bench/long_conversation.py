@@ -24,17 +24,17 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
+from server.app.providers import open_providers
+from server.app.settings import Settings
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.postgres.connecting import DatabaseOptions
-from server.postgres.embedded import open_embedded
+from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
-from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import open_providers
-from server.settings import Settings
+from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from tests.bench.http_turn import Serving, in_process
 from tests.long_talk import LongTalk, Sample, compare_at_same_buffer, cost_of, open_talk, predict, share_of
 

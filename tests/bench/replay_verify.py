@@ -30,22 +30,22 @@ from uuid import UUID
 
 import uvloop
 
-from server.answer_check import fold_raw, is_answer
-from server.call_walk import CallFilter, PastCall
-from server.database_wiring import open_database
-from server.identifiers import CONVERSATION, decode_id
-from server.past_payload import rebuild_call
+from server.app.database import open_database
+from server.app.providers import open_providers, open_scribes
+from server.app.settings import Settings
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.store import RebuildSource
+from server.inspection.past_payload import rebuild_call
 from server.postgres.codec import decode_raw, encode_raw
 from server.postgres.engine import Database
 from server.postgres.exporting import list_conversation_ids
 from server.postgres.walking import PostgresCallWalk
-from server.provider import Provider
-from server.provider_choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import open_providers, open_scribes
-from server.settings import Settings
-from server.store import RebuildSource
-from server.verification import Counts, add_counts
-from server.verifier import Verifier, VerifyOrder
+from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.providers.provider import Provider
+from server.replay.verify.answer_check import fold_raw, is_answer
+from server.replay.verify.call_walk import CallFilter, PastCall
+from server.replay.verify.verification import Counts, add_counts
+from server.replay.verify.verifier import Verifier, VerifyOrder
 from tests.bench.http_turn import in_process
 from tests.bench.long_conversation import serve_emulator
 from tests.long_talk import open_talk

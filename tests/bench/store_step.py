@@ -21,19 +21,19 @@ from uuid import UUID, uuid4
 
 import uvloop
 
-from server.api_key import Tenant
-from server.block import TextBlock
-from server.block_json import encode_blocks
-from server.conversation import Conversation
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.api_key import Tenant
+from server.conversation.block import TextBlock
+from server.conversation.block_json import encode_blocks
+from server.conversation.conversation import Conversation
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.store import NewAnswer, NewInput
+from server.conversation.turn import Native
 from server.postgres.connecting import Connection, DatabaseOptions, connect
-from server.postgres.embedded import open_embedded
+from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from server.store import NewAnswer, NewInput
-from server.turn import Native
 from tests.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input
 
 LENGTHS = (10, 100, 1_000, 5_000)

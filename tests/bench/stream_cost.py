@@ -23,11 +23,11 @@ import httpx2
 from google import genai
 from google.genai import types
 
-from server.anthropic.provider import AnthropicProvider
+from server.conversation.payload import Payload
 from server.emulator.server import emulating
-from server.gemini.provider import GeminiProvider
-from server.payload import Payload
-from server.provider import Provider
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.provider import Provider
 from tests.contracts.provider_rig import build_payload, consume
 from tests.recordings.replay import Replay
 

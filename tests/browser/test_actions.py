@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from server.conversation.errors import ConversationNotFound
 from server.emulator.reply import FaultKind
-from server.errors import ConversationNotFound
-from server.provider_choice import GEMINI
+from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import user_task

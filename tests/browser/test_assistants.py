@@ -5,10 +5,10 @@ from typing import Any
 
 from playwright.async_api import Locator, expect
 
-from server.assistant import AssistantDefinition, Instructions, Tool
+from server.conversation.assistant import AssistantDefinition, Instructions, Tool
+from server.conversation.store import Store
 from server.emulator.reply import Reply
 from server.postgres.engine import Database
-from server.store import Store
 from tests.browser.conftest import Visit
 from tests.builders import definition
 from tests.emulated import EmulatedProviders

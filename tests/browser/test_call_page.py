@@ -7,7 +7,7 @@ from playwright.async_api import expect
 
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.browser.conftest import Visit
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_walk import Walk, asks, begin_walk, tells

@@ -11,7 +11,7 @@ from server.emulator.pace import Pace
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
-from server.provider_choice import GEMINI
+from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
 from tests.builders import create_conversation, take_exchange
 from tests.compaction_walk import NARROW, build_compactor

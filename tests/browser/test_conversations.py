@@ -5,10 +5,10 @@ from decimal import Decimal
 
 from playwright.async_api import expect
 
-from server.block import TextBlock
+from server.conversation.block import TextBlock
+from server.conversation.turn import TurnState
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
-from server.turn import TurnState
 from tests.browser.conftest import Visit
 from tests.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
 

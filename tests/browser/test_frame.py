@@ -5,8 +5,8 @@ import re
 
 from playwright.async_api import expect
 
-from server.api_key import Scope, issue_key_text
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import Scope, issue_key_text
+from server.conversation.identifiers import API_KEY, new_id
 from tests.browser.conftest import Visit
 
 

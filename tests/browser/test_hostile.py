@@ -2,13 +2,21 @@
 
 from typing import Any
 
-from server.block import Blob, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock, UnknownBlock
-from server.conversation import ConversationDraft
+from server.app.wiring import Program
+from server.conversation.block import (
+    Blob,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+)
+from server.conversation.conversation import ConversationDraft
+from server.conversation.turn import TurnKind, TurnState
 from server.emulator.reply import Reply, ToolCall
 from server.postgres.indexing import index_all
-from server.provider_choice import GEMINI
-from server.turn import TurnKind, TurnState
-from server.wiring import Program
+from server.providers.choice import GEMINI
 from tests.browser.conftest import DESK, Visit
 from tests.builders import accept, answer, call_end, call_start, user_input
 from tests.emulated import MODELS, EmulatedProviders

@@ -7,11 +7,11 @@ from typing import Any
 
 from playwright.async_api import expect
 
-from server.conversation import ConversationDraft
+from server.conversation.conversation import ConversationDraft
+from server.conversation.usage import Usage
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.postgres.overviews import PostgresOverviews
-from server.usage import Usage
 from tests.browser.conftest import Visit
 from tests.builders import call_end, call_start, create_assistant, take_exchange
 

@@ -2,11 +2,11 @@
 
 from playwright.async_api import expect
 
-from server.block import ToolCallBlock
+from server.conversation.block import ToolCallBlock
+from server.conversation.turn import ModelResponseTurn
 from server.emulator.reply import Reply
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.replay_source import list_turns
-from server.turn import ModelResponseTurn
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.replay.rerun.source import list_turns
 from tests.browser.conftest import Visit
 from tests.emulated import MODELS, EmulatedProviders
 from tests.replay_talk import arm_again

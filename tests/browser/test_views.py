@@ -2,7 +2,7 @@
 
 from playwright.async_api import expect
 
-from server.audit import OPERATOR
+from server.conversation.audit import OPERATOR
 from server.postgres.engine import Database
 from server.postgres.saved_views import PostgresSavedViews
 from tests.browser.conftest import Visit

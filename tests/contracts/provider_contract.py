@@ -1,4 +1,4 @@
-"""The contract of the provider port: whoever implements `server.provider.Provider` passes this, on its emulator."""
+"""The contract of the provider port: whoever implements `providers.provider.Provider` passes this, on its emulator."""
 
 import asyncio
 import json
@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from server.assistant import Tool
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.assistant import Tool
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import ProviderCut, ProviderFailed
+from server.conversation.event import TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.conversation.payload import CallSettings
+from server.conversation.turn import StopReason
 from server.emulator.reply import FaultKind, Reply
 from server.emulator.server import emulating
-from server.errors import ProviderCut, ProviderFailed
-from server.event import TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
-from server.payload import CallSettings
-from server.provider import ProviderAnswer, ProviderStream, StreamState
-from server.turn import StopReason
+from server.providers.provider import ProviderAnswer, ProviderStream, StreamState
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Rig, answer_calls, complete, consume, native_of, step
 from tests.recordings.catalogue import NUMBERS, Recorded, load
 from tests.recordings.replay import Replay

@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from server.assistant import Tool
-from server.block import TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.assistant import Tool
+from server.conversation.block import TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.event import ProviderEvent
+from server.conversation.payload import CallSettings, Layer, Payload, PayloadMessage
 from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall, Turn
 from server.emulator.script import Script
 from server.emulator.server import emulating
 from server.emulator.state import EmulatorState, build_state
-from server.event import ProviderEvent
-from server.payload import CallSettings, Layer, Payload, PayloadMessage
-from server.provider import Provider, ProviderAnswer, ProviderStream
-from server.wire.transport import WireLimits
+from server.providers.provider import Provider, ProviderAnswer, ProviderStream
+from server.providers.wire.transport import WireLimits
 
 PATIENCE_SECONDS = 5.0
 """How long a test waits for what should happen at once before it calls it lost."""

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from server.api_key import Tenant
-from server.block import Blob, ImageBlock, TextBlock, ToolResultBlock, UnknownBlock
-from server.block_json import decode_blocks
-from server.conversation import Conversation, ConversationState, Lease
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.block import Blob, ImageBlock, TextBlock, ToolResultBlock, UnknownBlock
+from server.conversation.block_json import decode_blocks
+from server.conversation.conversation import Conversation, ConversationState, Lease
+from server.conversation.errors import (
     ConversationBusy,
     HistoryRuleBroken,
     IdempotencyKeyReused,
     QueueFull,
     RevisionMismatch,
 )
-from server.identifiers import CONVERSATION, new_id
-from server.store import (
+from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.store import (
     Duplicate,
     Store,
 )
-from server.turn import (
+from server.conversation.turn import (
     STRATA_DIALECT,
     ToolResponseTurn,
     UserTaskTurn,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.call import Call
-from server.epoch import Epoch, EpochReason, Opening, Segment
-from server.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
-from server.store import ConversationChange, CopiedSegments, Store
-from server.turn import TurnKind
+from server.conversation.api_key import Tenant
+from server.conversation.call import Call
+from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
+from server.conversation.store import ConversationChange, CopiedSegments, Store
+from server.conversation.turn import TurnKind
 from tests.builders import (
     NASTY,
     accept,

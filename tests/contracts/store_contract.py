@@ -1,9 +1,9 @@
-"""The contract of the store port: whoever implements `server.store.Store` passes this."""
+"""The contract of the store port: whoever implements `server.conversation.store.Store` passes this."""
 
 import pytest
 
-from server.api_key import Tenant
-from server.key_ring import KeyRing
+from server.conversation.api_key import Tenant
+from server.conversation.key_ring import KeyRing
 from tests.contracts.store_accepting import AcceptContract, QueueContract
 from tests.contracts.store_compaction import CompactionContract
 from tests.contracts.store_conversations import AssistantContract, ConversationContract

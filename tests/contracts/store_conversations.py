@@ -6,23 +6,23 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from server.api_key import Tenant
-from server.assistant import Instructions
-from server.conversation import ConversationDraft, ConversationState
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.assistant import Instructions
+from server.conversation.conversation import ConversationDraft, ConversationState
+from server.conversation.errors import (
     AssistantNotFound,
     AssistantRevised,
     ConversationNotFound,
     CursorInvalid,
     RevisionMismatch,
 )
-from server.identifiers import ASSISTANT, CONVERSATION, new_id
-from server.store import (
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, new_id
+from server.conversation.store import (
     ConversationChange,
     ConversationFilter,
     Store,
 )
-from server.turn import (
+from server.conversation.turn import (
     TurnState,
 )
 from tests.builders import (

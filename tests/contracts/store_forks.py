@@ -7,22 +7,22 @@ from decimal import Decimal
 
 import pytest
 
-from server.api_key import Tenant
-from server.block import Blob
-from server.conversation import Conversation, ConversationState, Origin
-from server.epoch import Segment
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.block import Blob
+from server.conversation.conversation import Conversation, ConversationState, Origin
+from server.conversation.epoch import Segment
+from server.conversation.errors import (
     ConversationBusy,
     ConversationNotFound,
     TurnNotFound,
 )
-from server.payload import LayerOrder
-from server.store import (
+from server.conversation.payload import LayerOrder
+from server.conversation.store import (
     ConversationChange,
     PayloadSource,
     Store,
 )
-from server.turn import (
+from server.conversation.turn import (
     ModelResponseTurn,
     StopReason,
     TurnState,

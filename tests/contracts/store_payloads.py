@@ -7,23 +7,23 @@ from datetime import timedelta
 
 import pytest
 
-from server.api_key import Tenant
-from server.block import TextBlock, ToolResultBlock
-from server.block_json import decode_blocks
-from server.call import CallTrace
-from server.conversation import Conversation
-from server.epoch import EpochReason, Segment
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.block import TextBlock, ToolResultBlock
+from server.conversation.block_json import decode_blocks
+from server.conversation.call import CallTrace
+from server.conversation.conversation import Conversation
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.errors import (
     CallNotFound,
     EpochMoved,
 )
-from server.payload import LayerOrder
-from server.store import (
+from server.conversation.payload import LayerOrder
+from server.conversation.store import (
     ConversationChange,
     PayloadSource,
     Store,
 )
-from server.turn import (
+from server.conversation.turn import (
     Native,
     StopReason,
     TurnKind,

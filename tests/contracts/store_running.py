@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from server.api_key import Tenant
-from server.block import TextBlock
-from server.call import Chunk
-from server.conversation import ConversationState, Lease
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.block import TextBlock
+from server.conversation.call import Chunk
+from server.conversation.conversation import ConversationState, Lease
+from server.conversation.errors import (
     LeaseLost,
     TurnNotFound,
     TurnNotRunning,
 )
-from server.identifiers import CONVERSATION, new_id
-from server.payload import LayerOrder
-from server.store import (
+from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.payload import LayerOrder
+from server.conversation.store import (
     ConversationChange,
     Store,
 )
-from server.turn import (
+from server.conversation.turn import (
     ModelResponseTurn,
     StopReason,
     TurnState,

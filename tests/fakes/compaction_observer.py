@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from server.call import CallEnd, CallStart
-from server.compaction_report import CompactionReport
+from server.compaction.report import CompactionReport
+from server.conversation.call import CallEnd, CallStart
 
 
 @dataclass(slots=True)

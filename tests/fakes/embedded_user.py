@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 import server
-from server.postgres.embedded import open_embedded
-from server.postgres.postgres_binaries import find_programs
-from server.postgres.warden import cluster_name
+from server.postgres.embedded.binaries import find_programs
+from server.postgres.embedded.service import open_embedded
+from server.postgres.embedded.warden import cluster_name
 
 LIMIT_SECONDS = 30.0
 NOBODY = 65534
@@ -27,8 +27,8 @@ NOBODY = 65534
 USER_PROGRAM = """
 import json, logging, os, signal, sys
 from pathlib import Path
-from server.errors import StrataError
-from server.postgres.embedded import open_embedded
+from server.conversation.errors import StrataError
+from server.postgres.embedded.service import open_embedded
 
 def say(**facts):
     print(json.dumps(facts), flush=True)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
-from server.audit import OPERATOR, Actor
-from server.errors import ApiKeyNotFound, DatabaseUnavailable, TenantExists, TenantNotFound
-from server.identifiers import API_KEY, TENANT, new_id
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.conversation.audit import OPERATOR, Actor
+from server.conversation.errors import ApiKeyNotFound, DatabaseUnavailable, TenantExists, TenantNotFound
+from server.conversation.identifiers import API_KEY, TENANT, new_id
 
 
 class InMemoryKeyRing:

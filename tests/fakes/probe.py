@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from server.errors import StrataError
+from server.conversation.errors import StrataError
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """A rate limiter in memory."""
 
-from server.errors import RateLimited
+from server.conversation.errors import RateLimited
 
 
 class CountedRate:

@@ -12,10 +12,10 @@ import httpx2
 import uvicorn
 from litestar.types import ControllerRouterHandler
 
-from server.api_key import Scope, Tenant
-from server.running_turns import RunningTurns
+from server.conversation.api_key import Scope, Tenant
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing, open_tracing
+from server.turns.running import RunningTurns
 from server.web.app import ROUTES, WebParts, assemble
 from server.web.edge import Edge
 from tests.fakes.key_ring import InMemoryKeyRing

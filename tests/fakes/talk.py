@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from server.assistant import Assistant, AssistantDefinition, Tool
-from server.block import Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock
-from server.block_json import encode_blocks
-from server.call import Call, CallStart
-from server.conversation import Conversation, ConversationState
-from server.epoch import Epoch, EpochReason
-from server.errors import ProviderFailed
-from server.manifest import encode_manifest
-from server.model_profile import find_profile
-from server.payload import LayerOrder, PayloadMessage
-from server.payload_builder import BuiltPayload, build_payload, hash_prefix
-from server.provider import Provider, ProviderStream, StreamState
-from server.store import BufferedTurn, PayloadSource, RebuildSource
-from server.turn import STRATA_DIALECT, Native, StopReason, TurnKind, TurnState
+from server.conversation.assistant import Assistant, AssistantDefinition, Tool
+from server.conversation.block import Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.block_json import encode_blocks
+from server.conversation.call import Call, CallStart
+from server.conversation.conversation import Conversation, ConversationState
+from server.conversation.epoch import Epoch, EpochReason
+from server.conversation.errors import ProviderFailed
+from server.conversation.manifest import encode_manifest
+from server.conversation.payload import LayerOrder, PayloadMessage
+from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
+from server.conversation.turn import STRATA_DIALECT, Native, StopReason, TurnKind, TurnState
+from server.payload.builder import BuiltPayload, build_payload, hash_prefix
+from server.providers.model_profile import find_profile
+from server.providers.provider import Provider, ProviderStream, StreamState
 from tests.builders import build_conversation
 from tests.contracts.provider_rig import TOOLS
 

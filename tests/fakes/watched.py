@@ -9,14 +9,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from server.block import TextBlock
-from server.conversation import Lease
+from server.conversation.block import TextBlock
+from server.conversation.conversation import Lease
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
+from server.conversation.usage import Usage
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turn import ModelResponseTurn, StopReason, TurnState
-from server.turn_observer import TurnObserver, TurnTimes
-from server.usage import Usage
+from server.turns.observer import TurnObserver, TurnTimes
 from tests.builders import A_TIME, token
 
 CONVERSATION = "conv_01"

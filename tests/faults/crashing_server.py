@@ -26,32 +26,35 @@ from uuid import UUID
 
 import uvloop
 
-import server.anthropic.provider
-import server.gemini.provider  # noqa: F401  reason: SDKs are imported when they are needed, here once before all forks
-from server import job_wiring, replay_wiring, wiring, worker_wiring
-from server.asgi import serve
-from server.block import Block
-from server.call import Call, CallEnd, CallStart, Chunk
-from server.conversation import Lease
-from server.event import ProviderEvent
-from server.http_server import bind, url_of
-from server.jinja.renderer import JinjaRenderer
+import server.providers.anthropic.provider
+import server.providers.gemini.provider  # noqa: F401  reason: SDKs are imported when they are needed, here once before all forks
+from server.app import jobs as job_wiring
+from server.app import replays as replay_wiring
+from server.app import wiring
+from server.app import worker as worker_wiring
+from server.app.asgi import serve
+from server.app.http_server import bind, url_of
+from server.app.providers import Providers, open_providers
+from server.app.settings import Settings
+from server.conversation.block import Block
+from server.conversation.call import Call, CallEnd, CallStart, Chunk
+from server.conversation.conversation import Lease
+from server.conversation.event import ProviderEvent
+from server.conversation.payload import Payload
+from server.conversation.store import AcceptOutcome, Finished, History, NewAnswer, NewInput, PayloadSource
 from server.jobs.compaction import Compact, compaction_job
 from server.jobs.job import Job
 from server.jobs.sending import JobSender
 from server.jobs.worker import WorkerOptions, run_worker
-from server.payload import Payload
+from server.payload.transcript import TranscriptTurn
 from server.postgres.replays import PostgresReplays
 from server.postgres.store import PostgresStore
-from server.provider import Provider, ProviderStream
-from server.provider_choice import GEMINI, KEY_VARIABLES, ProviderChoice
-from server.provider_wiring import Providers, open_providers
-from server.replay import CallPermission, CallSpending, ClaimedItem, ItemLease
-from server.replay_result import TurnResult
-from server.settings import Settings
-from server.store import AcceptOutcome, Finished, History, NewAnswer, NewInput, PayloadSource
+from server.prompts.renderer import JinjaRenderer
+from server.providers.choice import GEMINI, KEY_VARIABLES, ProviderChoice
+from server.providers.provider import Provider, ProviderStream
+from server.replay.rerun.result import TurnResult
+from server.replay.rerun.words import CallPermission, CallSpending, ClaimedItem, ItemLease
 from server.telemetry.logs import configure_logs
-from server.transcript import TranscriptTurn
 
 STORE_POINTS = (
     "before_accept",

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import httpx2
 
-from server.api_key import Scope, Tenant
+from server.conversation.api_key import Scope, Tenant
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from server.epoch import EpochReason
+from server.conversation.epoch import EpochReason
+from server.conversation.store import EpochOutline
 from server.jobs.compaction import SentCompactions
 from server.jobs.sending import JobSender
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
-from server.store import EpochOutline
 from tests.compaction_walk import walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

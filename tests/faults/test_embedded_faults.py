@@ -16,7 +16,7 @@ import asyncpg
 import psutil
 import pytest
 
-from server.postgres.embedded import describe_embedded
+from server.postgres.embedded.service import describe_embedded
 from tests.fakes.embedded_user import (
     LIMIT_SECONDS,
     NOBODY,

@@ -17,19 +17,19 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from server.api_key import Scope, Tenant
-from server.asgi import serving
-from server.call import Chunk
-from server.conversation import ConversationState
-from server.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind, StrataError
-from server.http_server import bind
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope, Tenant
+from server.conversation.call import Chunk
+from server.conversation.conversation import ConversationState
+from server.conversation.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind, StrataError
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.wiring import open_program
 from tests.builders import LEASE_SECONDS, accept, answer, call_end, call_start, create_conversation, user_input
 from tests.database_source import with_database
 from tests.external_postgres import come_true

@@ -14,17 +14,17 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from server.api_key import Scope
-from server.asgi import serving
-from server.errors import DatabaseUnavailable
-from server.http_server import bind
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope
+from server.conversation.errors import DatabaseUnavailable
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.wiring import open_program
 from tests.builders import accept, answer, create_conversation, take_exchange, user_input
 from tests.external_postgres import PASSWORD, USER, Cluster, Site, come_true, open_site
 from tests.wire_proxy import open_proxy

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.conversation import Conversation
-from server.errors import ConversationNotFound, DatabaseUnavailable, QueueFull
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import Conversation
+from server.conversation.errors import ConversationNotFound, DatabaseUnavailable, QueueFull
+from server.conversation.identifiers import CONVERSATION, decode_id
 from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore

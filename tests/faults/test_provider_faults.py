@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.anthropic.provider import AnthropicProvider
-from server.emulator.anthropic.app import build_anthropic_app
-from server.emulator.gemini.app import build_gemini_app
-from server.emulator.reply import FaultKind, Reply
-from server.emulator.server import emulating
-from server.errors import (
+from server.conversation.errors import (
     ContextTooLong,
     ProviderAuthentication,
     ProviderCut,
@@ -28,10 +23,15 @@ from server.errors import (
     ProviderTimedOut,
     ProviderUnavailable,
 )
-from server.gemini.provider import GeminiProvider
-from server.payload import CallSettings
-from server.provider import Provider, ProviderAnswer, ProviderStream, StreamState
-from server.wire.transport import WireLimits
+from server.conversation.payload import CallSettings
+from server.emulator.anthropic.app import build_anthropic_app
+from server.emulator.gemini.app import build_gemini_app
+from server.emulator.reply import FaultKind, Reply
+from server.emulator.server import emulating
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.provider import Provider, ProviderAnswer, ProviderStream, StreamState
+from server.providers.wire.transport import WireLimits
 from tests.contracts.provider_rig import (
     BRIEF,
     PATIENCE_SECONDS,

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
 from server.jobs.replay import SentReplays
 from server.jobs.sending import JobSender
-from server.replay import ItemState, Replay, ReplayLimits, ReplayState
-from server.replay_result import Outcome
-from server.settings import Settings
-from server.wiring import Program, open_program
+from server.replay.rerun.result import Outcome
+from server.replay.rerun.words import ItemState, Replay, ReplayLimits, ReplayState
 from tests.emulated import EmulatedProviders
 from tests.faults.server_fleet import Fleet
 from tests.replay_talk import arm_again, create_replay, draft_of, items_of, results_of

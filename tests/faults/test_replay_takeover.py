@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from server.app.wiring import Program
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.replay import ItemState, Replay, ReplayState
-from server.replay_items import ReplayItems
-from server.replay_result import Outcome
-from server.wiring import Program
+from server.replay.rerun.items import ReplayItems
+from server.replay.rerun.result import Outcome
+from server.replay.rerun.words import ItemState, Replay, ReplayState
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.replay_talk import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns

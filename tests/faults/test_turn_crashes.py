@@ -14,11 +14,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.block import TextBlock
-from server.call import OUTCOME_UNKNOWN
+from server.app.providers import FOLDS
+from server.conversation.block import TextBlock
+from server.conversation.call import OUTCOME_UNKNOWN
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.store import PostgresStore
-from server.provider_wiring import FOLDS
 from tests.emulated import BOTH
 from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
 from tests.http_talk import Talk, Told, turns

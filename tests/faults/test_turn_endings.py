@@ -14,13 +14,12 @@ import asyncpg
 import pytest
 from asyncpg import exceptions as pg
 
-from server import turn_keeper
-from server.api_key import Tenant
-from server.call import Call, CallStart, Chunk
-from server.call_explanation import OutcomeKind, explain_outcome
-from server.conversation import ConversationState, Lease
-from server.emulator.reply import FaultKind
-from server.errors import (
+from server.app.providers import FOLDS
+from server.app.settings import Settings
+from server.conversation.api_key import Tenant
+from server.conversation.call import Call, CallStart, Chunk
+from server.conversation.conversation import ConversationState, Lease
+from server.conversation.errors import (
     AnswerUnreadable,
     AnswerUnstorable,
     ConversationBusy,
@@ -29,29 +28,30 @@ from server.errors import (
     TurnInterrupted,
     TurnStalled,
 )
-from server.event import ProviderEvent
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.payload import Payload
-from server.payload_preparation import PayloadPreparation
+from server.conversation.event import ProviderEvent
+from server.conversation.payload import Payload
+from server.conversation.store import ConversationChange, Finished, NewAnswer
+from server.conversation.turn import ModelResponseTurn, TurnState
+from server.emulator.reply import FaultKind
+from server.inspection.call_explanation import OutcomeKind, explain_outcome
+from server.payload.preparation import PayloadPreparation
 from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.provider import Fold, Provider, ProviderAnswer, ProviderStream
-from server.provider_wiring import FOLDS
-from server.reaper import Reaper
-from server.running_turns import RunningTurns
-from server.settings import Settings
-from server.store import ConversationChange, Finished, NewAnswer
-from server.stored_turn import OpenFold
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
+from server.providers.provider import Fold, Provider, ProviderAnswer, ProviderStream
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turn import ModelResponseTurn, TurnState
-from server.turn_request import TurnRequest
-from server.turn_service import TurnService
-from server.turn_tools import TurnLimits, TurnTools
+from server.turns import keeper as turn_keeper
+from server.turns.reaper import Reaper
+from server.turns.request import TurnRequest
+from server.turns.running import RunningTurns
+from server.turns.service import TurnService
+from server.turns.stored import OpenFold
+from server.turns.tools import TurnLimits, TurnTools
 from tests.builders import accept, definition, user_input
 from tests.emulated import BOTH, MODELS, EmulatedProviders
 from tests.turn_talk import WEATHER, calls_of, open_conversation, read_all, say, text_of, tool_results, user_task

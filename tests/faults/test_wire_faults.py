@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import TextBlock
-from server.errors import ProviderCut, ProviderFailed, ProviderTimedOut
-from server.gemini.provider import GeminiProvider
-from server.payload import Payload
-from server.provider import Provider
-from server.wire.transport import WireLimits, _PooledConnection
+from server.conversation.block import TextBlock
+from server.conversation.errors import ProviderCut, ProviderFailed, ProviderTimedOut
+from server.conversation.payload import Payload
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.provider import Provider
+from server.providers.wire.transport import WireLimits, _PooledConnection
 from tests.contracts.provider_rig import PATIENCE_SECONDS, BuildProvider, build_payload, consume
 from tests.fakes.raw_server import STREAM_HEAD, RawConnection, RawServer, chunk, open_raw_server
 from tests.recordings.catalogue import load

@@ -20,7 +20,7 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 import server
 from server.jobs.queue import build_queries
 from server.postgres.connecting import DatabaseOptions, connect
-from server.postgres.embedded import describe_embedded
+from server.postgres.embedded.service import describe_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from tests.fakes.embedded_user import EmbeddedUser, open_base_dir

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from server.admin_actions import ActionTools, AdminActions, Operator
-from server.audit import Action, Actor, AuditFilter, Outcome
-from server.errors import CompactionNotFound, ConversationBusy, ConversationNotFound, TurnNotRunning
-from server.identifiers import API_KEY, new_id
+from server.conversation.audit import Action, Actor, AuditFilter, Outcome
+from server.conversation.errors import CompactionNotFound, ConversationBusy, ConversationNotFound, TurnNotRunning
+from server.conversation.identifiers import API_KEY, new_id
+from server.inspection.operator_actions import ActionTools, AdminActions, Operator
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.exporting import PostgresArchives
-from server.provider_choice import GEMINI
+from server.providers.choice import GEMINI
 from tests.builders import accept, user_input
 from tests.compaction_walk import NARROW
 from tests.conftest import StrataServer

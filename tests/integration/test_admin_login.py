@@ -7,14 +7,14 @@ from ipaddress import IPv4Network
 import httpx2
 import pytest
 
-from server.api_key import Scope, issue_key_text
-from server.asgi import serving
-from server.http_server import bind
-from server.identifiers import API_KEY, new_id
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope, issue_key_text
+from server.conversation.identifiers import API_KEY, new_id
 from server.postgres.engine import Database
-from server.settings import Settings
 from server.web.admin.login import own_page
-from server.wiring import open_program
 from tests.conftest import StrataServer
 from tests.fakes.log_capture import capture_log
 from tests.page_talk import PAGES, Operator, admin_key_of, audited, open_operator

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
 from server.postgres.engine import Database
 from server.web.admin.assets import ASSETS
 from tests.conftest import StrataServer

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.admin_sessions import AdminSession, SessionLimits, lock_subject
-from server.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
-from server.audit import OPERATOR, Action, Actor, AuditDraft, AuditFilter, Outcome
-from server.errors import CursorInvalid, KeyRejected, LoginLocked, ScopeMissing
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant, issue_key_text, parse_key_text
+from server.conversation.audit import OPERATOR, Action, Actor, AuditDraft, AuditFilter, Outcome
+from server.conversation.errors import CursorInvalid, KeyRejected, LoginLocked, ScopeMissing
+from server.conversation.identifiers import API_KEY, new_id
+from server.inspection.admin_sessions import AdminSession, SessionLimits, lock_subject
 from server.postgres import admin_sessions, auditing
 from server.postgres.admin_sessions import PostgresAdminSessions
 from server.postgres.auditing import PostgresAuditLog

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from server.announcements import Announcements, News
-from server.api_key import Tenant
-from server.call import Chunk
-from server.errors import LeaseLost
-from server.identifiers import CONVERSATION, new_id
+from server.conversation.announcements import Announcements, News
+from server.conversation.api_key import Tenant
+from server.conversation.call import Chunk
+from server.conversation.errors import LeaseLost
+from server.conversation.identifiers import CONVERSATION, new_id
 from server.postgres.announcements import ListeningPace, PostgresAnnouncements
 from server.postgres.channels import CONVERSATION_CHANNEL
 from server.postgres.connecting import DatabaseOptions

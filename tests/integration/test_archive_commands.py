@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from server.api_key import Tenant
-from server.audit import OPERATOR, Action, AuditFilter
-from server.errors import ConversationNotFound
-from server.inspection import InspectionFilter
-from server.key_ring import KeyRing
+from server.conversation.api_key import Tenant
+from server.conversation.audit import OPERATOR, Action, AuditFilter
+from server.conversation.errors import ConversationNotFound
+from server.conversation.key_ring import KeyRing
+from server.inspection.port import InspectionFilter
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database

@@ -12,28 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api_key import Tenant
-from server.archive import RecordKind
-from server.call import Call
+from server.archive.file import RecordKind
 from server.cli.archive_files import read_lines, writing
-from server.compaction_report import CompactionOutcome
-from server.conversation import ConversationDraft
-from server.errors import (
+from server.compaction.report import CompactionOutcome
+from server.conversation.api_key import Tenant
+from server.conversation.call import Call
+from server.conversation.conversation import ConversationDraft
+from server.conversation.errors import (
     ArchiveInvalid,
     AssistantExists,
     ConversationBusy,
     ConversationExists,
     ConversationNotFound,
 )
-from server.identifiers import CONVERSATION, new_id
-from server.key_ring import KeyRing
+from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.key_ring import KeyRing
 from server.postgres.archive_fields import ARCHIVED, NOT_ARCHIVED
 from server.postgres.engine import Database
 from server.postgres.exporting import PostgresArchives
 from server.postgres.importing import Importer, ImportOptions
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
-from server.provider_choice import ANTHROPIC
+from server.providers.choice import ANTHROPIC
 from tests.archive_walk import export_lines, export_several, forget_shared, import_lines, rows_of, steps, take_step
 from tests.builders import (
     NASTY,

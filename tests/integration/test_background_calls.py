@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server import background_call
-from server.background_call import CANCELLED
-from server.call import Call
+from server.compaction import background_call
+from server.compaction.background_call import CANCELLED
+from server.compaction.summary import Summariser, SummaryRequest
+from server.conversation.call import Call
+from server.conversation.errors import CompactionNotFound, DatabaseUnavailable, ProviderFailed, SummaryUnavailable
 from server.emulator.reply import FaultKind
-from server.errors import CompactionNotFound, DatabaseUnavailable, ProviderFailed, SummaryUnavailable
-from server.history_summary import Summariser, SummaryRequest
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.past_payload import rebuild_call
+from server.inspection.past_payload import rebuild_call
 from server.postgres.store import PostgresStore
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.compaction_walk import STORY, build_calls, build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

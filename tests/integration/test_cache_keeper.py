@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from server.api_key import Tenant
-from server.cache_keeper import CacheKeeper
-from server.errors import (
+from server.caching.keeper import CacheKeeper
+from server.conversation.api_key import Tenant
+from server.conversation.errors import (
     CacheGone,
     ProviderFailed,
     ProviderRejected,
@@ -18,7 +18,7 @@ from server.errors import (
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.token_estimate import TokenEstimate
+from server.providers.token_estimate import TokenEstimate
 from tests.cache_rig import (
     KEY,
     MODEL,

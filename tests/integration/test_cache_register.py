@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.errors import (
+from server.conversation.api_key import Tenant
+from server.conversation.errors import (
     ConversationNotFound,
 )
-from server.identifiers import CONVERSATION, new_id
+from server.conversation.identifiers import CONVERSATION, new_id
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore

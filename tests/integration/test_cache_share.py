@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Instructions
-from server.background_call import BackgroundCalls
-from server.block import TextBlock
-from server.call import Call, CallEnd
-from server.epoch import EpochReason, Segment
-from server.identifiers import CONVERSATION, decode_id
-from server.payload_builder import hash_prefix
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.static_pieces import PIECE_CHARACTERS
-from server.turn import TurnState
+from server.compaction.background_call import BackgroundCalls
+from server.conversation.assistant import Instructions
+from server.conversation.block import TextBlock
+from server.conversation.call import Call, CallEnd
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.static_pieces import PIECE_CHARACTERS
+from server.conversation.turn import TurnState
+from server.payload.builder import hash_prefix
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.contracts.provider_rig import build_payload
 from tests.emulated import EmulatedProviders, MovedClock, Stages

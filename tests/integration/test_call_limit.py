@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from server.app.settings import Settings
 from server.emulator.reply import FaultKind
-from server.settings import Settings
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.http_talk import open_talk, turns

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
+from server.conversation.manifest import encode_manifest
+from server.conversation.payload import Layer, ManifestEntry
 from server.emulator.reply import FaultKind, Reply
-from server.manifest import encode_manifest
-from server.payload import Layer, ManifestEntry
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.builders import accept, call_start, user_input
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.api_key import parse_key_text
-from server.audit import OPERATOR, AuditFilter
+from server.conversation.api_key import parse_key_text
+from server.conversation.audit import OPERATOR, AuditFilter
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from server.block import ImageBlock
-from server.client import (
+from server.conversation.block import ImageBlock
+from server.conversation.turn import TurnState
+from server.emulator.reply import FaultKind, Reply, ToolCall
+from server.web.client import (
     AnswerMalformed,
     AssistantDraft,
     Conversation,
@@ -26,8 +28,6 @@ from server.client import (
     TurnFailed,
     TurnOptions,
 )
-from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.turn import TurnState
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.fakes.cutting_proxy import open_cutting_proxy

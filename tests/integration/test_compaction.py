@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from server.compaction_report import CompactionOutcome
-from server.errors import CompactionNotFound, ConversationNotFound
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import ModelResponseTurn, TurnState
+from server.compaction.report import CompactionOutcome
+from server.conversation.errors import CompactionNotFound, ConversationNotFound
+from server.conversation.turn import ModelResponseTurn, TurnState
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_walk import (

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.epoch import EpochReason
-from server.errors import EpochMoved
+from server.app.settings import Settings
+from server.conversation.api_key import Tenant
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import EpochMoved
 from server.jobs.compaction import NAME, compaction_job, send_compaction
 from server.jobs.queue_log import queue_log_job
 from server.jobs.sending import JobSender
 from server.postgres.engine import Database
 from server.postgres.queue_log import prune_queue_log
 from server.postgres.store import PostgresStore
-from server.settings import Settings
 from tests.builders import create_conversation
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.compaction_report import CompactionOutcome
-from server.compactor import Compactor
-from server.errors import CompactionNotFound, ConversationBusy
+from server.compaction.compactor import Compactor
+from server.compaction.report import CompactionOutcome
+from server.conversation.errors import CompactionNotFound, ConversationBusy
+from server.conversation.turn import UserTaskTurn
 from server.postgres.store import PostgresStore
-from server.turn import UserTaskTurn
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells, withheld_by

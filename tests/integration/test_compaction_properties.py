@@ -10,21 +10,21 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api_key import Tenant
-from server.compactor import Compactor, CompactorTools
-from server.conversation import ConversationDraft
-from server.epoch import EpochReason, Segment
-from server.errors import CompactionNotFound, ConversationBusy, ProviderNotConfigured
-from server.held_texts import HeldTexts
-from server.history_summary import Summariser, SummaryRequest
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.payload_builder import hash_prefix
+from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.summary import Summariser, SummaryRequest
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import ConversationDraft
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.errors import CompactionNotFound, ConversationBusy, ProviderNotConfigured
+from server.conversation.store import History
+from server.conversation.turn import TurnKind, TurnState
+from server.payload.builder import hash_prefix
+from server.payload.held_texts import HeldTexts
 from server.postgres.store import PostgresStore
-from server.store import History
-from server.token_estimate import TokenEstimate
-from server.turn import TurnKind, TurnState
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
+from server.providers.token_estimate import TokenEstimate
 from tests.builders import (
     accept,
     answer,

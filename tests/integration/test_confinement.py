@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import replay_assertions
-from server.block import TextBlock, ToolCallBlock
-from server.errors import TemplateInvalid, ValidationFailed
-from server.jinja.assertions import ConfinedAssertions
-from server.jinja.environment import Sandbox
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.jinja.worker_pool import WorkerPool
-from server.replay import Assertion
-from server.replay_assertions import Subject
-from server.replay_comparison import Said
-from server.replay_result import AnswerFacts
-from server.replay_source import list_turns
-from server.transcript import build_transcript
-from server.turn import StopReason, UserTaskTurn
-from server.usage import Usage
+from server.conversation.block import TextBlock, ToolCallBlock
+from server.conversation.errors import TemplateInvalid, ValidationFailed
+from server.conversation.turn import StopReason, UserTaskTurn
+from server.conversation.usage import Usage
+from server.payload.transcript import build_transcript
+from server.prompts.assertions import ConfinedAssertions
+from server.prompts.environment import Sandbox
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
+from server.prompts.worker_pool import WorkerPool
+from server.replay.rerun import assertions as replay_assertions
+from server.replay.rerun.assertions import Subject
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.result import AnswerFacts
+from server.replay.rerun.source import list_turns
+from server.replay.rerun.words import Assertion
 from tests.builders import A_TIME, definition
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders

@@ -5,16 +5,16 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from server.api_key import Tenant
-from server.conversation import Conversation
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import Conversation
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.store import Duplicate
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.conversation_lengths import PostgresConversationLengths
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_down_one, migrate_up
 from server.postgres.store import PostgresStore
-from server.store import Duplicate
 from tests.builders import (
     accept,
     answer,

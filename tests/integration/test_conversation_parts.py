@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.api_key import Scope
-from server.inspection import TIMELINE_BYTES
-from server.provider_choice import GEMINI
+from server.conversation.api_key import Scope
+from server.inspection.port import TIMELINE_BYTES
+from server.providers.choice import GEMINI
 from server.web.admin.conversation_parts import BriefReader
 from tests.builders import accept, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer

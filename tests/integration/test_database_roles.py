@@ -15,14 +15,14 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from server.api_key import Scope
-from server.asgi import serving
-from server.errors import MigrationFailed
-from server.http_server import bind
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope
+from server.conversation.errors import MigrationFailed
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, read_schema_state
-from server.settings import Settings
-from server.wiring import open_program
 from tests.database_source import with_database
 from tests.emulated import EmulatedProviders
 from tests.http_talk import Talk

@@ -13,10 +13,16 @@ import asyncpg
 import psutil
 import pytest
 
-from server.errors import DataDirectoryForbidden, DataDirectoryForeign, DiskFull, EmbeddedStartFailed, Setup
-from server.postgres import embedded_cluster
-from server.postgres.embedded import EmbeddedPostgres, describe_embedded, open_embedded
-from server.postgres.postgres_binaries import find_programs
+from server.conversation.errors import (
+    DataDirectoryForbidden,
+    DataDirectoryForeign,
+    DiskFull,
+    EmbeddedStartFailed,
+    Setup,
+)
+from server.postgres.embedded import cluster as embedded_cluster
+from server.postgres.embedded.binaries import find_programs
+from server.postgres.embedded.service import EmbeddedPostgres, describe_embedded, open_embedded
 from tests.fakes.embedded_user import copy_seed, eventually, kill_below, open_base_dir, open_seed_dir, processes_below
 
 ROOT = os.geteuid() == 0

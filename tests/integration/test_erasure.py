@@ -24,10 +24,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.types import DateTime, Uuid
 
-from server.api_key import Tenant
-from server.block import Blob
-from server.conversation import ConversationDraft
-from server.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.api_key import Tenant
+from server.conversation.block import Blob
+from server.conversation.conversation import ConversationDraft
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.engine import Database
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Instructions
-from server.cache_register import CacheKey, label_of
-from server.call import Call
-from server.conversation import ConversationDraft
-from server.event import TextDelta
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.conversation.assistant import Instructions
+from server.conversation.cache_register import CacheKey, label_of
+from server.conversation.call import Call
+from server.conversation.conversation import ConversationDraft
+from server.conversation.event import TextDelta
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnStarted
 from server.postgres.caches import PostgresCacheRegister
-from server.provider_choice import GEMINI
-from server.settings import Settings
-from server.turn import TurnState
-from server.turn_event import TurnStarted
-from server.wiring import Program, open_program
+from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.contracts.provider_rig import build_payload
 from tests.emulated import MODELS, EmulatedProviders, MovedClock, Stages, emulating_both
@@ -208,7 +208,7 @@ async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
     strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made at the provider, and never registered: the place of it is all that is known."""
-    monkeypatch.setattr("server.gemini.caches._PAGE_SIZE", 2)
+    monkeypatch.setattr("server.providers.gemini.caches._PAGE_SIZE", 2)
     program = strata_server.program
     walk = await begin(strata_server, emulated, settings={"cache": {"explicit": "off"}})
     await ask(walk)

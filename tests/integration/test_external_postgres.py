@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.api_key import Tenant
-from server.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid
+from server.conversation.api_key import Tenant
+from server.conversation.errors import DatabaseUnavailable, DatabaseUnsupported, SettingsInvalid
 from server.postgres import connecting
 from server.postgres.connecting import OLDEST_VERSION, DatabaseOptions, connect
 from server.postgres.engine import Database, Statement

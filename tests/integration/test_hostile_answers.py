@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from server.conversation.errors import ProviderFailed, every_error
+from server.conversation.usage import COUNT_FAULT, MAX_TOKEN_COUNT
 from server.emulator.reply import Fault, FaultKind, Reply
-from server.errors import ProviderFailed, every_error
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.usage import COUNT_FAULT, MAX_TOKEN_COUNT
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.http_talk import Talk, open_talk, turns

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Scope
-from server.assistant import Instructions
+from server.conversation.api_key import Scope
+from server.conversation.assistant import Instructions
 from server.postgres.assistant_inspection import PostgresAssistantInspector
 from server.postgres.engine import Database
 from tests.builders import create_assistant, definition

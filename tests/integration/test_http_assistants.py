@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.identifiers import ASSISTANT, new_id
+from server.conversation.identifiers import ASSISTANT, new_id
 from server.postgres.engine import Database
 from tests.builders import NASTY
 from tests.conftest import StrataServer

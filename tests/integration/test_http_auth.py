@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import httpx2
 import pytest
 
-from server.api_key import ApiKey, Scope, issue_key_text
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import ApiKey, Scope, issue_key_text
+from server.conversation.identifiers import API_KEY, new_id
 from tests.conftest import StrataServer
 from tests.integration.test_http_replays import REPLAY_ROUTES
 from tests.integration.test_http_tenants import ADMIN_ROUTES, FOREIGN_ROUTES

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from server.cli import main
-from server.client import AssistantDraft, StrataClient, StrataProblem
-from server.epoch import EpochReason
+from server.conversation.epoch import EpochReason
 from server.postgres.engine import Database
+from server.web.client import AssistantDraft, StrataClient, StrataProblem
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.page_talk import audited

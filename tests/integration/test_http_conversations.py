@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from server.conversation.identifiers import ASSISTANT, new_id
 from server.emulator.reply import FaultKind
-from server.identifiers import ASSISTANT, new_id
 from tests.builders import NASTY
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
 from server.emulator.reply import Reply
 from server.postgres.indexing import index_news
 from tests.conftest import StrataServer

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
+from server.conversation.turn import ModelResponseTurn
 from server.emulator.reply import Reply
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.indexing import index_news
-from server.provider_choice import GEMINI, KEY_VARIABLES
-from server.replay_source import list_turns
-from server.turn import ModelResponseTurn
+from server.providers.choice import GEMINI, KEY_VARIABLES
+from server.replay.rerun.source import list_turns
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.http_talk import Talk, open_talk

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from server.api_key import Scope
-from server.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
+from server.conversation.api_key import Scope
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
 from server.postgres.schema import metadata
 from server.web.tenant_boundary import _READING_POSTS
 from tests.conftest import StrataServer

@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.conversation import ConversationState
+from server.app.settings import Settings
+from server.conversation.conversation import ConversationState
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.settings import Settings
 from tests.builders import NASTY
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api_key import Tenant
-from server.block import TextBlock, ToolResultBlock
-from server.conversation_facts import ConversationFacts
-from server.identifiers import CONVERSATION, decode_id
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Tenant
+from server.conversation.block import TextBlock, ToolResultBlock
+from server.conversation.facts import ConversationFacts
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.turn import StopReason, TurnState
 from server.postgres import indexing
 from server.postgres.engine import Database
 from server.postgres.fact_rows import facts_from
 from server.postgres.indexing import IndexReport, find_progress, index_all, index_conversation, index_news
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.turn import StopReason, TurnState
-from server.wiring import open_program
 from tests.builders import (
     NASTY,
     accept,

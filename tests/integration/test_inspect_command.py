@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from server.api_key import Tenant
+from server.conversation.api_key import Tenant
 from server.emulator.reply import FaultKind
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.indexing import index_news
 from server.postgres.store import PostgresStore
-from server.provider_choice import GEMINI
+from server.providers.choice import GEMINI
 from tests.builders import NASTY, create_conversation, take_exchange
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from server.call_inspection import CallInspection, CallInspector, RequestProof
-from server.errors import CallNotFound, ConversationNotFound
-from server.event import TextDelta, UsageReported
-from server.manifest_difference import BlockChange
-from server.payload import Layer
+from server.app.providers import open_scribes
+from server.conversation.errors import CallNotFound, ConversationNotFound
+from server.conversation.event import TextDelta, UsageReported
+from server.conversation.payload import Layer
+from server.conversation.turn import ModelResponseTurn
+from server.inspection.call_view import CallInspection, CallInspector, RequestProof
+from server.inspection.manifest_difference import BlockChange
+from server.inspection.signature_report import SignatureState
 from server.postgres.inspection import PostgresInspector
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.provider_wiring import open_scribes
-from server.signature_report import SignatureState
-from server.token_estimate import TokenEstimate
-from server.turn import ModelResponseTurn
-from server.wire.frames import read_frames
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.providers.token_estimate import TokenEstimate
+from server.providers.wire.frames import read_frames
 from tests.builders import accept, create_conversation, epoch, user_input
 from tests.compaction_walk import walk_far
 from tests.conftest import StrataServer

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api_key import Tenant
-from server.conversation import ConversationState
-from server.errors import CursorInvalid
-from server.inspection import InspectedState, InspectionFilter
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import ConversationState
+from server.conversation.errors import CursorInvalid
+from server.conversation.turn import StopReason, TurnState
+from server.inspection.port import InspectedState, InspectionFilter
 from server.postgres import inspection_list
 from server.postgres.engine import Database
 from server.postgres.indexing import index_news
 from server.postgres.inspection import PostgresInspector
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from server.turn import StopReason, TurnState
 from tests.builders import (
     NASTY,
     accept,

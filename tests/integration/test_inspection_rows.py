@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.identifiers import CONVERSATION, decode_id
 from server.postgres import text_estimate
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.indexing import index_all

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.api_key import Scope, Tenant
-from server.errors import CallNotFound, DatabaseUnavailable
-from server.job_report import JobStatus
-from server.job_watch import JobWatch
+from server.conversation.api_key import Scope, Tenant
+from server.conversation.errors import CallNotFound, DatabaseUnavailable
+from server.conversation.key_ring import KeyRing
+from server.inspection.job_report import JobStatus
+from server.inspection.job_watch import JobWatch
 from server.jobs.job import Job
 from server.jobs.sending import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
-from server.key_ring import KeyRing
 from server.postgres.connecting import DatabaseOptions, connect, translate
 from server.postgres.engine import Database
 from server.postgres.job_reports import PostgresJobReports

@@ -6,8 +6,8 @@ as much from the database as early ones.
 
 import pytest
 
+from server.app.settings import Settings
 from server.postgres.engine import Database
-from server.settings import Settings
 from tests.emulated import BOTH, EmulatedProviders
 from tests.long_talk import compare_at_same_buffer, cost_of, open_talk, predict, share_of
 from tests.turn_walk import assert_all_accepted

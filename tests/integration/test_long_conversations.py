@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import TurnState
+from server.conversation.turn import TurnState
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_walk import (

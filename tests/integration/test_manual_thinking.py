@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.call import Call
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import TurnState
+from server.conversation.call import Call
+from server.conversation.turn import TurnState
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests import turn_steps
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders

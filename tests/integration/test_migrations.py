@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from server.errors import MigrationFailed, SchemaAhead, SchemaBehind
+from server.conversation.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.engine import Database
 from server.postgres.migrations import (

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.asgi import serving
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply
-from server.http_server import bind
 from server.postgres.engine import Database
-from server.settings import Settings
-from server.turn import TurnState
-from server.turn_event import TurnEnded
-from server.wiring import open_program
 from tests.conftest import StrataServer, keys_of
 from tests.emulated import BOTH, EmulatedProviders, Stages
 from tests.fuzzing import Fuzzer

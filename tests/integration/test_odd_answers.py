@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from server.block import ToolCallBlock
+from server.conversation.block import ToolCallBlock
+from server.conversation.errors import ProviderCallMalformed
+from server.conversation.turn import StopReason, TurnState
 from server.emulator.reply import FaultKind
-from server.errors import ProviderCallMalformed
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import StopReason, TurnState
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.turn_walk import (

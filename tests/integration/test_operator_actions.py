@@ -9,13 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.api_key import Scope
-from server.audit import Action, AuditEntry, AuditFilter
+from server.conversation.api_key import Scope
+from server.conversation.audit import Action, AuditEntry, AuditFilter
 from server.emulator.reply import FaultKind
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.provider_choice import GEMINI
+from server.providers.choice import GEMINI
 from tests.builders import accept, call_end, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.overview import CELL_KEY_LIMIT, OverviewBy, OverviewStep
+from server.conversation.api_key import Tenant
+from server.conversation.usage import Usage
+from server.inspection.overview import CELL_KEY_LIMIT, OverviewBy, OverviewStep
 from server.postgres.engine import Database
 from server.postgres.indexing import index_news
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.overviews import PostgresOverviews
 from server.postgres.store import PostgresStore
-from server.usage import Usage
 from tests.builders import (
     accept,
     answer,

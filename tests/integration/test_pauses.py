@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from server.block import TextBlock
-from server.continuation import continued_attempts
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.conversation.block import TextBlock
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
+from server.conversation.turn_event import TurnEnded, TurnEvent
+from server.conversation.usage import add_usages
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
 from server.postgres.walking import PostgresCallWalk
-from server.provider_choice import ANTHROPIC
-from server.retry_policy import RetryPolicy
-from server.settings import Settings
-from server.stored_turn import StoredHandle
-from server.turn import ModelResponseTurn, StopReason, TurnState
-from server.turn_event import TurnEnded, TurnEvent
-from server.usage import add_usages
-from server.verifier import Verifier, VerifyOrder
-from server.wiring import Program, open_program
+from server.providers.choice import ANTHROPIC
+from server.providers.continuation import continued_attempts
+from server.providers.retry_policy import RetryPolicy
+from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.turn_talk import read_all, settle, user_task

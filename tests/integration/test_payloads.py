@@ -9,16 +9,16 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.block import TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import ProviderCut, ProviderOverloaded
+from server.conversation.payload import Layer, LayerOrder
+from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.errors import ProviderCut, ProviderOverloaded
-from server.gemini.provider import GeminiProvider
-from server.payload import Layer, LayerOrder
-from server.payload_builder import rebuild_payload
-from server.turn import Native, StopReason, TurnKind, TurnState
+from server.payload.builder import rebuild_payload
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
 from tests.contracts.provider_rig import Rig, open_rig, step
 from tests.fakes.talk import Sent, Speaker, Talk
 

@@ -8,14 +8,14 @@ import anthropic
 import pytest
 from anthropic.types import TextBlockParam
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import PrefixMismatch, SignatureRejected
+from server.conversation.payload import CallSettings
+from server.conversation.static_pieces import split_static
+from server.conversation.turn import StopReason
 from server.emulator.anthropic.app import build_anthropic_app
-from server.errors import PrefixMismatch, SignatureRejected
-from server.payload import CallSettings
-from server.provider import Provider
-from server.static_pieces import split_static
-from server.turn import StopReason
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.provider import Provider
 from tests.contracts.provider_contract import ProviderContract, tell
 from tests.contracts.provider_rig import TOOLS, Rig, answer_calls, comparable, complete, native_of, open_rig
 from tests.recordings.catalogue import RECORDINGS, Recorded

@@ -7,19 +7,19 @@ from dataclasses import replace
 import httpx2
 import pytest
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import TextBlock
+from server.conversation.block import TextBlock
+from server.conversation.errors import ProviderCut, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
+from server.conversation.event import ProviderEvent, TextDelta, UsageReported
+from server.conversation.payload import Layer, Payload, PayloadMessage
+from server.conversation.turn import StopReason
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.errors import ProviderCut, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
-from server.event import ProviderEvent, TextDelta, UsageReported
-from server.payload import Layer, Payload, PayloadMessage
-from server.provider import StreamState
-from server.provider_calls import PatientCall
-from server.retry_policy import RetryPolicy
-from server.token_estimate import TokenEstimate
-from server.turn import StopReason
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.calls import PatientCall
+from server.providers.provider import StreamState
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
 from tests.contracts.provider_rig import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(first_delay_seconds=0.001, longest_delay_seconds=0.002)

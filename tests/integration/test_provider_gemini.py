@@ -9,14 +9,14 @@ import pytest
 from google import genai
 from google.genai import types
 
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import CacheGone, ProviderFailed, SignatureRejected, ValidationFailed
+from server.conversation.payload import CallSettings
+from server.conversation.static_pieces import split_static
+from server.conversation.turn import StopReason
 from server.emulator.gemini.app import build_gemini_app
-from server.errors import CacheGone, ProviderFailed, SignatureRejected, ValidationFailed
-from server.gemini.provider import GeminiProvider
-from server.payload import CallSettings
-from server.provider import Provider, ProviderStream, StreamState
-from server.static_pieces import split_static
-from server.turn import StopReason
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.provider import Provider, ProviderStream, StreamState
 from tests.contracts.provider_contract import ProviderContract, tell
 from tests.contracts.provider_rig import (
     TOOLS,

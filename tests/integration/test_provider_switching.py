@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import TurnState
+from server.conversation.turn import TurnState
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import MODELS, EmulatedProviders
 from tests.turn_walk import (

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import DatabaseUnavailable, RateLimited
-from server.identifiers import API_KEY, new_id
+from server.conversation.errors import DatabaseUnavailable, RateLimited
+from server.conversation.identifiers import API_KEY, new_id
+from server.conversation.rate_limit import RateLimiter
 from server.postgres import rate_limit
 from server.postgres.engine import Database, Statement
 from server.postgres.rate_limit import PostgresRateLimiter
-from server.rate_limit import RateLimiter
 
 ALWAYS = 1e10
 """Seconds of a window that began in 1970 and does not end while a test runs."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from server.call import Call
+from server.conversation.call import Call
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_steps import TEXT, steps, take_step

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.call import Call
+from server.conversation.call import Call
+from server.conversation.epoch import Rejected
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind
-from server.epoch import Rejected
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.turn import TurnState
-from server.turn_event import TurnEnded
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests import turn_steps
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from server.api_key import PresentedKey, Scope, Tenant, parse_key_text
+from server.conversation.api_key import PresentedKey, Scope, Tenant, parse_key_text
 from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.channels import KEY_CHANNEL
 from server.postgres.engine import Database

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import Assistant, AssistantDefinition, Instructions
-from server.errors import Internal, TemplateInvalid
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.prompt_arguments import build_static_arguments
-from server.renderer import RenderedStatic
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
+from server.conversation.errors import Internal, TemplateInvalid
+from server.payload.arguments import build_static_arguments
+from server.payload.renderer import RenderedStatic
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.builders import A_TIME, NASTY, build_conversation, definition
 from tests.strata_process import PROJECT, environment, wait_until
 from tests.strategies import any_text, json_objects
@@ -334,10 +334,10 @@ async def until_busy(pid: int, seconds: float) -> None:
 SERVER = """
     import asyncio, os, sys
     import uvloop
-    from server.assistant import AssistantDefinition, Instructions
-    from server.jinja.limits import RenderLimits
-    from server.jinja.renderer import JinjaRenderer
-    from server.jinja.templates import load_templates
+    from server.conversation.assistant import AssistantDefinition, Instructions
+    from server.prompts.limits import RenderLimits
+    from server.prompts.renderer import JinjaRenderer
+    from server.prompts.templates import load_templates
 
     _, endless, end = sys.argv
     renderer = JinjaRenderer(load_templates(None), RenderLimits(seconds=2))

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from server.call_walk import CallFilter
 from server.cli import main
 from server.cli.verify_run import draw_sample
 from server.cli.verify_state import VerifyState, load_state, save_state
-from server.identifiers import CONVERSATION, TENANT, decode_id, new_id
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, new_id
 from server.postgres.choosing import ConversationChoice, find_last_id, list_choice
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.replay.verify.call_walk import CallFilter
 from tests.conftest import StrataServer
 from tests.emulated import MODELS, EmulatedProviders
 from tests.strata_process import StrataProcess, strata, wait_until

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from server.api_key import Tenant
-from server.audit import OPERATOR
-from server.errors import ConversationNotFound, LeaseLost, ReplayBusy, ReplayNotFound
+from server.conversation.api_key import Tenant
+from server.conversation.audit import OPERATOR
+from server.conversation.errors import ConversationNotFound, LeaseLost, ReplayBusy, ReplayNotFound
 from server.postgres import replay_erasing
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.replay import Granted, ItemState, ReplayState
+from server.replay.rerun.words import Granted, ItemState, ReplayState
 from tests.builders import picture, user_input
 from tests.integration.test_erasure import catalogue, rows_that_mention
 from tests.replay_rig import ReplayRig

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.audit import OPERATOR
-from server.errors import LeaseLost, PriceUnknown
-from server.replay import (
+from server.conversation.audit import OPERATOR
+from server.conversation.errors import LeaseLost, PriceUnknown
+from server.replay.rerun.words import (
     CallEstimate,
     CallPermission,
     CallSpending,

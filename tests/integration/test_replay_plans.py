@@ -16,7 +16,7 @@ from server.postgres import (
 )
 from server.postgres.engine import Database, Statement
 from server.postgres.erasable import LIVE, SHADOWY
-from server.replay_result import ResultOrder
+from server.replay.rerun.result import ResultOrder
 from tests.integration.test_plans import explain
 
 ORDERED = {

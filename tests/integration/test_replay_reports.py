@@ -9,20 +9,20 @@ from decimal import Decimal
 
 import pytest
 
-from server.api_key import Scope
-from server.audit import OPERATOR
-from server.block import TextBlock
-from server.call import Call
-from server.errors import ReplayNotFound
+from server.conversation.api_key import Scope
+from server.conversation.audit import OPERATOR
+from server.conversation.block import TextBlock
+from server.conversation.call import Call
+from server.conversation.errors import ReplayNotFound
+from server.conversation.usage import Usage
 from server.postgres.replay_reports import PostgresReplayReports
 from server.postgres.replays import PostgresReplays
 from server.postgres.store import PostgresStore
-from server.replay import ItemState
-from server.replay_reading import ReplayReader
-from server.replay_report import Measure
-from server.replay_result import AnswerFacts, AssertionResult, DivergenceKind, JudgeResult, Outcome, TurnResult
-from server.replay_statistics import Distribution, Interval
-from server.usage import Usage
+from server.replay.rerun.reading import ReplayReader
+from server.replay.rerun.report import Measure
+from server.replay.rerun.result import AnswerFacts, AssertionResult, DivergenceKind, JudgeResult, Outcome, TurnResult
+from server.replay.rerun.statistics import Distribution, Interval
+from server.replay.rerun.words import ItemState
 from tests.bench.inspection_rows import WatchedDatabase
 from tests.builders import call_end, call_start, create_conversation
 from tests.conftest import StrataServer

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from server.assistant import Instructions
-from server.audit import OPERATOR
-from server.call import Call
+from server.conversation.assistant import Instructions
+from server.conversation.audit import OPERATOR
+from server.conversation.call import Call
+from server.conversation.errors import PriceUnknown, ValidationFailed
+from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState
 from server.emulator.reply import FaultKind
-from server.errors import PriceUnknown, ValidationFailed
 from server.postgres.engine import Database
-from server.replay import (
+from server.replay.rerun.items import ReplayItems
+from server.replay.rerun.result import DivergenceKind, Outcome
+from server.replay.rerun.words import (
     Assertion,
     Candidate,
     ItemState,
@@ -29,9 +32,6 @@ from server.replay import (
     ReplayMode,
     ReplayState,
 )
-from server.replay_items import ReplayItems
-from server.replay_result import DivergenceKind, Outcome
-from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, MODELS, EmulatedProviders
 from tests.replay_talk import (

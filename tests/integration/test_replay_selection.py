@@ -5,19 +5,19 @@ from decimal import Decimal
 
 import pytest
 
-from server.block import TextBlock
-from server.conversation import ConversationDraft
-from server.errors import AssistantNotFound, ConversationNotFound, ValidationFailed
-from server.identifiers import CONVERSATION, new_id
-from server.inspection import InspectionFilter
+from server.conversation.block import TextBlock
+from server.conversation.conversation import ConversationDraft
+from server.conversation.errors import AssistantNotFound, ConversationNotFound, ValidationFailed
+from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.turn import TurnState
+from server.conversation.usage import Usage
+from server.inspection.port import InspectionFilter
 from server.postgres import replay_selection
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from server.replay import Candidate, Judge, ReplayMode, Selection
-from server.turn import TurnState
-from server.usage import Usage
+from server.replay.rerun.words import Candidate, Judge, ReplayMode, Selection
 from tests.builders import (
     accept,
     answer,

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from server.audit import OPERATOR, Action, AuditFilter
-from server.block import TextBlock
-from server.conversation import ConversationDraft
-from server.errors import (
+from server.conversation.audit import OPERATOR, Action, AuditFilter
+from server.conversation.block import TextBlock
+from server.conversation.conversation import ConversationDraft
+from server.conversation.errors import (
     ConversationNotFound,
     CursorInvalid,
     LeaseLost,
@@ -18,12 +18,20 @@ from server.errors import (
     ReplayNotFound,
     ValidationFailed,
 )
-from server.identifiers import REPLAY, new_id
+from server.conversation.identifiers import REPLAY, new_id
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.replay_runs import lock_replay
-from server.replay import (
+from server.replay.rerun.result import (
+    AssertionResult,
+    DivergenceKind,
+    JudgeResult,
+    Outcome,
+    ResultFilter,
+    ResultOrder,
+)
+from server.replay.rerun.words import (
     CallSpending,
     Candidate,
     Granted,
@@ -33,14 +41,6 @@ from server.replay import (
     ReplayState,
     Selection,
     Stopped,
-)
-from server.replay_result import (
-    AssertionResult,
-    DivergenceKind,
-    JudgeResult,
-    Outcome,
-    ResultFilter,
-    ResultOrder,
 )
 from tests.builders import NASTY, definition
 from tests.replay_rig import A_CALL, ReplayRig, draft, result

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from server.settings import Settings
+from server.app.settings import Settings
 from tests.conftest import StrataServer
 from tests.http_talk import Talk, open_talk
 from tests.turn_talk import PATIENCE_SECONDS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.errors import DatabaseUnavailable
+from server.conversation.api_key import Tenant
+from server.conversation.errors import DatabaseUnavailable
 from server.jobs.retention import retention_job
 from server.postgres.engine import Database, Statement
 from server.postgres.retention import sweep_raw_bytes

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import pytest
 
-from server.api_key import PresentedKey, Scope, Tenant, parse_key_text
-from server.block import Blob
-from server.call import Chunk
-from server.conversation import Lease
-from server.epoch import EpochReason, Segment
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import PresentedKey, Scope, Tenant, parse_key_text
+from server.conversation.block import Blob
+from server.conversation.call import Chunk
+from server.conversation.conversation import Lease
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.identifiers import API_KEY, new_id
 from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing

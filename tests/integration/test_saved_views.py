@@ -5,13 +5,13 @@ import asyncio
 import httpx2
 import pytest
 
-from server.api_key import Scope, Tenant
-from server.audit import OPERATOR
-from server.errors import ViewExists, ViewLimitReached, ViewNotFound
+from server.conversation.api_key import Scope, Tenant
+from server.conversation.audit import OPERATOR
+from server.conversation.errors import ViewExists, ViewLimitReached, ViewNotFound
+from server.inspection.saved_views import VIEW_LIMIT
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.saved_views import PostgresSavedViews
-from server.saved_views import VIEW_LIMIT
 from tests.builders import NASTY
 from tests.conftest import StrataServer
 from tests.page_talk import audited, open_operator

@@ -8,7 +8,7 @@ import pytest
 
 from server.emulator.reply import Fault, FaultKind
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.http_talk import Talk, open_talk, turns

@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from server.identifiers import CONVERSATION, encode_id
-from server.past_payload import rebuild_call
+from server.app.settings import Settings
+from server.archive.seed_plan import Happening, plan_id, plan_moment, plan_seed
+from server.conversation.identifiers import CONVERSATION, encode_id
+from server.inspection.past_payload import rebuild_call
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from server.seed_plan import Happening, plan_id, plan_moment, plan_seed
-from server.settings import Settings
 from tests.archive_walk import export_lines, rows_of
 from tests.emulated import EmulatedProviders
 from tests.strata_process import strata_here

@@ -13,15 +13,15 @@ import httpx2
 import psutil
 import pytest
 
-from server.api_key import Tenant
-from server.asgi import serving
-from server.errors import AddressInUse
-from server.http_server import bind
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Tenant
+from server.conversation.errors import AddressInUse
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.wiring import open_program
 from tests.builders import accept, answer, create_conversation, user_input
 from tests.strata_process import StrataProcess, strata, strata_here, wait_until
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from server.api_key import Tenant
-from server.errors import ConversationNotFound
-from server.inspection import TimelineTurn
+from server.conversation.api_key import Tenant
+from server.conversation.errors import ConversationNotFound
+from server.inspection.port import TimelineTurn
 from server.postgres.connecting import connect
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all

@@ -11,25 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.assistant import Instructions
-from server.background_call import BackgroundCalls
-from server.compaction_report import CompactionOutcome
-from server.compactor import Compactor, CompactorTools
+from server.app.wiring import Program
+from server.compaction.background_call import BackgroundCalls
+from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.report import CompactionOutcome
+from server.compaction.signed import SignedSummariser
+from server.compaction.summary import Summariser
+from server.conversation.assistant import Instructions
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import CompactionNotFound, SummaryUnavailable
+from server.conversation.store import History, Store
+from server.conversation.turn import TurnState
 from server.emulator.reply import FaultKind
-from server.epoch import EpochReason
-from server.errors import CompactionNotFound, SummaryUnavailable
-from server.held_texts import HeldTexts
-from server.history_summary import Summariser
-from server.model_profile import find_profile
+from server.payload.held_texts import HeldTexts
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.retry_policy import RetryPolicy
-from server.signed_compaction import SignedSummariser
-from server.store import History, Store
-from server.token_estimate import TokenEstimate
-from server.turn import TurnState
-from server.wiring import Program
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.providers.model_profile import find_profile
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
 from tests.fakes.compaction_observer import Observed

@@ -1,8 +1,8 @@
 """The store on Postgres keeps the port's contract."""
 
+from server.conversation.store import Store
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.store import Store
 from tests.contracts.store_contract import StoreContract, other_tenant
 
 __all__ = ["other_tenant"]

@@ -6,14 +6,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api_key import Tenant
-from server.block_json import decode_blocks
-from server.conversation import Lease
-from server.errors import ConversationBusy, LeaseLost
-from server.payload import LayerOrder
+from server.conversation.api_key import Tenant
+from server.conversation.block_json import decode_blocks
+from server.conversation.conversation import Lease
+from server.conversation.errors import ConversationBusy, LeaseLost
+from server.conversation.payload import LayerOrder
+from server.conversation.store import Accepted, Duplicate, NewAnswer, NewInput
+from server.conversation.turn import ModelResponseTurn, Native, UserTaskTurn
 from server.postgres.store import PostgresStore
-from server.store import Accepted, Duplicate, NewAnswer, NewInput
-from server.turn import ModelResponseTurn, Native, UserTaskTurn
 from tests.builders import (
     accept,
     answer,

@@ -5,12 +5,12 @@ from decimal import Decimal
 
 import pytest
 
-from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import Compactor
+from server.compaction.compactor import Compactor
+from server.compaction.report import CompactionOutcome, CompactionReport
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import ProviderNotConfigured, SummaryUnavailable
+from server.conversation.store import History
 from server.emulator.reply import FaultKind, Reply
-from server.epoch import EpochReason
-from server.errors import ProviderNotConfigured, SummaryUnavailable
-from server.store import History
 from tests.compaction_walk import build_calls, build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders

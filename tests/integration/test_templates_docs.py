@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Assistant, AssistantDefinition, Instructions
-from server.conversation import Conversation, ConversationState
-from server.errors import TemplateInvalid
-from server.jinja.environment import Sandbox
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.prompt_arguments import build_arguments, build_static_arguments
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
+from server.conversation.conversation import Conversation, ConversationState
+from server.conversation.errors import TemplateInvalid
+from server.payload.arguments import build_arguments, build_static_arguments
+from server.prompts.environment import Sandbox
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.builders import A_TIME
 from tests.strata_process import PROJECT
 

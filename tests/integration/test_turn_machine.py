@@ -22,17 +22,17 @@ from hypothesis.stateful import (
 )
 from pydantic import SecretStr
 
-from server.block import TextBlock, ToolCallBlock
-from server.conversation import ConversationState
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.conversation.block import TextBlock, ToolCallBlock
+from server.conversation.conversation import ConversationState
+from server.conversation.errors import ConversationBusy, ConversationNotFound, HistoryRuleBroken, TurnNotRunning
+from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
+from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply
-from server.errors import ConversationBusy, ConversationNotFound, HistoryRuleBroken, TurnNotRunning
 from server.postgres.engine import Database
-from server.settings import Settings
-from server.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.turn_event import TurnEnded
-from server.turn_request import TurnRequest
-from server.turn_service import TurnService
-from server.wiring import Program, open_program
+from server.turns.request import TurnRequest
+from server.turns.service import TurnService
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import settle, tool_results, user_task
 from tests.turn_walk import (

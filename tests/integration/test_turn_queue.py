@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from server.conversation import OnBusy
+from server.app.settings import Settings
+from server.app.wiring import Program
+from server.conversation.conversation import OnBusy
+from server.conversation.errors import ConversationBusy, QueueFull, ShuttingDown
+from server.conversation.store import Accepted, AcceptOutcome, NewInput
+from server.conversation.turn import ModelResponseTurn, TurnState, UserTaskTurn
 from server.emulator.reply import FaultKind
-from server.errors import ConversationBusy, QueueFull, ShuttingDown
 from server.postgres.store import PostgresStore
-from server.settings import Settings
-from server.store import Accepted, AcceptOutcome, NewInput
-from server.turn import ModelResponseTurn, TurnState, UserTaskTurn
-from server.turn_handle import TurnHandle
-from server.wiring import Program
+from server.turns.handle import TurnHandle
 from tests.builders import accept, answer, user_input
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders
@@ -229,7 +229,7 @@ async def test_a_server_that_stops_tells_those_who_wait(crowd: Crowd, strata_ser
 async def test_a_waiter_whose_ticket_lapsed_draws_another(
     strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.turn_queue._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("server.turns.queue._KEEP_SECONDS", 0.0)
     program, tenant = strata_server.program, strata_server.tenant
     conversation = await open_conversation(program.store, tenant.id, "gemini")
     emulated.gemini.fails(FaultKind.SILENCE, after_chunks=3)

@@ -12,28 +12,28 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from server.api_key import Tenant
-from server.assistant import Instructions
-from server.epoch import EpochReason, Segment
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.payload_builder import hash_prefix
-from server.payload_preparation import PayloadPreparation
+from server.app.providers import FOLDS
+from server.app.settings import Settings
+from server.conversation.api_key import Tenant
+from server.conversation.assistant import Instructions
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded
+from server.payload.builder import hash_prefix
+from server.payload.preparation import PayloadPreparation
 from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.provider_wiring import FOLDS
-from server.running_turns import RunningTurns
-from server.settings import Settings
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turn import TurnState
-from server.turn_event import TurnEnded
-from server.turn_request import TurnRequest
-from server.turn_service import TurnService
-from server.turn_tools import TurnLimits, TurnTools
+from server.turns.request import TurnRequest
+from server.turns.running import RunningTurns
+from server.turns.service import TurnService
+from server.turns.tools import TurnLimits, TurnTools
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import WEATHER, answer_tools, calls_of, open_conversation, tool_results, user_task
 from tests.turn_walk import PICTURE, PICTURE_BLOB, asks, tells

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.app.settings import Settings
+from server.app.wiring import Program, open_program
+from server.conversation.errors import ConversationNotFound, TurnNotFound
+from server.conversation.event import TextDelta
+from server.conversation.turn import TurnState
+from server.conversation.turn_event import TurnEnded, TurnEvent
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.errors import ConversationNotFound, TurnNotFound
-from server.event import TextDelta
-from server.live_turn import LiveHandle, LiveTurn
-from server.settings import Settings
-from server.stored_turn import StoredHandle
-from server.turn import TurnState
-from server.turn_event import TurnEnded, TurnEvent
-from server.wiring import Program, open_program
+from server.turns.live import LiveHandle, LiveTurn
+from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import PATIENCE_SECONDS, drain, hear, open_conversation, read_all, say, settle, user_task

@@ -12,12 +12,12 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.api_key import Scope
-from server.asgi import serving
+from server.app.asgi import serving
+from server.app.http_server import bind
+from server.app.settings import Settings
+from server.app.wiring import open_program
+from server.conversation.api_key import Scope
 from server.emulator.reply import FaultKind, Reply
-from server.http_server import bind
-from server.settings import Settings
-from server.wiring import open_program
 from tests.emulated import BOTH, EmulatedProviders
 from tests.fakes.collector import Collector, attributes_of, open_collector
 from tests.fakes.log_capture import capture_log

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from server.assistant import Instructions
-from server.identifiers import CONVERSATION, decode_id
-from server.settings import Settings
-from server.store import ConversationChange
-from server.turn import TurnState
+from server.app.settings import Settings
+from server.conversation.assistant import Instructions
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.store import ConversationChange
+from server.conversation.turn import TurnState
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, EmulatedProviders
 from tests.turn_talk import open_conversation, say, user_task

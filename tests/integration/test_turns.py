@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from server.block import Blob, ImageBlock, TextBlock, ToolResultBlock
-from server.conversation import ConversationState, OnBusy
-from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.epoch import EpochReason
-from server.errors import (
+from server.conversation.block import Blob, ImageBlock, TextBlock, ToolResultBlock
+from server.conversation.conversation import ConversationState, OnBusy
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import (
     ConversationBusy,
     HistoryRuleBroken,
     IdempotencyKeyReused,
@@ -20,13 +19,14 @@ from server.errors import (
     TurnNotFound,
     TurnNotRunning,
 )
-from server.event import TextDelta
-from server.held_texts import HeldTexts
-from server.payload import LayerOrder
-from server.store import ConversationChange
-from server.turn import StopReason, TurnState
-from server.turn_event import TurnEnded, TurnStarted
-from server.turn_handle import TurnHandle
+from server.conversation.event import TextDelta
+from server.conversation.payload import LayerOrder
+from server.conversation.store import ConversationChange
+from server.conversation.turn import StopReason, TurnState
+from server.conversation.turn_event import TurnEnded, TurnStarted
+from server.emulator.reply import FaultKind, Reply, ToolCall
+from server.payload.held_texts import HeldTexts
+from server.turns.handle import TurnHandle
 from tests.builders import definition
 from tests.conftest import StrataServer
 from tests.emulated import BOTH, MODELS, EmulatedProviders

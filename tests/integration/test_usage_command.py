@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from server.api_key import Tenant
-from server.conversation import ConversationDraft
-from server.key_ring import KeyRing
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import ConversationDraft
+from server.conversation.key_ring import KeyRing
+from server.conversation.usage import Usage
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.usage import Usage
 from tests.builders import call_end, call_start, create_assistant, take_exchange
 from tests.strata_process import strata_here
 

@@ -9,18 +9,18 @@ from typing import Any
 import asyncpg
 import pytest
 
-from server.api_key import Tenant
-from server.call import Call
-from server.key_ring import KeyRing
+from server.conversation.api_key import Tenant
+from server.conversation.call import Call
+from server.conversation.key_ring import KeyRing
+from server.conversation.usage import Usage
+from server.inspection.usage_report import UsageBy, UsageReport
 from server.postgres import usage_reports
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from server.postgres.usage_reports import PostgresUsageReports
-from server.provider_choice import ANTHROPIC
-from server.usage import Usage
-from server.usage_report import UsageBy, UsageReport
+from server.providers.choice import ANTHROPIC
 from tests.builders import (
     accept,
     answer,

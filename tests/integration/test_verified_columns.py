@@ -7,7 +7,7 @@ from sqlalchemy import ARRAY, UUID, Column, Integer, LargeBinary, Text
 
 from server.postgres.archive_fields import ARCHIVED
 from server.postgres.engine import Database
-from server.provider_choice import ANTHROPIC, GEMINI
+from server.providers.choice import ANTHROPIC, GEMINI
 from tests.compaction_walk import build_compactor, walk_far
 from tests.conftest import StrataServer
 from tests.emulated import EmulatedProviders

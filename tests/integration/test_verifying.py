@@ -10,13 +10,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.call_walk import CallFilter, Flaw, PastCall
-from server.identifiers import CONVERSATION, decode_id
+from server.conversation.identifiers import CONVERSATION, decode_id
+from server.conversation.turn import TurnState
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Database, Statement
 from server.postgres.walking import PostgresCallWalk
-from server.turn import TurnState
-from server.verification import Subject, Verified
+from server.replay.verify.call_walk import CallFilter, Flaw, PastCall
+from server.replay.verify.verification import Subject, Verified
 from tests.archive_walk import steps, take_step
 from tests.compaction_walk import NARROW, build_compactor, walk_far
 from tests.conftest import StrataServer

@@ -12,8 +12,8 @@ import pytest
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.domain.settings import db_settings
 
-from server.api_key import Tenant
-from server.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind
+from server.conversation.api_key import Tenant
+from server.conversation.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, build_queries
 from server.jobs.retention import retention_job

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ShuttingDown, TemplateWorkersBusy
-from server.jinja.limits import RenderLimits
-from server.jinja.worker_pool import WorkerPool
+from server.conversation.errors import ShuttingDown, TemplateWorkersBusy
+from server.prompts.limits import RenderLimits
+from server.prompts.worker_pool import WorkerPool
 
 ENDLESS = {
     "task": "render",

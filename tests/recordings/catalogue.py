@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from server.errors import (
+from server.conversation.errors import (
     ProviderEmpty,
     ProviderEndedEarly,
     ProviderFailed,
@@ -17,7 +17,7 @@ from server.errors import (
     ProviderOverloaded,
     ProviderUnavailable,
 )
-from server.turn import StopReason
+from server.conversation.turn import StopReason
 
 NUMBERS: Final = (
     b'{"a":1.0,"b":1e5,"c":12345678901234567890,"d":1E400,"e":-0.0,"f":[1.50,2,1E+2],"z":0,"y":{"deep":0.10}}'

@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from server.wire.frames import FrameReader
+from server.providers.wire.frames import FrameReader
 
 _DEEP: Final = json.loads("[" * 150 + "]" * 150)
 _DEEP_OBJECT: Final = json.loads('{"a":' * 150 + "1" + "}" * 150)

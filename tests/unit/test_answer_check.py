@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from server.answer_check import check_answer, check_record, fold_raw
-from server.call import Call, CallEnd
-from server.call_walk import PastAnswer, PastCall
-from server.gemini.stream import GeminiFold
-from server.provider import ProviderAnswer
-from server.turn import StopReason, TurnState
-from server.usage import Usage
+from server.conversation.call import Call, CallEnd
+from server.conversation.turn import StopReason, TurnState
+from server.conversation.usage import Usage
+from server.providers.gemini.stream import GeminiFold
+from server.providers.provider import ProviderAnswer
+from server.replay.verify.answer_check import check_answer, check_record, fold_raw
+from server.replay.verify.call_walk import PastAnswer, PastCall
 from tests.builders import call_end, call_start
 
 FIRST = b'data: {"candidates":[{"content":{"parts":[{"text":"It rains."}]}}],"responseId":"r"}\n\n'

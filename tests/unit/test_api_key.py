@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from server.api_key import ApiKey, Scope, issue_key_text, parse_key_text
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import ApiKey, Scope, issue_key_text, parse_key_text
+from server.conversation.identifiers import API_KEY, new_id
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 

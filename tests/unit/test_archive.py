@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.archive import ArchiveWriter, RecordKind, read_archive
-from server.archive_values import Field, FieldKind, decode_value, encode_value
-from server.errors import ArchiveInvalid
-from server.identifiers import CONVERSATION, encode_id
+from server.archive.file import ArchiveWriter, RecordKind, read_archive
+from server.archive.values import Field, FieldKind, decode_value, encode_value
+from server.conversation.errors import ArchiveInvalid
+from server.conversation.identifiers import CONVERSATION, encode_id
 from tests.strategies import json_values
 
 ID = UUID("01930000-0000-7000-8000-000000000000")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Instructions, Tool
-from server.assistant_difference import CacheEffect, FieldFate, compare_definitions
+from server.conversation.assistant import Instructions, Tool
+from server.inspection.assistant_difference import CacheEffect, FieldFate, compare_definitions
 from tests.builders import definition
 
 

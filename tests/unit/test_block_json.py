@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import Block, TextBlock, UnknownBlock
-from server.block_json import block_from_json, decode_blocks, encode_blocks
+from server.conversation.block import Block, TextBlock, UnknownBlock
+from server.conversation.block_json import block_from_json, decode_blocks, encode_blocks
 from tests.strategies import blocks
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cache_expectation import CacheExpectation, MissReason, Request, expect_cache, explain_miss
-from server.call import CallTrace
-from server.model_profile import find_profile
-from server.payload import Layer, LayerOrder, ManifestEntry
-from server.usage import Usage
+from server.caching.expectation import CacheExpectation, MissReason, Request, expect_cache, explain_miss
+from server.conversation.call import CallTrace
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry
+from server.conversation.usage import Usage
+from server.providers.model_profile import find_profile
 
 CLAUDE = find_profile("anthropic", "claude-opus-5-5")
 GEMINI = find_profile("gemini", "gemini-3.8-flash")

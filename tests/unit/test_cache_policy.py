@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cache_policy import (
+from server.caching.policy import (
     LONG_SECONDS,
     SHORT_SECONDS,
     Lifetimes,
     Rhythm,
     apply_caching,
-    count_static_marks,
     encode_caching,
     measure_gaps,
     place_markers,
     plan_lifetimes,
 )
-from server.payload import Payload
-from server.pricing import find_price
+from server.conversation.payload import Payload
+from server.conversation.static_pieces import count_static_marks
+from server.providers.pricing import find_price
 from tests.contracts.provider_rig import build_payload
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)

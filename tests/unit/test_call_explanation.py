@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from server import history, history_messages
-from server.cache_expectation import MissReason
-from server.call import Call
-from server.call_explanation import (
+from server.caching.expectation import MissReason
+from server.conversation.call import Call
+from server.conversation.errors import every_error
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
+from server.conversation.usage import Usage
+from server.inspection.call_explanation import (
     PROVIDER_UNKNOWN,
     UNREADABLE,
     CacheVerdict,
@@ -24,13 +26,12 @@ from server.call_explanation import (
     explain_warning,
     explain_withheld,
 )
-from server.errors import every_error
-from server.judge_payload import JUDGE
-from server.replay_answers import NOT_ASKED
-from server.replay_call import CALL_LOST
-from server.turn import ModelResponseTurn, StopReason, TurnState
-from server.usage import Usage
-from server.withholding import Withheld
+from server.inspection.judge_payload import JUDGE
+from server.payload import history
+from server.payload import messages as history_messages
+from server.payload.withholding import Withheld
+from server.replay.rerun.answers import NOT_ASKED
+from server.replay.rerun.call import CALL_LOST
 from tests.builders import A_TIME, call_end, call_start
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from server.call_settings import check_settings, read_cache_settings, read_order, read_settings
-from server.errors import ValidationFailed
-from server.explicit_cache_policy import CacheSettings, ExplicitChoice
-from server.model_profile import find_profile
-from server.payload import CallSettings, LayerOrder
+from server.caching.explicit_policy import CacheSettings, ExplicitChoice
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import CallSettings, LayerOrder
+from server.payload.settings import check_settings, read_cache_settings, read_order, read_settings
+from server.providers.model_profile import find_profile
 
 FLASH = find_profile("gemini", "gemini-3.8-flash")
 

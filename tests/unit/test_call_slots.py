@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.call_slots import CallSlots
+from server.app.settings import Settings
 from server.cli.run import raise_file_limit
-from server.errors import CallLimitReached
-from server.settings import Settings
+from server.conversation.errors import CallLimitReached
+from server.providers.call_slots import CallSlots
 
 
 async def test_a_call_beyond_the_limit_waits_for_one_to_end() -> None:

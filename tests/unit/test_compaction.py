@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction import (
+from server.compaction.exchange import Exchange
+from server.compaction.planner import (
     CompactionDecision,
     CompactionReason,
     CompactionState,
@@ -17,11 +18,10 @@ from server.compaction import (
     plan_compaction,
     plan_requested_compaction,
 )
-from server.compaction_policy import CompactionPolicy, PolicyKind
-from server.exchange import Exchange
-from server.model_profile import PROFILES, ModelProfile, find_profile
-from server.payload import LayerOrder
-from server.pricing import find_price
+from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
+from server.conversation.payload import LayerOrder
+from server.providers.model_profile import PROFILES, ModelProfile, find_profile
+from server.providers.pricing import find_price
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 GEMINI = PROFILES["gemini-3.8-flash"]

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
-from server.call import CallTrace
-from server.compaction_payload import ask_for_cached, build_compaction_payload, find_cut
-from server.epoch import Opening
-from server.history import Step
-from server.payload import Payload
-from server.store import PayloadSource
-from server.turn import Native, StopReason, TurnKind, TurnState
-from server.usage import Usage
+from server.compaction.signed_payload import ask_for_cached, build_compaction_payload, find_cut
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.call import CallTrace
+from server.conversation.epoch import Opening
+from server.conversation.payload import Payload
+from server.conversation.store import PayloadSource
+from server.conversation.turn import Native, StopReason, TurnKind, TurnState
+from server.conversation.usage import Usage
+from server.payload.history import Step
+from server.providers.anthropic.provider import AnthropicProvider
 from tests.fakes.talk import NOW, Speaker, Talk, data_of
 from tests.strategies import broken_histories
 

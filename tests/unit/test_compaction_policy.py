@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.block import JsonValue
-from server.compaction_policy import CompactionPolicy, PolicyKind, read_policy
-from server.errors import ValidationFailed
+from server.conversation.block import JsonValue
+from server.conversation.compaction_policy import CompactionPolicy, PolicyKind, read_policy
+from server.conversation.errors import ValidationFailed
 
 COSTS = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
 

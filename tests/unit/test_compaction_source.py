@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Assistant
-from server.block import TextBlock
-from server.compaction_policy import CompactionPolicy
-from server.compaction_source import decide_compaction, read_state
-from server.conversation import Conversation
-from server.manifest import encode_manifest
-from server.payload import Layer, LayerOrder, ManifestEntry
-from server.prompt_layout import Layout, Timeline
-from server.simulated_conversation import Shape, SimulatedExchange, ThinkTime, draw_conversation
-from server.simulation import Market, find_market, replay, simulate
-from server.simulation_grid import PRICED_AT
-from server.store import BufferedTurn, PayloadSource
-from server.token_estimate import TokenEstimate
-from server.turn import Native, TurnKind, TurnState
+from server.compaction.prompt_layout import Layout, Timeline
+from server.compaction.simulated_conversation import Shape, SimulatedExchange, ThinkTime, draw_conversation
+from server.compaction.simulation import Market, find_market, replay, simulate
+from server.compaction.simulation_grid import PRICED_AT
+from server.compaction.source import decide_compaction, read_state
+from server.conversation.assistant import Assistant
+from server.conversation.block import TextBlock
+from server.conversation.compaction_policy import CompactionPolicy
+from server.conversation.conversation import Conversation
+from server.conversation.manifest import encode_manifest
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry
+from server.conversation.store import BufferedTurn, PayloadSource
+from server.conversation.turn import Native, TurnKind, TurnState
+from server.providers.token_estimate import TokenEstimate
 from tests.builders import A_TIME, build_conversation, definition, epoch
 
 BYTES_PER_TOKEN = 4

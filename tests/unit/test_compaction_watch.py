@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from server.assistant import Assistant
-from server.block import Block, ImageBlock, TextBlock
-from server.compaction_source import count_request, read_state
-from server.compaction_watch import CompactionWatch
-from server.epoch import EpochReason
-from server.errors import DatabaseUnavailable
-from server.payload import LayerOrder
-from server.store import BufferedTurn, PayloadSource
-from server.token_estimate import TokenEstimate
-from server.turn import ModelResponseTurn, Native, StopReason, TurnKind, TurnState
-from server.typical_lengths import TypicalLengths
-from server.usage import Usage
+from server.compaction.source import count_request, read_state
+from server.compaction.typical_lengths import TypicalLengths
+from server.compaction.watch import CompactionWatch
+from server.conversation.assistant import Assistant
+from server.conversation.block import Block, ImageBlock, TextBlock
+from server.conversation.epoch import EpochReason
+from server.conversation.errors import DatabaseUnavailable
+from server.conversation.payload import LayerOrder
+from server.conversation.store import BufferedTurn, PayloadSource
+from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnKind, TurnState
+from server.conversation.usage import Usage
+from server.providers.token_estimate import TokenEstimate
 from tests.builders import A_TIME, build_conversation, definition, epoch, tool_call
 from tests.fakes.compaction_observer import Observed
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from server import errors
 from server.cli.exit_codes import exit_code_of
-from server.errors import StrataError, every_error
+from server.conversation import errors
+from server.conversation.errors import StrataError, every_error
 
 ALL = list(every_error())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable, to_plain
+from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable, to_plain
 from tests.strategies import json_values
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.exchange import BufferTurn, Exchange, split_exchanges
-from server.turn import TurnKind, TurnState
+from server.compaction.exchange import BufferTurn, Exchange, split_exchanges
+from server.conversation.turn import TurnKind, TurnState
 
 KINDS = {"u": TurnKind.USER_TASK, "m": TurnKind.MODEL_RESPONSE, "t": TurnKind.TOOL_RESPONSE}
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cache_register import CacheKey, RegisteredCache
-from server.explicit_cache_policy import (
+from server.caching.explicit_policy import (
     CacheSettings,
     Demand,
     ExplicitChoice,
@@ -20,9 +19,10 @@ from server.explicit_cache_policy import (
     storage_usd_per_hour,
     wants_cache,
 )
-from server.model_profile import find_profile
-from server.payload import LayerOrder
-from server.pricing import find_price
+from server.conversation.cache_register import CacheKey, RegisteredCache
+from server.conversation.payload import LayerOrder
+from server.providers.model_profile import find_profile
+from server.providers.pricing import find_price
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 PRO = find_profile("gemini", "gemini-3.1-pro-preview")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.hex_dump import LINE_BYTES, dump_bytes
+from server.inspection.hex_dump import LINE_BYTES, dump_bytes
 
 
 @given(data=st.binary(max_size=400), head=st.integers(1, 6), tail=st.integers(1, 4))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
-from server.history import NO_RESULT, BrokenRule, Step, find_broken_rules, read_steps, repair
-from server.store import BufferedTurn
-from server.turn import STRATA_DIALECT, Native, TurnKind, TurnState
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import STRATA_DIALECT, Native, TurnKind, TurnState
+from server.payload.history import NO_RESULT, BrokenRule, Step, find_broken_rules, read_steps, repair
 from tests.strategies import broken_histories
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.errors import StrataError
-from server.http_server import ConnectionLimits, HttpServer, Refusal, bind, refuse_plainly, serving_beside
+from server.app.http_server import ConnectionLimits, HttpServer, Refusal, bind, refuse_plainly, serving_beside
+from server.conversation.errors import StrataError
 
 SHORT = 0.05
 LONG = 600.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.identifiers import ASSISTANT, CONVERSATION, decode_id, encode_id, new_id, new_uuid
+from server.conversation.identifiers import ASSISTANT, CONVERSATION, decode_id, encode_id, new_id, new_uuid
 
 
 @given(st.uuids())

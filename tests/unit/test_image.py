@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.image import GIF, IMAGE_TYPES, JPEG, PNG, WEBP, ImageHeader, find_image_header
+from server.conversation.image import GIF, IMAGE_TYPES, JPEG, PNG, WEBP, ImageHeader, find_image_header
 
 
 def png(width: int = 3, height: int = 2) -> bytes:

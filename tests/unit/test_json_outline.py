@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.json_outline import STRING_CHARACTERS, outline_document, outline_json, read_json
+from server.inspection.json_outline import STRING_CHARACTERS, outline_document, outline_json, read_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),

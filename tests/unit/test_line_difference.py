@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.line_difference import DifferenceRow, LineChange, compare_lines, shorten_pieces, split_lines
+from server.inspection.line_difference import DifferenceRow, LineChange, compare_lines, shorten_pieces, split_lines
 
 lines = st.lists(st.sampled_from(["", "a", "b", "a b c", "a b d", "{{ x }}"]), max_size=12).map("\n".join)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import Tool
-from server.manifest import (
+from server.conversation.assistant import Tool
+from server.conversation.manifest import (
     build_manifest,
     decode_manifest,
     encode_manifest,
@@ -18,7 +18,7 @@ from server.manifest import (
     list_contents,
     share_opening,
 )
-from server.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 
 TOOL = Tool(name="f", description="Does.", parameters={"type": "object", "properties": {"z": {}, "a": {}}})
 MESSAGES = (

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.manifest_difference import (
+from server.conversation.payload import Layer, ManifestEntry
+from server.inspection.manifest_difference import (
     BlockChange,
     compare_manifests,
     find_difference,
@@ -11,7 +12,6 @@ from server.manifest_difference import (
     share_layers,
     share_tokens,
 )
-from server.payload import Layer, ManifestEntry
 
 entries = st.builds(
     ManifestEntry,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.call_settings import check_settings
-from server.errors import ValidationFailed
-from server.model_name import check_model_name, find_name_fault
-from server.model_profile import PROFILES, find_profile, profile_warnings
-from server.pricing import PRICES, find_price
+from server.conversation.errors import ValidationFailed
+from server.payload.settings import check_settings
+from server.providers.model_name import check_model_name, find_name_fault
+from server.providers.model_profile import PROFILES, find_profile, profile_warnings
+from server.providers.pricing import PRICES, find_price
 
 HOSTILE = (
     "%2e%2e/cachedContents#",

@@ -2,11 +2,11 @@
 
 import pytest
 
+from server.conversation.payload import LayerOrder
 from server.emulator.anthropic.models import MODELS as CLAUDE_MODELS
 from server.emulator.gemini.models import MODELS
-from server.model_profile import PROFILES, ThinkingControl, find_profile
-from server.payload import LayerOrder
-from server.pricing import PRICES
+from server.providers.model_profile import PROFILES, ThinkingControl, find_profile
+from server.providers.pricing import PRICES
 
 
 def test_every_model_with_a_price_has_a_profile_and_the_other_way_round() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.overview import Overview, OverviewCell, OverviewStep, choose_step
-from server.overview_chart import LINE_LIMIT, build_charts, list_steps
-from server.usage import Usage
+from server.conversation.usage import Usage
+from server.inspection.overview import Overview, OverviewCell, OverviewStep, choose_step
+from server.inspection.overview_chart import LINE_LIMIT, build_charts, list_steps
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
 

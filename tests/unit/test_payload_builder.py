@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.anthropic.provider import AnthropicProvider
-from server.assistant import Tool
-from server.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.assistant import Tool
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.epoch import Epoch, Opening
+from server.conversation.errors import HistoryRuleBroken, Internal, ValidationFailed
+from server.conversation.manifest import encode_manifest
+from server.conversation.payload import Layer, LayerOrder
+from server.conversation.store import PayloadSource
+from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.emulator.anthropic.caller import VERSION_2026, identify
 from server.emulator.anthropic.message_rules import check_ending, check_messages
 from server.emulator.anthropic.models import MODELS
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.turn_order import check_order, check_shape
-from server.epoch import Epoch, Opening
-from server.errors import HistoryRuleBroken, Internal, ValidationFailed
-from server.gemini.provider import GeminiProvider
-from server.history import Step
-from server.manifest import encode_manifest
-from server.model_profile import find_profile
-from server.payload import Layer, LayerOrder
-from server.payload_builder import BuiltPayload, build_payload, hash_prefix, needs_dynamic
-from server.provider import Provider
-from server.store import PayloadSource
-from server.turn import Native, StopReason, TurnKind, TurnState
+from server.payload.builder import BuiltPayload, build_payload, hash_prefix, needs_dynamic
+from server.payload.history import Step
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.model_profile import find_profile
+from server.providers.provider import Provider
 from tests.builders import epoch
 from tests.contracts.provider_rig import TOOLS
 from tests.fakes.talk import Speaker, Talk, data_of

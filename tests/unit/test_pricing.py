@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pricing import PRICES, find_price, itemise_call, price_call
-from server.usage import Usage
+from server.conversation.usage import Usage
+from server.providers.pricing import PRICES, find_price, itemise_call, price_call
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 ALL = Usage(

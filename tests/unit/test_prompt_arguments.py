@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import Assistant
-from server.block import Block, ImageBlock, TextBlock, ToolResultBlock
-from server.conversation import Conversation, ConversationState
-from server.prompt_arguments import (
+from server.conversation.assistant import Assistant
+from server.conversation.block import Block, ImageBlock, TextBlock, ToolResultBlock
+from server.conversation.conversation import Conversation, ConversationState
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import STRATA_DIALECT, Native, TurnKind, TurnState
+from server.payload.arguments import (
     NAMESPACES,
     build_arguments,
     build_static_arguments,
@@ -23,8 +25,6 @@ from server.prompt_arguments import (
     hash_arguments,
     latest_user_text,
 )
-from server.store import BufferedTurn
-from server.turn import STRATA_DIALECT, Native, TurnKind, TurnState
 from tests.builders import A_TIME, definition
 from tests.strategies import any_text, json_objects, json_values
 

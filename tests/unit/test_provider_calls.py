@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from server.errors import CacheGone, ProviderFailed, ProviderOverloaded
-from server.event import ProviderEvent, TextDelta
-from server.payload import Payload
-from server.provider import Provider, StreamState
-from server.provider_calls import PatientCall
-from server.retry_policy import RetryPolicy
+from server.conversation.errors import CacheGone, ProviderFailed, ProviderOverloaded
+from server.conversation.event import ProviderEvent, TextDelta
+from server.conversation.payload import Payload
+from server.providers.calls import PatientCall
+from server.providers.provider import Provider, StreamState
+from server.providers.retry_policy import RetryPolicy
 from tests.contracts.provider_rig import build_payload
 
 GONE, BUSY = CacheGone(), ProviderOverloaded(retry_after_seconds=0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.errors import SettingsInvalid
-from server.provider_choice import ProviderChoice, choose_provider
+from server.conversation.errors import SettingsInvalid
+from server.providers.choice import ProviderChoice, choose_provider
 
 GEMINI_KEY = {"GEMINI_API_KEY": "g-key"}
 GOOGLE_KEY = {"GOOGLE_API_KEY": "google-key"}

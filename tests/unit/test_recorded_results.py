@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import TextBlock, ToolCallBlock, ToolResultBlock
-from server.exact_json import loads_exact
-from server.recorded_results import NO_RESULT, canonical_arguments, collect_results, serve_results
-from server.replay import OnMissingResult
-from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.usage import Usage
+from server.conversation.block import TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.exact_json import loads_exact
+from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState, UserTaskTurn
+from server.conversation.usage import Usage
+from server.replay.rerun.recorded_results import NO_RESULT, canonical_arguments, collect_results, serve_results
+from server.replay.rerun.words import OnMissingResult
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 values = st.recursive(

@@ -8,15 +8,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from server.block import TextBlock, ToolCallBlock
-from server.replay import Assertion
-from server.replay_assertions import NAMES, Subject, check_assertions, describe_subject, find_fault
-from server.replay_comparison import Said
-from server.replay_expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
-from server.replay_result import AnswerFacts
-from server.replay_schema import check_value, find_schema_fault
-from server.turn import StopReason
-from server.usage import Usage
+from server.conversation.block import TextBlock, ToolCallBlock
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
+from server.replay.rerun.assertions import NAMES, Subject, check_assertions, describe_subject, find_fault
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
+from server.replay.rerun.result import AnswerFacts
+from server.replay.rerun.schema import check_value, find_schema_fault
+from server.replay.rerun.words import Assertion
 
 SUBJECT = Subject(
     candidate=Said(

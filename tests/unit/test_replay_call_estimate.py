@@ -2,9 +2,9 @@
 
 from decimal import Decimal
 
-from server.call import Call
-from server.replay_call_estimate import foresee_call, foresee_said, foresee_sent
-from server.usage import Usage
+from server.conversation.call import Call
+from server.conversation.usage import Usage
+from server.replay.rerun.call_estimate import foresee_call, foresee_said, foresee_sent
 from tests.builders import call_end, call_start
 
 MANIFEST = ({"length": 1_000_000}, {"length": 3_000_000})

@@ -1,10 +1,10 @@
 import pytest
 
-from server.assistant import Instructions
-from server.errors import ValidationFailed
-from server.payload import LayerOrder
-from server.replay import Candidate
-from server.replay_candidate import build_definition, keeps_dynamic, keeps_static
+from server.conversation.assistant import Instructions
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import LayerOrder
+from server.replay.rerun.candidate import build_definition, keeps_dynamic, keeps_static
+from server.replay.rerun.words import Candidate
 from tests.builders import definition
 
 GEMINI = definition(provider="gemini", model="gemini-3.1-pro-preview", settings={"thinking": "low", "temperature": 1})

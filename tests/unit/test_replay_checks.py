@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.errors import ValidationFailed
-from server.replay import CONVERSATION_LIMIT, Assertion, Judge, ReplayDraft, ReplayLimits, Selection
-from server.replay_checks import check_draft, check_size
+from server.conversation.errors import ValidationFailed
+from server.replay.rerun.checks import check_draft, check_size
+from server.replay.rerun.words import CONVERSATION_LIMIT, Assertion, Judge, ReplayDraft, ReplayLimits, Selection
 
 GOOD = ReplayDraft(name="nightly", selection=Selection())
 

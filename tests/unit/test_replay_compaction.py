@@ -1,4 +1,4 @@
-from server.replay_compaction import SourceLengths
+from server.replay.rerun.compaction import SourceLengths
 
 
 class Lengths:

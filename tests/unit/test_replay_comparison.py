@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
-from server.replay_comparison import Said, compare_answers
-from server.replay_result import DivergenceKind, Outcome
-from server.replay_similarity import measure_similarity, measure_words
-from server.turn import StopReason
+from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
+from server.conversation.turn import StopReason
+from server.replay.rerun.comparison import Said, compare_answers
+from server.replay.rerun.result import DivergenceKind, Outcome
+from server.replay.rerun.similarity import measure_similarity, measure_words
 
 words = st.lists(st.sampled_from("abcd"), max_size=12)
 

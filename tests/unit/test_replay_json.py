@@ -6,10 +6,20 @@ from decimal import Decimal
 
 import pytest
 
-from server.assistant import Instructions, Tool
-from server.inspection import InspectedState, InspectionFilter
-from server.payload import LayerOrder
-from server.replay import (
+from server.conversation.assistant import Instructions, Tool
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
+from server.inspection.port import InspectedState, InspectionFilter
+from server.replay.rerun.json import (
+    assertions_from_json,
+    draft_from_json,
+    facts_from_json,
+    judge_result_from_json,
+    to_json,
+)
+from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
+from server.replay.rerun.words import (
     Assertion,
     Candidate,
     Judge,
@@ -19,10 +29,6 @@ from server.replay import (
     ReplayMode,
     Selection,
 )
-from server.replay_json import assertions_from_json, draft_from_json, facts_from_json, judge_result_from_json, to_json
-from server.replay_result import AnswerFacts, AssertionResult, JudgeResult
-from server.turn import StopReason
-from server.usage import Usage
 from tests.builders import NASTY
 
 FULL = ReplayDraft(

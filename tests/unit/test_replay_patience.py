@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
-from server.errors import ProviderCut, ProviderFailed, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
-from server.replay_patience import Patience
-from server.retry_policy import RetryPolicy
+from server.conversation.errors import (
+    ProviderCut,
+    ProviderFailed,
+    ProviderOverloaded,
+    ProviderQuotaExceeded,
+    ProviderRateLimited,
+)
+from server.providers.retry_policy import RetryPolicy
+from server.replay.rerun.patience import Patience
 
 POLICY = RetryPolicy(attempts=3, budget_seconds=60)
 

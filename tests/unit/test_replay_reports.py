@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import TextBlock, ToolCallBlock
-from server.replay import Assertion
-from server.replay_comparison import Said
-from server.replay_export import CSV_HEADER, FullResult, make_harmless, write_csv_row, write_promptfoo_test
-from server.replay_result import DivergenceKind, Outcome, StoredResult
-from server.replay_sides import PieceKind, diff_words, pair_calls
-from server.replay_statistics import Interval, find_interval, student_bound
-from server.turn import StopReason
+from server.conversation.block import TextBlock, ToolCallBlock
+from server.conversation.turn import StopReason
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.export import CSV_HEADER, FullResult, make_harmless, write_csv_row, write_promptfoo_test
+from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
+from server.replay.rerun.sides import PieceKind, diff_words, pair_calls
+from server.replay.rerun.statistics import Interval, find_interval, student_bound
+from server.replay.rerun.words import Assertion
 from tests.replay_rig import result
 
 WORDS = st.lists(st.sampled_from(["a", "b", "is", " ", "\n", "é", ".", "\ud800"]), max_size=40).map("".join)

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 
-from server.manifest_difference import compare_manifests
-from server.payload import Layer, ManifestEntry
-from server.request_difference import BlockFate, outline_difference
+from server.conversation.payload import Layer, ManifestEntry
+from server.inspection.manifest_difference import compare_manifests
+from server.inspection.request_difference import BlockFate, outline_difference
 from tests.unit.test_manifest_difference import manifests
 
 

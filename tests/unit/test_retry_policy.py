@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ProviderFailed, ProviderOverloaded, ProviderRateLimited, every_error
-from server.retry_policy import RetryPolicy, plan_retry
+from server.conversation.errors import ProviderFailed, ProviderOverloaded, ProviderRateLimited, every_error
+from server.providers.retry_policy import RetryPolicy, plan_retry
 
 POLICY = RetryPolicy()
 FAILURES = list(every_error(ProviderFailed))

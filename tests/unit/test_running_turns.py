@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from server.errors import ShuttingDown
-from server.running_turns import DrainReport, RunningTurns
+from server.conversation.errors import ShuttingDown
+from server.turns.running import DrainReport, RunningTurns
 
 
 async def test_a_turn_runs_although_nobody_awaits_it() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import SettingsInvalid
-from server.settings import default_data_dir, read_settings
+from server.app.settings import default_data_dir, read_settings
+from server.conversation.errors import SettingsInvalid
 
 
 def test_everything_has_a_default() -> None:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.compaction_optimum import find_optimum
-from server.compaction_policy import CompactionPolicy, PolicyKind
-from server.errors import ValidationFailed
-from server.model_profile import PROFILES
-from server.payload import LayerOrder
-from server.pricing import find_price
-from server.prompt_layout import Layout, Timeline
-from server.simulated_conversation import LengthLaw, Shape, ThinkTime, draw_conversation, spread_lengths
-from server.simulated_provider import Piece, Prompt, SimulatedProvider, Tariff
-from server.simulation import Market, Workload, compare, draw_workload, find_market, replay, simulate
-from server.simulation_grid import PRICED_AT, SHAPES, THINK_TIMES
+from server.compaction.optimum import find_optimum
+from server.compaction.prompt_layout import Layout, Timeline
+from server.compaction.simulated_conversation import LengthLaw, Shape, ThinkTime, draw_conversation, spread_lengths
+from server.compaction.simulated_provider import Piece, Prompt, SimulatedProvider, Tariff
+from server.compaction.simulation import Market, Workload, compare, draw_workload, find_market, replay, simulate
+from server.compaction.simulation_grid import PRICED_AT, SHAPES, THINK_TIMES
+from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import LayerOrder
+from server.providers.model_profile import PROFILES
+from server.providers.pricing import find_price
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TARIFF = Tariff(fresh=1_000_000, read=100_000, write=1_250_000, minimum_tokens=1_000, lifetime_seconds=300)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.payload import LayerOrder
-from server.simulation_grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
+from server.compaction.simulation_grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
+from server.conversation.payload import LayerOrder
 
 COSTS = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
 

@@ -4,12 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.assistant import Assistant, Instructions
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.prompt_arguments import build_static_arguments
-from server.template_checks import (
+from server.conversation.assistant import Assistant, Instructions
+from server.inspection.template_checks import (
     STATIC_MEMBERS,
     Severity,
     TemplateProblem,
@@ -17,6 +13,10 @@ from server.template_checks import (
     find_missing,
     tell_problems,
 )
+from server.payload.arguments import build_static_arguments
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.builders import A_TIME, build_conversation, definition
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from server.time_span import read_span
+from server.conversation.time_span import read_span
 
 
 @pytest.mark.parametrize(

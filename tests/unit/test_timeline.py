@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from server.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
-from server.epoch import EpochReason, Segment
-from server.inspection import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
-from server.payload import LayerOrder
-from server.store import EpochOutline
-from server.timeline import list_cuts, read_context, tell_timeline
-from server.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState, UserTaskTurn
-from server.usage import Usage
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.payload import LayerOrder
+from server.conversation.store import EpochOutline
+from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState, UserTaskTurn
+from server.conversation.usage import Usage
+from server.inspection.port import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
+from server.inspection.timeline import list_cuts, read_context, tell_timeline
 from tests.builders import A_TIME, build_conversation
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.timeline_part import Place, choose_part
+from server.inspection.timeline_part import Place, choose_part
 
 SIZES = [(seq, 10) for seq in range(1, 11)]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.token_estimate import TokenEstimate
+from server.providers.token_estimate import TokenEstimate
 
 
 def test_an_unknown_model_is_estimated_rather_too_high() -> None:

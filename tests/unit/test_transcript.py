@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.block import (
+from server.conversation.block import (
     Block,
     ImageBlock,
     TextBlock,
@@ -21,13 +21,21 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.errors import TemplateInvalid
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.transcript import LINE_ENDS, QUOTE_MARK, build_gap, build_summary, build_transcript, quote, write_json
-from server.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.usage import Usage
+from server.conversation.errors import TemplateInvalid
+from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
+from server.conversation.usage import Usage
+from server.payload.transcript import (
+    LINE_ENDS,
+    QUOTE_MARK,
+    build_gap,
+    build_summary,
+    build_transcript,
+    quote,
+    write_json,
+)
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.builders import NASTY
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from server.errors import Internal, ProviderNotConfigured, ProviderRateLimited, RateLimited, StrataError
-from server.turn import StopReason
-from server.turn_ending import describe_ending, describe_failure, describe_stop
+from server.conversation.errors import Internal, ProviderNotConfigured, ProviderRateLimited, RateLimited, StrataError
+from server.conversation.turn import StopReason
+from server.conversation.turn_ending import describe_ending, describe_failure, describe_stop
 from server.web.errors import answer_headers, encode_problem
 
 

@@ -3,8 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock, UnknownBlock
-from server.turn_text import EXCERPT_LIMIT, TEXT_LIMIT_BYTES, read_excerpt, read_text
+from server.conversation.block import (
+    Block,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+)
+from server.conversation.turn_text import EXCERPT_LIMIT, TEXT_LIMIT_BYTES, read_excerpt, read_text
 
 texts = st.text(st.characters(codec=None))
 

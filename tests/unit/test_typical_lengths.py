@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.errors import DatabaseUnavailable
-from server.typical_lengths import TypicalLengths
+from server.compaction.typical_lengths import TypicalLengths
+from server.conversation.errors import DatabaseUnavailable
 
 
 @dataclass(slots=True)

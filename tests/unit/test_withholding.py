@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from server.block import SignatureMark, TextBlock, ToolCallBlock
-from server.model_profile import find_profile
-from server.store import BufferedTurn
-from server.turn import Native, TurnKind
-from server.withholding import Signer, Withheld, find_withheld, note_withheld
+from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import Native, TurnKind
+from server.payload.withholding import Signer, Withheld, find_withheld, note_withheld
+from server.providers.model_profile import find_profile
 from tests.fakes.talk import Talk
 
 HERE = b"here"

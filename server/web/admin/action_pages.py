@@ -10,13 +10,13 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from server.admin_actions import AdminActions, Operator
-from server.admin_sessions import AdminSession
-from server.block import TextBlock
-from server.errors import TurnNotFound
-from server.inspection import Inspector, Timeline
-from server.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.turn_text import read_text
+from server.conversation.block import TextBlock
+from server.conversation.errors import TurnNotFound
+from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
+from server.conversation.turn_text import read_text
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.operator_actions import AdminActions, Operator
+from server.inspection.port import Inspector, Timeline
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect

@@ -5,9 +5,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 from litestar.response import Stream
 
-from server.admin_actions import AdminActions, Operator
-from server.admin_sessions import AdminSession
-from server.inspection import Inspector, Timeline
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.operator_actions import AdminActions, Operator
+from server.inspection.port import Inspector, Timeline
 from server.web.admin.action_pages import HEAD, PAGE_OPERATOR, provide_head
 from server.web.admin.entry import read_form
 from server.web.admin.erasure_words import tell_rows

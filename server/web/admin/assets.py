@@ -12,7 +12,7 @@ from typing import Final
 from litestar import Response, get
 from litestar.params import FromPath
 
-from server.errors import RouteNotFound
+from server.conversation.errors import RouteNotFound
 
 _FOLDER: Final = Path(__file__).parent / "static"
 _MEDIA_TYPES: Final[Mapping[str, str]] = {

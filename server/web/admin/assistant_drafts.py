@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from server.assistant import Assistant, AssistantDefinition, Instructions
-from server.assistant_difference import write_json
-from server.errors import BodyMalformed, ValidationFailed
-from server.renderer import Renderer
-from server.template_checks import Severity, TemplateProblem, list_instructions
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
+from server.conversation.errors import BodyMalformed, ValidationFailed
+from server.inspection.assistant_difference import write_json
+from server.inspection.template_checks import Severity, TemplateProblem, list_instructions
+from server.payload.renderer import Renderer
 from server.web.admin.rendering import show_text
 from server.web.assistants import AssistantBody, ProviderNames, check_definition, definition_members
 from server.web.body import DEEPEST, LARGEST_INTEGER, is_deeper

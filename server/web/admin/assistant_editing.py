@@ -8,13 +8,13 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.assistant_difference import AssistantDifference, compare_definitions
-from server.assistant_editor import AssistantEditor, RenderedPrompt
-from server.assistant_inspection import AssistantInspector, InspectedAssistant
-from server.errors import AssistantRevised
-from server.renderer import Renderer
-from server.template_checks import Severity, TemplateProblem
+from server.conversation.errors import AssistantRevised
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.assistant_difference import AssistantDifference, compare_definitions
+from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt
+from server.inspection.assistants import AssistantInspector, InspectedAssistant
+from server.inspection.template_checks import Severity, TemplateProblem
+from server.payload.renderer import Renderer
 from server.web.admin.assistant_drafts import (
     Draft,
     example_args,

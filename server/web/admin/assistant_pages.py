@@ -11,11 +11,11 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.assistant import AssistantDefinition
-from server.assistant_difference import compare_definitions, describe_tool, write_json
-from server.assistant_inspection import COUNT_CAP, AssistantInspector, InspectedAssistant
-from server.template_checks import list_instructions
+from server.conversation.assistant import AssistantDefinition
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.assistant_difference import compare_definitions, describe_tool, write_json
+from server.inspection.assistants import COUNT_CAP, AssistantInspector, InspectedAssistant
+from server.inspection.template_checks import list_instructions
 from server.web.admin.rendering import answer_page
 from server.web.assistants import AssistantView
 from server.web.body import LARGEST_INTEGER

@@ -8,11 +8,11 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.assistant_editor import AssistantEditor, CheckedInstructions, RenderedPrompt
-from server.assistant_inspection import AssistantInspector, InspectedAssistant
-from server.errors import ConversationNotFound
-from server.template_checks import TemplateProblem
+from server.conversation.errors import ConversationNotFound
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.assistant_editor import AssistantEditor, CheckedInstructions, RenderedPrompt
+from server.inspection.assistants import AssistantInspector, InspectedAssistant
+from server.inspection.template_checks import TemplateProblem
 from server.web.admin.assistant_drafts import example_args, read_object
 from server.web.admin.assistant_pages import show_part
 from server.web.admin.rendering import answer_page

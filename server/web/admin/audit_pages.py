@@ -8,8 +8,8 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.audit import AuditFilter, AuditLog, Outcome
+from server.conversation.audit import AuditFilter, AuditLog, Outcome
+from server.inspection.admin_sessions import AdminSession
 from server.web.admin.audit_words import ACTION_NAMES, name_action, object_url
 from server.web.admin.rendering import answer_page, pushed_address
 from server.web.request import StrataRequest

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
-from server.audit import Action
-from server.identifiers import API_KEY, ASSISTANT, CONVERSATION, REPLAY, SAVED_VIEW, decode_id
+from server.conversation.audit import Action
+from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, REPLAY, SAVED_VIEW, decode_id
 
 ACTION_NAMES: Final[Mapping[str, str]] = {
     Action.LOGIN: "Login",

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from server.block import Block, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.block_json import block_to_json
-from server.call_inspection import CallInspection
-from server.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from server.hex_dump import Dump, dump_bytes
-from server.json_outline import ReadableText, outline_document, outline_json, outline_text
+from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.block_json import block_to_json
+from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from server.inspection.call_view import CallInspection
+from server.inspection.hex_dump import Dump, dump_bytes
+from server.inspection.json_outline import ReadableText, outline_document, outline_json, outline_text
 from server.web.admin.page_room import Room, Window, open_window
 from server.web.call_views import name_event
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from server.call_inspection import CallInspection, SentBlock
-from server.manifest_difference import LayerShare
+from server.inspection.call_view import CallInspection, SentBlock
+from server.inspection.manifest_difference import LayerShare
 from server.web.admin.page_room import Window, open_window
 
 WIDTH: Final = 1000

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from server.block import JsonValue
-from server.call import CallStart
-from server.call_explanation import explain_repair, explain_template, explain_warning, explain_withheld
-from server.call_inspection import CallInspection
-from server.json_outline import ReadableText, outline_json
-from server.signature_report import PartSignature, SignatureState
+from server.conversation.block import JsonValue
+from server.conversation.call import CallStart
+from server.inspection.call_explanation import explain_repair, explain_template, explain_warning, explain_withheld
+from server.inspection.call_view import CallInspection
+from server.inspection.json_outline import ReadableText, outline_json
+from server.inspection.signature_report import PartSignature, SignatureState
 from server.web.admin.page_room import Room, Window, open_window
 
 _NOTES: Final = 20

@@ -7,12 +7,12 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.call_explanation import explain_cache, explain_error, explain_outcome
-from server.call_inspection import CallInspection, CallInspector, RebuiltRequest, RequestProof
-from server.inspection import Inspector
-from server.payload import ManifestEntry
-from server.turn_ending import describe_ending
+from server.conversation.payload import ManifestEntry
+from server.conversation.turn_ending import describe_ending
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.call_explanation import explain_cache, explain_error, explain_outcome
+from server.inspection.call_view import CallInspection, CallInspector, RebuiltRequest, RequestProof
+from server.inspection.port import Inspector
 from server.web.admin.call_answer import show_answer
 from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from server.block import JsonValue
-from server.call_inspection import CallInspection, RebuiltRequest
-from server.json_outline import ReadableText, outline_document, outline_json, read_json
-from server.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
-from server.payload import ManifestEntry
-from server.request_difference import BlockFate, DifferenceRow, outline_difference
+from server.conversation.block import JsonValue
+from server.conversation.payload import ManifestEntry
+from server.inspection.call_view import CallInspection, RebuiltRequest
+from server.inspection.json_outline import ReadableText, outline_document, outline_json, read_json
+from server.inspection.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
+from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
 from server.web.admin.page_room import Room, Window, open_window
 
 _MEMBER_BYTES: Final = 8_000

@@ -4,10 +4,10 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.admin_actions import AdminActions, Operator
-from server.compaction_report import CompactionOutcome
-from server.inspection import Timeline
-from server.store import Store
+from server.compaction.report import CompactionOutcome
+from server.conversation.store import Store
+from server.inspection.operator_actions import AdminActions, Operator
+from server.inspection.port import Timeline
 from server.web.admin.action_pages import HEAD, PAGE_OPERATOR, page_of
 from server.web.admin.compaction_words import tell_deed, tell_reason
 from server.web.admin.entry import read_form

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from server.compaction_plan import CompactionReason, HoldReason
-from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import NOT_BEGUN, UNDONE
+from server.compaction.compactor import NOT_BEGUN, UNDONE
+from server.compaction.plan import CompactionReason, HoldReason
+from server.compaction.report import CompactionOutcome, CompactionReport
 
 _DEEDS: Final[Mapping[CompactionOutcome, str]] = {
     CompactionOutcome.COMPACTED: "Turns become history of the static layer.",

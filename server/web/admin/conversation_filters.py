@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from server.errors import ValidationFailed
-from server.inspection import InspectedState, InspectionFilter
-from server.time_span import read_span
-from server.turn import StopReason
+from server.conversation.errors import ValidationFailed
+from server.conversation.time_span import read_span
+from server.conversation.turn import StopReason
+from server.inspection.port import InspectedState, InspectionFilter
 
 FLAGS: Final[Mapping[str, str]] = {
     "has_repairs": "Repaired history",

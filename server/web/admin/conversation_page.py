@@ -7,12 +7,12 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.block import JsonValue
-from server.conversation import Conversation
-from server.inspection import Inspector, Timeline
-from server.timeline import tell_timeline
-from server.usage import Usage
+from server.conversation.block import JsonValue
+from server.conversation.conversation import Conversation
+from server.conversation.usage import Usage
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.port import Inspector, Timeline
+from server.inspection.timeline import tell_timeline
 from server.web.admin.conversation_filters import FLAGS
 from server.web.admin.epoch_words import EPOCH_WORDS
 from server.web.admin.pieces import Allowance, Piece

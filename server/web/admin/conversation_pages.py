@@ -6,10 +6,10 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.inspection import InspectedState, Inspector
-from server.saved_views import NAME_LIMIT, SavedViews
-from server.turn import StopReason
+from server.conversation.turn import StopReason
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.port import InspectedState, Inspector
+from server.inspection.saved_views import NAME_LIMIT, SavedViews
 from server.web.admin.conversation_filters import FLAGS, read_filters, write_filters
 from server.web.admin.rendering import answer_page, answer_redirect, pushed_address
 from server.web.request import StrataRequest

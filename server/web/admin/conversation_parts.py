@@ -9,17 +9,17 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.block import JsonValue
-from server.errors import ImageNotFound, RouteNotFound, TurnNotFound
-from server.image import IMAGE_TYPES
-from server.inspection import Inspector
-from server.store import Store
-from server.timeline import tell_timeline
-from server.turn import ModelResponseTurn, Turn
-from server.turn_event import TurnEvent
-from server.turn_handle import EventReader
-from server.turn_service import TurnService
+from server.conversation.block import JsonValue
+from server.conversation.errors import ImageNotFound, RouteNotFound, TurnNotFound
+from server.conversation.image import IMAGE_TYPES
+from server.conversation.store import Store
+from server.conversation.turn import ModelResponseTurn, Turn
+from server.conversation.turn_event import TurnEvent
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.port import Inspector
+from server.inspection.timeline import tell_timeline
+from server.turns.handle import EventReader
+from server.turns.service import TurnService
 from server.web.admin.pieces import write_whole
 from server.web.admin.reach import load_owner
 from server.web.admin.shown_turns import content_of
@@ -33,7 +33,7 @@ _PLACE: Final = re.compile(r"[0-9]{1,6}")
 
 
 class BriefReader:
-    """Implements `server.turn_handle.EventReader`: another reader, for a while. The browser comes again with the number
+    """Implements `turns.handle.EventReader`: another reader, for a while. The browser comes again with the number
     of the last event, and then its session is looked at again.
     """
 

@@ -10,8 +10,8 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
 from litestar.handlers import BaseRouteHandler
 
-from server.admin_sessions import AdminSession, AdminSessions
-from server.errors import BodyMalformed, MediaTypeUnsupported, RequestForged, SessionEnded
+from server.conversation.errors import BodyMalformed, MediaTypeUnsupported, RequestForged, SessionEnded
+from server.inspection.admin_sessions import AdminSession, AdminSessions
 from server.telemetry.logs import extend_log_context
 from server.web.admin.rendering import SESSION
 from server.web.forwarded import TrustedProxies

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from server.epoch import EpochReason
+from server.conversation.epoch import EpochReason
 
 EPOCH_WORDS: Final[Mapping[EpochReason, str]] = {
     EpochReason.STARTED: "First request",

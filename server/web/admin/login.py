@@ -7,9 +7,9 @@ from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.api_key import parse_key_text
-from server.errors import KeyRejected, LoginLocked, ScopeMissing, StrataError
+from server.conversation.api_key import parse_key_text
+from server.conversation.errors import KeyRejected, LoginLocked, ScopeMissing, StrataError
+from server.inspection.admin_sessions import AdminSession
 from server.web.admin.entry import Entry, read_form, refuse_foreign, require_session
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.errors import ANSWERS, answer_headers

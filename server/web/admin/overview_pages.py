@@ -11,13 +11,13 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.audit import AuditFilter, AuditLog
-from server.errors import ValidationFailed
-from server.job_report import JobReports
-from server.overview import ALARM_LIMIT, LONGEST_TIME, OverviewBy, Overviews, OverviewStep, choose_step
-from server.overview_chart import ChartSheet, build_charts, is_cost_unknown
-from server.time_span import read_span
+from server.conversation.audit import AuditFilter, AuditLog
+from server.conversation.errors import ValidationFailed
+from server.conversation.time_span import read_span
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.job_report import JobReports
+from server.inspection.overview import ALARM_LIMIT, LONGEST_TIME, OverviewBy, Overviews, OverviewStep, choose_step
+from server.inspection.overview_chart import ChartSheet, build_charts, is_cost_unknown
 from server.web.admin.audit_words import name_action, object_url
 from server.web.admin.conversation_filters import FLAGS, read_time
 from server.web.admin.rendering import answer_page, show_text

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from litestar import Request, Response
 
-from server.errors import (
+from server.conversation.errors import (
     CompactionNotFound,
     ConversationBusy,
     ConversationNotFound,

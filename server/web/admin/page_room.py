@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, Generic, TypeVar
 
-from server.json_outline import ReadableText
+from server.inspection.json_outline import ReadableText
 from server.web.admin.rendering import show_text
 
 PAGE_BYTES: Final = 500_000

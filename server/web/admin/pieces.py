@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from server.block import JsonValue
+from server.conversation.block import JsonValue
 
 PAGE_LETTERS: Final = 160_000
 """So many letters of what people and models wrote stand on one page. Escaped, a letter takes up to eight bytes."""

@@ -1,8 +1,8 @@
 """Whose conversation a page is about."""
 
-from server.admin_sessions import AdminSession
-from server.errors import ConversationNotFound
-from server.inspection import Inspector
+from server.conversation.errors import ConversationNotFound
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.port import Inspector
 
 
 async def load_owner(inspector: Inspector, session: AdminSession, conversation_id: str) -> str:

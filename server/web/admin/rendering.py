@@ -10,8 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Request, Response
 from litestar.datastructures import Cookie
 
-from server.admin_sessions import AdminSession
-from server.bundled import find_bundled
+from server.conversation.bundled import find_bundled
+from server.inspection.admin_sessions import AdminSession
 from server.web.admin.assets import ASSETS
 from server.web.admin.notices import find_notice
 from server.web.request import request_id_of

@@ -6,9 +6,9 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.replay_calls import ReplayCalls
-from server.replay_reading import ReplayDesk
+from server.inspection.admin_sessions import AdminSession
+from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.reading import ReplayDesk
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.call_pages import answer_call, answer_call_json
 from server.web.inspection import answer_bytes

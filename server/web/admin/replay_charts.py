@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from server.replay_report import Measure, Measured
-from server.replay_statistics import BIN_COUNT, Distribution
+from server.replay.rerun.report import Measure, Measured
+from server.replay.rerun.statistics import BIN_COUNT, Distribution
 from server.web.admin.replay_turns import show_latency
 
 WIDTH: Final = 320

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from server.errors import ValidationFailed
-from server.replay import ReplayDraft, ReplayLimits
+from server.conversation.errors import ValidationFailed
+from server.replay.rerun.words import ReplayDraft, ReplayLimits
 from server.web.json_text import DuplicateKey, decode_json
 from server.web.replay_bodies import LimitsBody, ReplayBody
 

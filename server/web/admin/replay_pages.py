@@ -9,13 +9,13 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
-from server.admin_sessions import AdminSession
-from server.inspection import CallOutline
-from server.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
-from server.replay_calls import ReplayCalls
-from server.replay_export import ExportFormat
-from server.replay_reading import ReplayDesk
-from server.replay_result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.port import CallOutline
+from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.export import ExportFormat
+from server.replay.rerun.reading import ReplayDesk
+from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.replay.rerun.words import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
 from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.rendering import answer_page

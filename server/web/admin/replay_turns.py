@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, TypeVar
 
-from server.block import Block, TextBlock, ToolCallBlock
-from server.prompt_arguments import clone
-from server.replay_comparison import Said
-from server.replay_export import FullResult
-from server.replay_result import AnswerFacts
-from server.replay_sides import CallPair, Piece, PieceKind, diff_words, lay_side_by_side
+from server.conversation.block import Block, TextBlock, ToolCallBlock
+from server.payload.arguments import clone
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.export import FullResult
+from server.replay.rerun.result import AnswerFacts
+from server.replay.rerun.sides import CallPair, Piece, PieceKind, diff_words, lay_side_by_side
 
 _LONGEST: Final = 12_000
 """Characters of an answer on a page; the export has the whole."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from server.block import (
+from server.conversation.block import (
     Block,
     ImageBlock,
     JsonValue,
@@ -15,14 +15,14 @@ from server.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.errors import StrataError
-from server.image import IMAGE_TYPES
-from server.model_profile import find_profile
-from server.provider_choice import ANTHROPIC, GEMINI
-from server.signature_report import SignatureState, report_received
-from server.timeline import ToldTurn
-from server.turn import ModelResponseTurn, ToolResponseTurn, UserTaskTurn
-from server.turn_ending import describe_ending
+from server.conversation.errors import StrataError
+from server.conversation.image import IMAGE_TYPES
+from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, UserTaskTurn
+from server.conversation.turn_ending import describe_ending
+from server.inspection.signature_report import SignatureState, report_received
+from server.inspection.timeline import ToldTurn
+from server.providers.choice import ANTHROPIC, GEMINI
+from server.providers.model_profile import find_profile
 from server.web.admin.pieces import Allowance, Piece
 from server.web.views import find_error
 

@@ -7,9 +7,9 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.admin_sessions import AdminSession
-from server.errors import BodyMalformed, ValidationFailed
-from server.saved_views import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
+from server.conversation.errors import BodyMalformed, ValidationFailed
+from server.inspection.admin_sessions import AdminSession
+from server.inspection.saved_views import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters, write_filters
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.notices import with_notice

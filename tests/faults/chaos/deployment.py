@@ -22,7 +22,7 @@ from typing import Any
 import asyncpg
 import psutil
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing

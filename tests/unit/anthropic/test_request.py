@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.anthropic.request import (
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import CallSettings, Layer, Payload, PayloadMessage
+from server.providers.anthropic.request import (
     NOTHING_SAID,
     build_extra,
     build_headers,
@@ -27,10 +30,7 @@ from server.anthropic.request import (
     write_system,
     write_tools,
 )
-from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.errors import ValidationFailed
-from server.model_profile import find_profile
-from server.payload import CallSettings, Layer, Payload, PayloadMessage
+from server.providers.model_profile import find_profile
 from tests.contracts.provider_rig import build_payload
 
 MODEL = "claude-fable-5-2"

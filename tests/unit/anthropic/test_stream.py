@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.anthropic.stream import STOP_REASONS, AnthropicFold, fold_body, mark_signature, usage_from
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import (
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.conversation.errors import (
     ProviderCallMalformed,
     ProviderEmpty,
     ProviderEndedEarly,
@@ -17,7 +16,7 @@ from server.errors import (
     ProviderMalformed,
     ProviderOverloaded,
 )
-from server.event import (
+from server.conversation.event import (
     ProviderEvent,
     TextDelta,
     ThinkingDelta,
@@ -26,10 +25,11 @@ from server.event import (
     ToolCallEnd,
     UsageReported,
 )
-from server.exact_json import make_sendable
-from server.provider import ProviderAnswer
-from server.turn import StopReason
-from server.usage import add_usages
+from server.conversation.exact_json import make_sendable
+from server.conversation.turn import StopReason
+from server.conversation.usage import add_usages
+from server.providers.anthropic.stream import STOP_REASONS, AnthropicFold, fold_body, mark_signature, usage_from
+from server.providers.provider import ProviderAnswer
 from tests.recordings.catalogue import NUMBERS, load
 from tests.unit.wire.generated import anthropic_blocks, anthropic_events
 

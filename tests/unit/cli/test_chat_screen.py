@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from server.block import TextBlock
 from server.cli.chat_screen import Look, PipeScreen, TerminalScreen, TurnWriter
 from server.cli.chat_text import harmless
-from server.client import (
+from server.conversation.block import TextBlock
+from server.conversation.usage import Usage
+from server.web.client import (
     ClientEvent,
     ConversationStatus,
     StrataProblem,
@@ -28,7 +29,6 @@ from server.client import (
     UnknownEvent,
     UsageReported,
 )
-from server.usage import Usage
 
 STATUS = ConversationStatus(id="conv_1", revision=2, state="idle")
 DONE = TurnEnded(turn=Turn(seq=2, kind="model_response", state="complete"), conversation=STATUS)

@@ -14,7 +14,7 @@ from server.cli.chat_commands import parse_command
 from server.cli.chat_screen import TerminalScreen
 from server.cli.chat_session import ChatSession, read_result
 from server.cli.chat_tools import DEMO_FUNCTIONS, DEMO_TOOLS, roll_dice
-from server.client import StrataClient, ToolResult
+from server.web.client import StrataClient, ToolResult
 from tests.fakes.scripted_strata import (
     CONVERSATION_ID,
     ScriptedStrata,

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.cli.chat_text import (
     describe_blocks,
     describe_call,
@@ -17,8 +16,9 @@ from server.cli.chat_text import (
     harmless,
     one_line,
 )
-from server.client import ServerUnreachable, StrataProblem, Turn, TurnError
-from server.usage import Usage
+from server.conversation.block import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.usage import Usage
+from server.web.client import ServerUnreachable, StrataProblem, Turn, TurnError
 
 ANY_TEXT = st.text(st.characters() | st.sampled_from("\x1b\x07\r\n\t\x9b\u202e\ud800"))
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from server.app.settings import ClientSettings, Settings
 from server.cli.reference import PAGES
-from server.settings import ClientSettings, Settings
 
 DOCS = Path(__file__).parents[3] / "docs"
 

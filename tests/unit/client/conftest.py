@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.client import Patience, StrataClient
+from server.web.client import Patience, StrataClient
 from tests.fakes.scripted_strata import KEY, ScriptedStrata, open_scripted_strata
 
 QUICK = Patience(seconds=5, first_wait_seconds=0.0001, longest_wait_seconds=0.001)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.block import ImageBlock, TextBlock, ToolCallBlock, UnknownBlock
-from server.client import (
+from server.conversation.block import ImageBlock, TextBlock, ToolCallBlock, UnknownBlock
+from server.conversation.usage import Usage
+from server.web.client import (
     AnswerMalformed,
     AssistantDraft,
     ClientError,
@@ -28,7 +29,6 @@ from server.client import (
     ToolResult,
     TurnOptions,
 )
-from server.usage import Usage
 from tests.fakes.scripted_strata import (
     CONVERSATION_ID,
     KEY,

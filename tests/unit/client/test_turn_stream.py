@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.client import (
+from server.conversation.turn import TurnState
+from server.web.client import (
     AnswerMalformed,
     ClientEvent,
     Patience,
@@ -26,9 +27,8 @@ from server.client import (
     UnknownEvent,
     UsageReported,
 )
-from server.client.decoding import event_from_frame
-from server.client.frames import FrameReader
-from server.turn import TurnState
+from server.web.client.decoding import event_from_frame
+from server.web.client.frames import FrameReader
 from tests.fakes.scripted_strata import (
     CONVERSATION_ID,
     KEY,

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
+from server.conversation.errors import AddressInUse
 from server.emulator.exchange import Exchange
 from server.emulator.front import EmulatorFront
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.errors import AddressInUse
 
 
 async def echo(exchange: Exchange) -> None:

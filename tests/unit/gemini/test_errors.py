@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.errors import CacheGone, ProviderAuthentication, ProviderFailed, ProviderRejected
-from server.gemini.errors import error_from_body
+from server.conversation.errors import CacheGone, ProviderAuthentication, ProviderFailed, ProviderRejected
+from server.providers.gemini.errors import error_from_body
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from server.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.errors import Internal, ValidationFailed
-from server.gemini.request import (
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import Internal, ValidationFailed
+from server.conversation.payload import CallSettings
+from server.providers.gemini.request import (
     UNSIGNED_CALL,
     build_config,
     build_safety,
@@ -22,8 +23,7 @@ from server.gemini.request import (
     unsigned_message,
     user_message,
 )
-from server.model_profile import find_profile
-from server.payload import CallSettings
+from server.providers.model_profile import find_profile
 from tests.contracts.provider_rig import build_payload
 
 LAYERS = {"contents": ["hole"], "systemInstruction": "another"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import (
+from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.conversation.errors import (
     ProviderCallMalformed,
     ProviderEmpty,
     ProviderEndedEarly,
@@ -17,12 +17,19 @@ from server.errors import (
     ProviderMalformed,
     ProviderOverloaded,
 )
-from server.event import TextDelta, ToolCallBegin, ToolCallEnd
-from server.exact_json import Number, make_sendable
-from server.gemini.stream import STOP_REASONS, GeminiFold, decode_signature, fold_body, mark_signature, usage_from
-from server.provider import ProviderAnswer
-from server.turn import StopReason
-from server.usage import Usage
+from server.conversation.event import TextDelta, ToolCallBegin, ToolCallEnd
+from server.conversation.exact_json import Number, make_sendable
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
+from server.providers.gemini.stream import (
+    STOP_REASONS,
+    GeminiFold,
+    decode_signature,
+    fold_body,
+    mark_signature,
+    usage_from,
+)
+from server.providers.provider import ProviderAnswer
 from tests.recordings.catalogue import NUMBERS, load
 from tests.unit.wire.generated import gemini_chunk, gemini_chunks
 

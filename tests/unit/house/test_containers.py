@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from server.app.settings import Settings
 from server.cli import main
-from server.provider_choice import KEY_VARIABLES
-from server.settings import Settings
+from server.providers.choice import KEY_VARIABLES
 from tests.unit.house.repository import ROOT, Call, fault_of, pyproject, read
 
 COMPOSE: dict[str, Any] = yaml.safe_load(read("compose.yaml"))

@@ -5,8 +5,8 @@ import re
 import click
 import pytest
 
+from server.app.settings import ClientSettings, Settings
 from server.cli import main
-from server.settings import ClientSettings, Settings
 from tests.unit.house.repository import ROOT, Call, calls_in, fault_of, read, settings_in, words_of, written_files
 
 READ_BY_THE_TESTS = {"STRATA_TEST_DATABASE_URL"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateAssertionError, UndefinedError
 
-from server.jinja.environment import (
+from server.prompts.environment import (
     RENDER_ERRORS,
     Sandbox,
     TextTooLong,

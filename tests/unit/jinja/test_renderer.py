@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import Instructions
-from server.jinja.limits import RenderLimits
-from server.jinja.renderer import JinjaRenderer
-from server.jinja.templates import load_templates
-from server.renderer import Renderer
+from server.conversation.assistant import Instructions
+from server.payload.renderer import Renderer
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
 from tests.builders import NASTY, definition
 from tests.strategies import any_text, json_objects, json_values
 

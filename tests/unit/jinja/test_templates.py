@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import SettingsInvalid
-from server.jinja.templates import load_templates
+from server.conversation.errors import SettingsInvalid
+from server.prompts.templates import load_templates
 from tests.unit.house.repository import ROOT
 
 BUILT_IN = sorted(path.name for path in (ROOT / "templates").glob("*.j2"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zstandard import ZstdError
 
-from server.errors import CursorInvalid, ValidationFailed
+from server.conversation.errors import CursorInvalid, ValidationFailed
 from server.postgres.codec import (
     decode_cursor,
     decode_json,

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from server.api_key import ApiKey, PresentedKey, Scope, issue_key_text, parse_key_text
-from server.errors import DatabaseUnavailable
-from server.identifiers import API_KEY, decode_id
-from server.key_ring import KeyRing
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, issue_key_text, parse_key_text
+from server.conversation.errors import DatabaseUnavailable
+from server.conversation.identifiers import API_KEY, decode_id
+from server.conversation.key_ring import KeyRing
 from server.postgres import remembered_keys
 from server.postgres.channels import KEY_CHANNEL
 from server.postgres.remembered_keys import RememberedKeys

@@ -3,8 +3,8 @@ from decimal import Decimal
 
 import pytest
 
+from server.conversation.usage import Usage
 from server.telemetry.metrics import Metrics
-from server.usage import Usage
 from tests.builders import A_TIME, call_end, call_start
 from tests.fakes.watched import ASSISTANT, SECRET, USAGE, Watched, lease
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from server.compaction_report import CompactionOutcome, CompactionReport
+from server.compaction.report import CompactionOutcome, CompactionReport
 from server.telemetry.compactions import CompactionTelemetry
 from server.telemetry.metrics import Metrics
 from tests.builders import call_end, call_start

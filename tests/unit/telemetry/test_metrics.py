@@ -72,7 +72,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
     }
     wired = {
         name
-        for module in ("wiring", "asgi")
+        for module in ("app/wiring", "app/asgi")
         for name in re.findall(r'"(strata_\w+)"', (ROOT / f"server/{module}.py").read_text())
     }
     assert table == made | wired

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api_key import issue_key_text
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import issue_key_text
+from server.conversation.identifiers import API_KEY, new_id
 from server.telemetry import redaction
 from server.telemetry.redaction import REDACTED, redact_event, redact_text
 

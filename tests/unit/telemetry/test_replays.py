@@ -2,8 +2,8 @@
 
 from decimal import Decimal
 
-from server.replay_observer import CallPurpose, Departure, ReplayObserver
-from server.replay_result import Outcome
+from server.replay.rerun.observer import CallPurpose, Departure, ReplayObserver
+from server.replay.rerun.result import Outcome
 from server.telemetry.metrics import Metrics
 from server.telemetry.replays import ReplayTelemetry
 from tests.builders import call_end, call_start

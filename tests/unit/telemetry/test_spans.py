@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from server.errors import SettingsInvalid
+from server.conversation.errors import SettingsInvalid
 from server.telemetry.spans import open_tracing, parse_headers
 from tests.fakes.collector import Collector, attributes_of, open_collector
 from tests.fakes.log_capture import capture_log

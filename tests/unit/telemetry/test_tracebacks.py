@@ -1,4 +1,4 @@
-from server.errors import DatabaseUnavailable
+from server.conversation.errors import DatabaseUnavailable
 from server.telemetry.tracebacks import render_traceback
 
 MARKER = "purple-elephant-content"
@@ -21,7 +21,7 @@ def test_frames_and_names_are_there_and_the_text_is_not() -> None:
 
 def test_our_own_errors_keep_their_text() -> None:
     assert render_traceback(DatabaseUnavailable("No route to host.")).startswith(
-        "server.errors.DatabaseUnavailable: No route to host."
+        "server.conversation.errors.DatabaseUnavailable: No route to host."
     )
 
 

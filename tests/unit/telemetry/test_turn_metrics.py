@@ -1,7 +1,7 @@
 import pytest
 
-from server.turn import TurnState
-from server.turn_observer import TurnTimes
+from server.conversation.turn import TurnState
+from server.turns.observer import TurnTimes
 from tests.builders import call_end, call_start
 from tests.fakes.watched import ASSISTANT, TIMES, Watched, lease, model_turn
 

@@ -6,13 +6,13 @@ import pytest
 from litestar import post
 from opentelemetry.trace import SpanKind, StatusCode
 
-from server.running_turns import RunningTurns
+from server.conversation.turn import TurnState
+from server.conversation.usage import Usage
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turn import TurnState
-from server.turn_observer import TurnTimes
-from server.usage import Usage
+from server.turns.observer import TurnTimes
+from server.turns.running import RunningTurns
 from tests.builders import A_TIME, call_end, call_start
 from tests.fakes.collector import attributes_of, open_collector
 from tests.fakes.site import open_site

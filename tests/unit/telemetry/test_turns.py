@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from server.call import CallEnd, CallStart
-from server.conversation import Lease
-from server.turn import ModelResponseTurn, StopReason, TurnState
-from server.turn_observer import TurnTimes
-from server.usage import Usage
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.conversation import Lease
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
+from server.conversation.usage import Usage
+from server.turns.observer import TurnTimes
 from tests.builders import call_end, call_start
 from tests.fakes.log_capture import capture_log
 from tests.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn

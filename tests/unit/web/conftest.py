@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.errors import every_error
+from server.conversation.errors import every_error
 from tests.fakes.log_capture import capture_log
 from tests.fakes.site import Site, open_site
 

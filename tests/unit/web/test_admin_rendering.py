@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ValidationFailed
+from server.conversation.errors import ValidationFailed
 from server.web.admin.conversation_filters import FLAGS, TEXTS, read_filters
 from server.web.admin.rendering import render, show_text
 

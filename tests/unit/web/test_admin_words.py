@@ -1,10 +1,10 @@
 """What operators read in the place of codes."""
 
-from server.audit import Action
-from server.compaction_plan import CompactionReason, HoldReason
-from server.compaction_report import CompactionOutcome, CompactionReport
-from server.compactor import NOT_BEGUN, UNDONE
-from server.identifiers import API_KEY, ASSISTANT, CONVERSATION, TENANT, new_id
+from server.compaction.compactor import NOT_BEGUN, UNDONE
+from server.compaction.plan import CompactionReason, HoldReason
+from server.compaction.report import CompactionOutcome, CompactionReport
+from server.conversation.audit import Action
+from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, TENANT, new_id
 from server.postgres.schema import metadata
 from server.web.admin.audit_words import ACTION_NAMES, name_action, object_url
 from server.web.admin.compaction_words import tell_deed, tell_reason

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.assistant import Assistant, Instructions
-from server.errors import BodyMalformed
+from server.conversation.assistant import Assistant, Instructions
+from server.conversation.errors import BodyMalformed
 from server.web.admin.assistant_drafts import open_draft, read_draft, read_object, read_version, rebase
 from tests.builders import A_TIME, NASTY, definition
 

@@ -2,8 +2,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from server.api_key import Scope, issue_key_text
-from server.identifiers import API_KEY, new_id
+from server.conversation.api_key import Scope, issue_key_text
+from server.conversation.identifiers import API_KEY, new_id
 from server.web.admin.entry import require_session
 from server.web.app import ROUTES
 from server.web.auth import KeyGuard

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import BodyBudgetExhausted
+from server.conversation.errors import BodyBudgetExhausted
 from server.web.body_budget import FREE_BYTES, BodyBudget, BodyIntake
 
 LARGE = FREE_BYTES + 1

@@ -3,7 +3,14 @@ from http import HTTPStatus
 
 import pytest
 
-from server.errors import Internal, ProviderFailed, ScopeMissing, StrataError, ValidationFailed, every_error
+from server.conversation.errors import (
+    Internal,
+    ProviderFailed,
+    ScopeMissing,
+    StrataError,
+    ValidationFailed,
+    every_error,
+)
 from server.web.errors import ANSWERS, answer_headers, build_problem, encode_problem, source_of
 from tests.fakes.site import Site
 

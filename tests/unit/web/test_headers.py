@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ValidationFailed
+from server.conversation.errors import ValidationFailed
 from server.web.headers import (
     announces_retry,
     is_unchanged,

@@ -1,6 +1,6 @@
 from datetime import UTC, datetime
 
-from server.api_key import Scope
+from server.conversation.api_key import Scope
 from tests.fakes.site import Site
 
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from server.errors import DatabaseUnavailable, DatabaseUnsupported
+from server.conversation.errors import DatabaseUnavailable, DatabaseUnsupported
 from server.web import readiness
 from tests.fakes.site import VERSION, Site, open_site
 

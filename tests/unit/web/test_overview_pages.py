@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from server.errors import ValidationFailed
+from server.conversation.errors import ValidationFailed
 from server.web.admin.overview_pages import choose_time
 
 NOW = datetime(2026, 11, 16, 14, 25, 30, tzinfo=UTC)

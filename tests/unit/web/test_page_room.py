@@ -5,7 +5,7 @@ from html import escape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.json_outline import ReadableText
+from server.inspection.json_outline import ReadableText
 from server.web.admin.page_room import Room, open_window
 from server.web.admin.rendering import show_text
 

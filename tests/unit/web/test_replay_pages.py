@@ -7,18 +7,27 @@ from typing import Any
 
 import pytest
 
-from server.block import ToolCallBlock
-from server.errors import ValidationFailed
-from server.inspection import InspectionFilter
-from server.replay import ItemState, Judge, OnMissingResult, Replay, ReplayDraft, ReplayLimits, ReplayMode, ReplayState
-from server.replay_comparison import Said
-from server.replay_export import FullResult
-from server.replay_report import Measure, Measured
-from server.replay_result import AnswerFacts, StoredResult
-from server.replay_sides import PieceKind
-from server.replay_statistics import BIN_COUNT, Distribution, Interval
-from server.turn import StopReason
-from server.usage import Usage
+from server.conversation.block import ToolCallBlock
+from server.conversation.errors import ValidationFailed
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
+from server.inspection.port import InspectionFilter
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.export import FullResult
+from server.replay.rerun.report import Measure, Measured
+from server.replay.rerun.result import AnswerFacts, StoredResult
+from server.replay.rerun.sides import PieceKind
+from server.replay.rerun.statistics import BIN_COUNT, Distribution, Interval
+from server.replay.rerun.words import (
+    ItemState,
+    Judge,
+    OnMissingResult,
+    Replay,
+    ReplayDraft,
+    ReplayLimits,
+    ReplayMode,
+    ReplayState,
+)
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.replay_action_pages import ACTIONS

@@ -6,7 +6,7 @@ from io import StringIO
 import httpx2
 import pytest
 
-from server.errors import DatabaseUnavailable
+from server.conversation.errors import DatabaseUnavailable
 from tests.fakes.log_capture import capture_log
 from tests.fakes.site import Site
 

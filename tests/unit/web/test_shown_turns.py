@@ -2,11 +2,19 @@
 
 from typing import Any
 
-from server.block import Block, ImageBlock, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.inspection import TimelineTurn
-from server.timeline import ToldTurn
-from server.turn import ModelResponseTurn, StopReason, TurnState, UserTaskTurn
-from server.usage import Usage
+from server.conversation.block import (
+    Block,
+    ImageBlock,
+    SignatureMark,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    UnknownBlock,
+)
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState, UserTaskTurn
+from server.conversation.usage import Usage
+from server.inspection.port import TimelineTurn
+from server.inspection.timeline import ToldTurn
 from server.web.admin.pieces import Allowance
 from server.web.admin.shown_turns import BLOCKS_SHOWN, ShownTurn, content_of, show_turn
 from tests.builders import A_TIME, tool_call

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import TextBlock, ToolCallBlock
-from server.conversation import ConversationState, ConversationStatus
-from server.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
-from server.http_server import HttpServer, bind, serving_beside
-from server.live_turn import LiveHandle, LiveTurn
-from server.turn import ModelResponseTurn, StopReason, TurnState
-from server.turn_event import TurnEnded, TurnEvent, TurnStarted
-from server.turn_handle import MAX_BATCH, EventReader
-from server.usage import Usage
+from server.app.http_server import HttpServer, bind, serving_beside
+from server.conversation.block import TextBlock, ToolCallBlock
+from server.conversation.conversation import ConversationState, ConversationStatus
+from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
+from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.conversation.usage import Usage
+from server.turns.handle import MAX_BATCH, EventReader
+from server.turns.live import LiveHandle, LiveTurn
 from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, encode_event
 from tests.builders import A_TIME
 from tests.contracts.provider_rig import PATIENCE_SECONDS

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from server.block import ImageBlock, TextBlock, ToolResultBlock
-from server.conversation import OnBusy
-from server.errors import HistoryRuleBroken, ValidationFailed
-from server.turn import TurnKind
-from server.turn_request import TurnRequest
+from server.conversation.block import ImageBlock, TextBlock, ToolResultBlock
+from server.conversation.conversation import OnBusy
+from server.conversation.errors import HistoryRuleBroken, ValidationFailed
+from server.conversation.turn import TurnKind
+from server.turns.request import TurnRequest
 from server.web.headers import TurnHeaders
 from server.web.turn_body import TurnInput, read_turn_request
 from tests.builders import NASTY

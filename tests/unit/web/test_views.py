@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.block import Block, ImageBlock, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
-from server.errors import StrataError, every_error
-from server.turn import TurnState, UserTaskTurn
+from server.conversation.block import (
+    Block,
+    ImageBlock,
+    SignatureMark,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    UnknownBlock,
+)
+from server.conversation.errors import StrataError, every_error
+from server.conversation.turn import TurnState, UserTaskTurn
 from server.web.block_views import view_blocks
 from server.web.json_text import encode_json
 from server.web.views import ModelTurnView, TurnErrorView, view_turn

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.anthropic.stream import AnthropicFold
-from server.anthropic.stream import fold_body as fold_anthropic
-from server.errors import ProviderFailed
-from server.event import ProviderEvent, UsageReported
-from server.gemini.stream import GeminiFold
-from server.gemini.stream import fold_body as fold_gemini
-from server.provider import Fold, ProviderAnswer
+from server.conversation.errors import ProviderFailed
+from server.conversation.event import ProviderEvent, UsageReported
+from server.providers.anthropic.stream import AnthropicFold
+from server.providers.anthropic.stream import fold_body as fold_anthropic
+from server.providers.gemini.stream import GeminiFold
+from server.providers.gemini.stream import fold_body as fold_gemini
+from server.providers.provider import Fold, ProviderAnswer
 from tests.recordings.catalogue import RECORDINGS, Recorded
 from tests.strategies import json_values
 from tests.unit.wire.generated import anthropic_bodies, gemini_bodies

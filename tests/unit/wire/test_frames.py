@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.wire.frames import Frame, FrameReader
+from server.providers.wire.frames import Frame, FrameReader
 from tests.recordings.catalogue import RECORDINGS, Recorded
 from tests.unit.wire.splitting import split
 

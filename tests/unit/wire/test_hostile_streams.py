@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.anthropic import request as anthropic_request
-from server.anthropic.stream import AnthropicFold
-from server.anthropic.stream import fold_body as fold_anthropic
-from server.block import ToolCallBlock
-from server.block_json import block_to_json, decode_blocks, encode_blocks
-from server.errors import ProviderFailed, every_error
-from server.event import ProviderEvent
-from server.exact_json import loads_exact
-from server.gemini import request as gemini_request
-from server.gemini.stream import GeminiFold
-from server.gemini.stream import fold_body as fold_gemini
+from server.conversation.block import ToolCallBlock
+from server.conversation.block_json import block_to_json, decode_blocks, encode_blocks
+from server.conversation.errors import ProviderFailed, every_error
+from server.conversation.event import ProviderEvent
+from server.conversation.exact_json import loads_exact
+from server.conversation.turn import StopReason
+from server.conversation.usage import MAX_TOKEN_COUNT, Usage
 from server.postgres.codec import decode_json, encode_json, encode_text
-from server.provider import Fold, ProviderAnswer
-from server.turn import StopReason
-from server.usage import MAX_TOKEN_COUNT, Usage
+from server.providers.anthropic import request as anthropic_request
+from server.providers.anthropic.stream import AnthropicFold
+from server.providers.anthropic.stream import fold_body as fold_anthropic
+from server.providers.gemini import request as gemini_request
+from server.providers.gemini.stream import GeminiFold
+from server.providers.gemini.stream import fold_body as fold_gemini
+from server.providers.provider import Fold, ProviderAnswer
 from server.web.sse import encode_event
 from tests.recordings.catalogue import RECORDINGS
 from tests.recordings.damage import HOSTILE, documents_of, encode, places_in, put

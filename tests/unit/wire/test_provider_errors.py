@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.anthropic.errors import error_from_recording as anthropic_error
-from server.errors import (
+from server.conversation.errors import (
     ProviderFailed,
     ProviderOverloaded,
     ProviderQuotaExceeded,
@@ -18,10 +17,11 @@ from server.errors import (
     ProviderUnavailable,
     every_error,
 )
-from server.gemini.errors import error_from_recording as gemini_error
+from server.providers.anthropic.errors import error_from_recording as anthropic_error
+from server.providers.gemini.errors import error_from_recording as gemini_error
+from server.providers.wire.exchange import Recording
+from server.providers.wire.provider_errors import MAX_MESSAGE_LENGTH, clean_message, read_retry_after
 from server.web.errors import answer_headers, encode_problem
-from server.wire.exchange import Recording
-from server.wire.provider_errors import MAX_MESSAGE_LENGTH, clean_message, read_retry_after
 from tests.strategies import json_values
 
 READERS: Final = {"gemini": gemini_error, "anthropic": anthropic_error}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.anthropic.provider import AnthropicProvider
-from server.block import TextBlock
-from server.errors import ProviderFailed, ProviderOverloaded, ProviderUnavailable
-from server.gemini.provider import GeminiProvider
-from server.payload import Layer, Payload, PayloadMessage
-from server.provider import Provider, StreamState
-from server.wire.replay import ReplayingTransport, StoredAnswer
+from server.conversation.block import TextBlock
+from server.conversation.errors import ProviderFailed, ProviderOverloaded, ProviderUnavailable
+from server.conversation.payload import Layer, Payload, PayloadMessage
+from server.providers.anthropic.provider import AnthropicProvider
+from server.providers.gemini.provider import GeminiProvider
+from server.providers.provider import Provider, StreamState
+from server.providers.wire.replay import ReplayingTransport, StoredAnswer
 
 MODELS = {"gemini": "gemini-3.1-pro-preview", "anthropic": "claude-opus-5-5"}
 RECORDINGS = {

@@ -12,8 +12,8 @@ import pytest
 
 from server.emulator.exchange import ASGIApp
 from server.emulator.server import emulating
-from server.wire.exchange import Exchange, WireCut, WireTimedOut, WireUnreachable
-from server.wire.transport import Tap, WireLimits, WireTransport
+from server.providers.wire.exchange import Exchange, WireCut, WireTimedOut, WireUnreachable
+from server.providers.wire.transport import Tap, WireLimits, WireTransport
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
 from tests.recordings.replay import Replay
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from server.wire.holes import Holes
-from server.wire.transport import Tap
-from server.wire.written import WrittenParts
+from server.providers.wire.holes import Holes
+from server.providers.wire.transport import Tap
+from server.providers.wire.written import WrittenParts
 
 
 def test_a_part_is_written_once() -> None:

@@ -1,0 +1,1 @@
+"""The program: settings, and the one place that builds every part and puts them together."""

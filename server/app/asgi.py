@@ -1,0 +1,87 @@
+"""Serving the program over HTTP: uvicorn with uvloop and httptools, the fastest for one client and equal under load.
+
+Stopping, in order: no new connections; running turns finish within the limit while their listeners still hear them;
+then the connections close. A second Ctrl-C cuts it short.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from server.app.http_server import ConnectionLimits, HttpServer, Refusal, serving_beside
+from server.app.settings import Settings
+from server.app.wiring import Program
+from server.conversation.errors import StrataError
+from server.web.errors import ANSWERS, answer_headers, encode_problem
+from server.web.problem import PROBLEM_MEDIA_TYPE
+
+_log = logging.getLogger("strata.web")
+
+_GRACE_SECONDS: Final = 5
+
+
+async def serve(program: Program, listener: socket.socket) -> None:
+    """Until SIGINT or SIGTERM comes, and then until the last turn has ended."""
+    await _ProgramServer(program, handle_signals=True).serve(sockets=[listener])
+
+
+@asynccontextmanager
+async def serving(program: Program, listener: socket.socket) -> AsyncIterator[str]:
+    """The same beside other work, for as long as the block lasts; gives the URL."""
+    async with serving_beside(_ProgramServer(program, handle_signals=False), listener) as url:
+        yield url
+
+
+class _ProgramServer(HttpServer):
+    def __init__(self, program: Program, *, handle_signals: bool) -> None:
+        limits = _read_limits(program.settings)
+        super().__init__(
+            program.app,
+            handle_signals=handle_signals,
+            grace_seconds=_GRACE_SECONDS,
+            limits=limits,
+            refuse=self._answer_refused,
+            date_header=False,
+        )
+        self._program = program
+        program.metrics.gauge_callback(
+            "strata_http_connections", "Open connections of clients.", lambda: self.connection_count
+        )
+
+    def _answer_refused(self, error: StrataError) -> Refusal:
+        """What the edge does for a request, for one that never gets there: an id, a metric, a line in the log."""
+        request_id = f"req_{secrets.token_hex(16)}"
+        status = ANSWERS[type(error)].status
+        self._program.metrics.request_refused(error.code)
+        _log.info("http.request_refused", extra={"request_id": request_id, "status": status, "code": error.code})
+        headers = {"content-type": PROBLEM_MEDIA_TYPE, "x-request-id": request_id, "cache-control": "no-store"}
+        return Refusal(
+            status=status,
+            headers=list((headers | answer_headers(error)).items()),
+            body=encode_problem(error, request_id),
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        drain = asyncio.create_task(
+            self._program.running_turns.drain(self._program.settings.shutdown_limit_seconds), name="drain"
+        )
+        while not drain.done() and not self.force_exit:
+            await asyncio.wait({drain}, timeout=0.1)
+        await super().shutdown(sockets)
+
+
+def _read_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_head_bytes=settings.max_head_bytes,
+        max_header_bytes=settings.max_header_bytes,
+        max_header_count=settings.max_header_count,
+        head_seconds=settings.head_seconds,
+        idle_seconds=settings.idle_connection_seconds,
+        max_connections=settings.max_connections,
+    )

@@ -1,0 +1,157 @@
+"""Replays as values: where they are kept, who runs them, and the jobs that do it."""
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from server.app.database import open_database
+from server.app.jobs import build_compactor, build_lengths, render_limits
+from server.app.providers import Providers, open_available_providers
+from server.app.settings import Settings
+from server.compaction.compactor import Compactor
+from server.compaction.observer import CompactionObserver
+from server.conversation.errors import ReplayNotFound
+from server.conversation.lengths import KnownLengths
+from server.conversation.stop_sign import StopSign
+from server.jobs.job import Job
+from server.jobs.replay import SentReplays, replay_job, replay_tick_job
+from server.jobs.sending import JobSender
+from server.payload.held_texts import HeldTexts
+from server.payload.renderer import Renderer
+from server.postgres.engine import Database
+from server.postgres.inspection import PostgresInspector
+from server.postgres.replay_reports import PostgresReplayReports
+from server.postgres.replays import PostgresReplays
+from server.postgres.shadows import make_shadow_database
+from server.postgres.store import PostgresStore
+from server.prompts.assertions import ConfinedAssertions
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
+from server.replay.rerun.items import ReplayItems
+from server.replay.rerun.observer import ReplayObserver
+from server.replay.rerun.reading import ReplayDesk, ReplayReader
+from server.replay.rerun.service import ReplayService
+from server.replay.rerun.tools import ReplayTools
+from server.telemetry.replays import ReplayTelemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayParts:
+    """What a process has for replays."""
+
+    database: Database
+    replays: PostgresReplays
+    shadows: PostgresStore
+    """The conversations that replays write."""
+    shadow_inspector: PostgresInspector
+    """The same for operators."""
+    service: ReplayService
+    desk: ReplayDesk
+    """For operators."""
+    items: ReplayItems
+    jobs: tuple[Job, ...]
+    stop_sign: StopSign
+    """For the worker that does the jobs."""
+
+
+@asynccontextmanager
+async def open_replays(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[ReplayParts]:
+    """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(settings))
+        shadows = make_shadow_database(database)
+        stack.push_async_callback(shadows.close)
+        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
+        stack.push_async_callback(renderer.close)
+        providers = await stack.enter_async_context(open_available_providers(settings, environment))
+        lengths = build_lengths(database)
+        stack.push_async_callback(lengths.close)
+        yield build_replays(
+            settings, database, shadows, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
+        )
+
+
+def build_replays(
+    settings: Settings,
+    database: Database,
+    shadows: Database,
+    renderer: JinjaRenderer,
+    providers: Providers,
+    *,
+    lengths: KnownLengths,
+    observer: ReplayObserver,
+) -> ReplayParts:
+    """The parts. `shadows`: the database as `make_shadow_database` gives it; who opened it closes it."""
+    replays, store = PostgresReplays(database, shadows), PostgresStore(shadows)
+    tools = _build_tools(settings, database, store, replays, renderer, providers, lengths=lengths, observer=observer)
+    items = ReplayItems(tools)
+    sender = JobSender(database.connection)
+
+    async def find_work() -> Sequence[tuple[str, str, int]]:
+        await replays.end_abandoned_items()
+        found: list[tuple[str, str, int]] = []
+        for work in await replays.list_open_work():
+            # One that was erased meanwhile has no work.
+            with suppress(ReplayNotFound):
+                replay = await replays.load_replay(None, work.replay_id)
+                found.append((replay.tenant_id, replay.id, work.slot_count))
+        return found
+
+    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of, tools.assertions)
+    return ReplayParts(
+        database=database,
+        replays=replays,
+        shadows=store,
+        shadow_inspector=PostgresInspector(shadows),
+        service=service,
+        desk=ReplayDesk(
+            replays=replays,
+            service=service,
+            reports=PostgresReplayReports(database),
+            reader=ReplayReader(replays),
+        ),
+        items=items,
+        jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
+        stop_sign=tools.stop_sign,
+    )
+
+
+def _build_tools(
+    settings: Settings,
+    database: Database,
+    shadows: PostgresStore,
+    replays: PostgresReplays,
+    renderer: JinjaRenderer,
+    providers: Providers,
+    *,
+    lengths: KnownLengths,
+    observer: ReplayObserver,
+) -> ReplayTools:
+    texts, estimate = HeldTexts(), TokenEstimate()
+
+    def compactor_of(own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths) -> Compactor:
+        return build_compactor(
+            settings, shadows, own_renderer, providers, watch, lengths=own_lengths, texts=texts, estimate=estimate
+        )
+
+    return ReplayTools(
+        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+        replays=replays,
+        store=PostgresStore(database),
+        shadows=shadows,
+        renderer_of=renderer.with_templates,
+        compactor_of=compactor_of,
+        assertions=ConfinedAssertions(renderer.pool),
+        lengths=lengths,
+        providers=providers.by_name,
+        observer=observer,
+        texts=texts,
+        estimate=estimate,
+        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+        lease_seconds=settings.lease_seconds,
+    )

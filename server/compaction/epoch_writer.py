@@ -1,0 +1,75 @@
+"""Beginning an epoch of a rewritten history: all that a compaction writes, as one statement."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.errors import Internal
+from server.conversation.store import CopiedSegments, History, Store
+from server.payload.builder import hash_prefix
+from server.payload.held_texts import HeldTexts, StaticText
+from server.providers.token_estimate import TokenEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """What the static layer and the buffer become."""
+
+    reason: EpochReason
+    static: StaticText
+    generation: int
+    segment_count: int
+    buffer_start_seq: int
+    segment: Segment | None = None
+    """The one that is new."""
+    copies: CopiedSegments | None = None
+    """Those that a new generation takes over."""
+    opening: Opening | None = None
+    """What stands before the buffer."""
+    prefix_hash: bytes | None = None
+    """With an opening: what thinking is bound to. Without: None, static text and tools say it."""
+
+
+class EpochWriter:
+    """Writes rewrites, and holds their texts for the turns of this process."""
+
+    def __init__(self, store: Store, texts: HeldTexts, estimate: TokenEstimate) -> None:
+        self._store = store
+        self._texts = texts
+        self._estimate = estimate
+
+    async def begin(self, tenant_id: str, history: History, rewrite: Rewrite) -> Epoch:
+        """The epoch after the one that was looked at. All but the history is as it was.
+
+        Raises `EpochMoved` if another epoch has begun or a turn was accepted since `history` was loaded: a tool loop
+        that has begun must keep its epoch.
+        """
+        if history.source.epoch is None:
+            raise Internal("There is no epoch to follow.")
+        conversation_id, static = history.source.conversation.id, rewrite.static
+        epoch = replace(
+            history.source.epoch,
+            number=history.source.epoch.number + 1,
+            reason=rewrite.reason,
+            generation=rewrite.generation,
+            segment_count=rewrite.segment_count,
+            base_text=static.text[: static.base_length],
+            static_hash=hashlib.sha256(static.text.encode("utf-8", "surrogatepass")).digest(),
+            prefix_hash=rewrite.prefix_hash or hash_prefix(static.text, history.source.assistant.definition.tools),
+            buffer_start_seq=rewrite.buffer_start_seq,
+            opening=rewrite.opening,
+        )
+        await self._store.begin_epoch(
+            tenant_id,
+            conversation_id,
+            epoch,
+            segment=rewrite.segment,
+            copies=rewrite.copies,
+            seen_next_seq=history.source.conversation.next_seq,
+        )
+        self._texts.hold(conversation_id, epoch.static_hash, static)
+        return epoch
+
+    def count_tokens(self, history: History, text: str) -> int:
+        """Of a text in the static layer, about."""
+        return self._estimate.estimate(history.source.assistant.definition.model, len(text))

@@ -1,0 +1,156 @@
+"""What a cut costs and what it brings, in tokens at the price of uncached input.
+
+- The *price* of compacting now: what the next exchange will cost more than without, plus the fixed cost. It is often
+  negative: in the layered order the moved tokens leave the uncached part, and a cold cache has to be written anyway.
+- The *tail*: the part of the price that is there however much is moved, for writing again what stays behind the cut.
+- The *saving*: what each call after that costs less.
+- The *rent*: what the movable tokens have cost too much so far, the saving of each call that carried them.
+
+A price of zero or less is paid at once. Where it is not known how long such conversations get, a positive one is paid
+when the rent has reached it, as one buys skis when renting them has cost as much. Where it is known, what is left of
+the conversation has to bring in the price, and either the rent has reached the tail, as in an economic lot, or the end
+is so near that waiting for another exchange to move gains nothing. A conversation that defies the expectation is
+compacted when the rent has reached one and a half times the price.
+
+All of it is read off the buffer itself, so no counter can be stale.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from server.caching.carrying_cost import Load, Rates, cost_of
+from server.compaction.exchange import Exchange
+from server.compaction.plan import CompactionState
+from server.conversation.compaction_policy import CompactionPolicy
+from server.conversation.payload import LayerOrder
+
+_PATIENCE: Final = 1.5
+_LEAST_REMAINDER: Final = 0.25
+"""Of the typical length, or of the length so far: what a conversation is always expected to go on for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Between the exchanges that move and those that stay."""
+
+    moved: Sequence[Exchange]
+    kept: Sequence[Exchange]
+    loses_thinking: bool
+    """What stays is sent without its thinking: the model is prefix-bound."""
+
+    @property
+    def moved_tokens(self) -> int:
+        """As they were sent."""
+        return sum(exchange.sent_tokens for exchange in self.moved)
+
+    @property
+    def segment_tokens(self) -> int:
+        """The same as a transcript."""
+        return sum(exchange.segment_tokens for exchange in self.moved)
+
+    @property
+    def kept_tokens(self) -> int:
+        """As they will be sent."""
+        lost = sum(exchange.thinking_tokens for exchange in self.kept) if self.loses_thinking else 0
+        return sum(exchange.sent_tokens for exchange in self.kept) - lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """See the module for what they are."""
+
+    price: float
+    tail: float
+    saving: float
+
+
+class CompactionScale:
+    """Weighs the cuts of one state."""
+
+    def __init__(self, state: CompactionState, rates: Rates, policy: CompactionPolicy, now: datetime) -> None:
+        self._state = state
+        self._rates = rates
+        self._policy = policy
+        calls = sum(exchange.answer_count for exchange in state.exchanges)
+        self._calls_per_exchange = max(1.0, calls / max(1, len(state.exchanges)))
+        last = state.last_call_at
+        lifetime = timedelta(seconds=state.cache_lifetime_seconds)
+        gap = state.typical_gap_seconds
+        self.is_cold = last is None or now - last >= lifetime
+        self.is_usually_cold = gap is not None and gap >= state.cache_lifetime_seconds
+        self.cold_at = None if last is None or self.is_cold else last + lifetime
+        """When the cache will be cold; None where it is."""
+
+    def weigh(self, cut: Cut, *, is_cold: bool | None = None) -> Weighing:
+        """As things are, or as they would be with a cold cache."""
+        cold = self.is_cold if is_cold is None else is_cold
+        static, kept_tokens = self._state.static_tokens, cut.kept_tokens
+        sent_tokens = sum(exchange.sent_tokens for exchange in cut.kept)
+        kept = self._load(static, kept_tokens)
+        unmoved = self._load(static, sent_tokens)
+        before = self._load(static, sent_tokens + cut.moved_tokens)
+        after = self._load(static + cut.segment_tokens, kept_tokens)
+
+        def more(changed: Load, unchanged: Load) -> float:
+            known = unchanged.prefix_tokens - self._unsent_tokens()
+            return self._cost(changed, 0 if cold else static) - self._cost(unchanged, 0 if cold else known)
+
+        fixed = self._policy.fixed_cost_tokens
+        further_calls = self._calls_per_exchange - 1
+        return Weighing(
+            price=fixed + more(after, before) - further_calls * (self._warm(before) - self._warm(after)),
+            tail=fixed + more(kept, unmoved),
+            saving=self._later(before) - self._later(after),
+        )
+
+    def is_due(self, cut: Cut, weighing: Weighing) -> bool:
+        """Whether to pay a positive price now."""
+        rent = self._rent(cut, weighing)
+        remaining = self._remaining_exchanges()
+        if remaining is None:
+            return rent >= weighing.price
+        if rent >= _PATIENCE * weighing.price:
+            return True
+        calls = self._calls_per_exchange
+        to_come = weighing.saving * remaining * calls
+        if to_come - weighing.saving * (calls - 1) < weighing.price:
+            return False
+        # One exchange more to move: what it would save to the end and cost to write, against carrying the others.
+        another = (to_come - (weighing.price - weighing.tail)) / len(cut.moved)
+        return rent >= weighing.tail or another <= weighing.saving * calls
+
+    def _rent(self, cut: Cut, weighing: Weighing) -> float:
+        exchanges = self._state.exchanges
+        keep = self._policy.keep_exchanges
+        carried = movable = 0
+        for place in range(keep, len(exchanges)):
+            carried += exchanges[place].answer_count * movable
+            movable += exchanges[place - keep].sent_tokens
+        return weighing.saving * carried / max(1, cut.moved_tokens)
+
+    def _remaining_exchanges(self) -> float | None:
+        typical = self._state.typical_exchange_count
+        if typical is None:
+            return None
+        so_far = self._state.exchange_count
+        return max(typical - so_far, _LEAST_REMAINDER * max(typical, so_far))
+
+    def _later(self, load: Load) -> float:
+        """One call in the mean: within an exchange the cache is warm, between exchanges it depends on the gaps."""
+        warm = self._warm(load)
+        return warm + (self._cost(load, 0) - warm) / self._calls_per_exchange if self.is_usually_cold else warm
+
+    def _warm(self, load: Load) -> float:
+        return self._cost(load, load.prefix_tokens)
+
+    def _cost(self, load: Load, known_tokens: int) -> float:
+        return cost_of(load, self._rates, known_tokens=known_tokens)
+
+    def _load(self, static_tokens: int, buffer_tokens: int) -> Load:
+        return Load(order=self._state.order, static_tokens=static_tokens, buffer_tokens=buffer_tokens)
+
+    def _unsent_tokens(self) -> int:
+        """The newest answer is not in the cache yet, where the buffer is cached at all."""
+        return self._state.exchanges[-1].unsent_tokens if self._state.order is LayerOrder.APPEND_ONLY else 0

@@ -1,0 +1,156 @@
+"""The documented grid: every model, shape and pace at three lengths. `docs/costs.md` shows what it gives."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from server.compaction.simulated_conversation import LengthLaw, Shape, ThinkTime
+from server.compaction.simulation import Comparison, Market, Workload, compare, find_market
+from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
+from server.conversation.payload import LayerOrder
+
+SHAPES: Final = {
+    shape.name: shape
+    for shape in (
+        Shape(
+            name="chat",
+            static_tokens=1_500,
+            dynamic_tokens=500,
+            task_tokens=60,
+            answer_tokens=250,
+            thinking_tokens=100,
+            spread=0.5,
+        ),
+        Shape(
+            name="support",
+            static_tokens=4_000,
+            dynamic_tokens=800,
+            task_tokens=120,
+            answer_tokens=300,
+            thinking_tokens=200,
+            tool_share=0.5,
+            tool_steps=2,
+            call_tokens=60,
+            result_tokens=600,
+            spread=0.5,
+        ),
+        Shape(
+            name="agent",
+            static_tokens=8_000,
+            dynamic_tokens=1_000,
+            task_tokens=200,
+            answer_tokens=400,
+            thinking_tokens=300,
+            tool_share=1.0,
+            tool_steps=4,
+            call_tokens=100,
+            result_tokens=700,
+            spread=0.5,
+        ),
+    )
+}
+THINK_TIMES: Final = {
+    think_time.name: think_time
+    for think_time in (
+        ThinkTime(name="quick", mean_seconds=20),
+        ThinkTime(name="human", mean_seconds=180),
+        ThinkTime(name="slow", mean_seconds=3_600),
+    )
+}
+LENGTHS: Final = {10: 12, 40: 12, 120: 4}
+"""Mean exchanges, and how many conversations of each. Short ones differ more from one another."""
+MODELS: Final = (
+    ("gemini", "gemini-3.8-flash", LayerOrder.LAYERED),
+    ("gemini", "gemini-4-argon", LayerOrder.LAYERED),
+    ("gemini", "gemini-3.8-flash", LayerOrder.APPEND_ONLY),
+    ("anthropic", "claude-opus-4-8", LayerOrder.LAYERED),
+    ("anthropic", "claude-opus-4-8", LayerOrder.APPEND_ONLY),
+    ("anthropic", "claude-sonnet-5-5", LayerOrder.APPEND_ONLY),
+    ("anthropic", "claude-fable-5-2", LayerOrder.APPEND_ONLY),
+)
+PRICED_AT: Final = datetime(2026, 11, 16, tzinfo=UTC)
+"""The prices of the documented figures."""
+POLICY: Final = CompactionPolicy()
+THRESHOLD: Final = CompactionPolicy(kind=PolicyKind.THRESHOLD)
+LIMIT: Final = 1.05
+"""How far the cost policy may be from the optimum in a cell."""
+UNCLAIMED: Final = {("claude-sonnet-5-5", LayerOrder.APPEND_ONLY, "support", "quick", 40): 1.08}
+"""Cells in which the limit is not promised, with what is. A compaction there costs as much as a quarter of a short
+conversation, and pays only in one that goes on; the optimum knows which one does. It is 1.05 to 1.07, by seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridRow:
+    """A model, a shape and a pace: the comparison for each of the lengths."""
+
+    market: Market
+    shape: Shape
+    think_time: ThinkTime
+    by_length: dict[int, Comparison]
+
+    def limit(self, mean: int) -> float:
+        """How far the cost policy may be from the optimum at this length."""
+        place = (self.market.profile.model, self.market.order, self.shape.name, self.think_time.name, mean)
+        return UNCLAIMED.get(place, LIMIT)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as it is printed: who, the shares of what no caching costs, and the distances by length."""
+        total = self.total
+        shares = (total.kept, total.threshold, total.cost, total.optimum)
+        return (
+            self.market.profile.model,
+            self.market.order,
+            self.shape.name,
+            self.think_time.name,
+            *(f"{total.share(run):.3f}" for run in shares),
+            *(f"{comparison.distance:.3f}" for comparison in self.by_length.values()),
+        )
+
+    @property
+    def total(self) -> Comparison:
+        """All lengths together."""
+        first, *others = self.by_length.values()
+        return sum(others, first)
+
+
+def walk_grid(
+    *,
+    models: Sequence[tuple[str, str, LayerOrder]] = MODELS,
+    lengths: LengthLaw = LengthLaw.EVEN,
+    length_known: bool = True,
+    seed: int = 0,
+    policy: CompactionPolicy = POLICY,
+    threshold: CompactionPolicy = THRESHOLD,
+) -> Iterator[GridRow]:
+    """The rows of the grid, one after the other."""
+    for provider, model, order in models:
+        market = find_market(provider, model, order, PRICED_AT)
+        for shape in SHAPES.values():
+            for think_time in THINK_TIMES.values():
+                workload = Workload(
+                    shape=shape,
+                    think_time=think_time,
+                    exchanges=0,
+                    lengths=lengths,
+                    length_known=length_known,
+                    seed=seed,
+                )
+                by_length = {
+                    mean: compare(market, replace(workload, exchanges=mean, conversations=count), policy, threshold)
+                    for mean, count in LENGTHS.items()
+                }
+                yield GridRow(market=market, shape=shape, think_time=think_time, by_length=by_length)
+
+
+WHO: Final = ("model", "order", "shape", "pace")
+COLUMNS: Final = (
+    *WHO,
+    "append-only",
+    "threshold",
+    "cost",
+    "optimum",
+    *(f"distance at {mean}" for mean in LENGTHS),
+)
+"""What `GridRow.cells` has in each place."""
+ROW_COUNT: Final = len(MODELS) * len(SHAPES) * len(THINK_TIMES)

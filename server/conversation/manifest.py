@@ -1,0 +1,174 @@
+"""Manifests: what a payload was made of, block by block, by hash.
+
+A manifest is stored with every call. It shows an operator what was sent without keeping it twice, it is what a rebuilt
+request is compared with, and it tells the first block that differs between two requests that should begin alike.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from server.conversation.assistant import Tool
+from server.conversation.block import JsonValue
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
+from server.conversation.static_pieces import split_static
+
+OPENING: Final = "opening"
+CONTINUATION: Final = "continuation"
+
+
+def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
+    """The blocks of a payload. `marks_static`: the static text has its cache markers."""
+    return tuple(_entries(payload, marks_static=marks_static))
+
+
+def list_contents(payload: Payload) -> Mapping[str, bytes]:
+    """What the blocks of a payload say, by the hashes that its manifest has."""
+    contents = [encode_tools(payload.tools)] if payload.tools else []
+    contents += [piece.encode("utf-8", "surrogatepass") for piece in split_static(payload.static_text)]
+    for message in payload.messages:
+        contents += [] if message.dynamic is None else [message.dynamic.encode("utf-8", "surrogatepass")]
+        contents.append(message.data)
+    return {_hash(content): content for content in contents}
+
+
+def encode_tools(tools: Sequence[Tool]) -> bytes:
+    """The tools as one text, their keys in the order in which they are sent."""
+    listed = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+    return json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def encode_manifest(manifest: Sequence[ManifestEntry]) -> tuple[dict[str, JsonValue], ...]:
+    """As it is stored: what has its default value is left out."""
+    return tuple(_encode_entry(entry) for entry in manifest)
+
+
+def decode_manifest(stored: Sequence[Mapping[str, JsonValue]]) -> tuple[ManifestEntry, ...]:
+    """The inverse of `encode_manifest`."""
+    return tuple(
+        ManifestEntry(
+            layer=Layer(entry["layer"]),
+            kind=entry["kind"],
+            role=entry["role"],
+            hash=entry["hash"],
+            length=entry["length"],
+            seq=entry.get("seq"),
+            marked=entry.get("marked", False),
+        )
+        for entry in stored
+    )
+
+
+def find_prefix_break(
+    previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder
+) -> dict[str, JsonValue] | None:
+    """The first block of the previous request that the current one does not begin with, or None.
+
+    In the append-only order all blocks have to come again, in the layered order the tools and the static text. Markers
+    may move. Only for requests of one order behind the same prefix: a new epoch is announced by itself.
+    """
+    if order is LayerOrder.LAYERED:
+        previous = [entry for entry in previous if entry.layer is Layer.STATIC]
+    for index, expected in enumerate(previous):
+        found = current[index] if index < len(current) else None
+        if found is None or (found.kind, found.hash) != (expected.kind, expected.hash):
+            return {
+                "kind": "prefix_break",
+                "index": index,
+                "block": expected.kind,
+                "layer": str(expected.layer),
+                "role": expected.role,
+                "seq": expected.seq,
+                "expected_hash": expected.hash,
+                "found_hash": None if found is None else found.hash,
+            }
+    return None
+
+
+def extend_manifest(manifest: Sequence[ManifestEntry], payload: Payload) -> tuple[ManifestEntry, ...]:
+    """The manifest of a request that continues a paused answer, given that of the request that was paused."""
+    added = (message for message in payload.messages if message.is_continuation)
+    return (*manifest, *(_message_entry(message, kind=CONTINUATION, marked=False) for message in added))
+
+
+def without_continuation(manifest: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
+    """A request as the next turn's request has to begin: a paused answer comes again as a part of the whole one."""
+    return tuple(entry for entry in manifest if entry.kind != CONTINUATION)
+
+
+def share_opening(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
+    """Whether both requests begin with the same signed block, or neither with any."""
+    return _opening_hash(one) == _opening_hash(other)
+
+
+def _opening_hash(manifest: Sequence[ManifestEntry]) -> str | None:
+    return next((entry.hash for entry in manifest if entry.kind == OPENING), None)
+
+
+def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
+    if payload.tools:
+        tools = encode_tools(payload.tools)
+        yield _entry(tools, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools)
+    pieces = _outline_static(payload.static_text)
+    # Behind the last one and the one before it, see `server.caching.policy`.
+    marked_from = len(pieces) - 2 if marks_static else len(pieces)
+    yield from pieces[: max(0, marked_from)]
+    yield from (replace(piece, marked=True) for piece in pieces[max(0, marked_from) :])
+    for index, message in enumerate(payload.messages):
+        if message.layer is Layer.DYNAMIC:
+            yield _message_entry(message, kind="dynamic", marked=index in payload.breakpoints)
+            continue
+        if message.dynamic is not None:
+            dynamic = message.dynamic.encode("utf-8", "surrogatepass")
+            yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
+        kind = OPENING if message.is_opening else CONTINUATION if message.is_continuation else "message"
+        yield _message_entry(message, kind=kind, marked=index in payload.breakpoints)
+
+
+@lru_cache(maxsize=64)
+def _outline_static(static_text: str) -> tuple[ManifestEntry, ...]:
+    """The pieces of a static text, which is the same with each call of an epoch and may be very long."""
+    return tuple(
+        _entry(piece.encode("utf-8", "surrogatepass"), layer=Layer.STATIC, kind="static", role="system")
+        for piece in split_static(static_text)
+    )
+
+
+def _message_entry(message: PayloadMessage, *, kind: str, marked: bool) -> ManifestEntry:
+    return _entry(message.data, layer=message.layer, kind=kind, role=message.role, seq=message.seq, marked=marked)
+
+
+def _entry(
+    data: bytes, *, layer: Layer, kind: str, role: str, seq: int | None = None, marked: bool = False
+) -> ManifestEntry:
+    return ManifestEntry(
+        layer=layer,
+        kind=kind,
+        role=role,
+        hash=_hash(data),
+        length=len(data),
+        seq=seq,
+        marked=marked,
+    )
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _encode_entry(entry: ManifestEntry) -> dict[str, JsonValue]:
+    encoded: dict[str, JsonValue] = {
+        "layer": str(entry.layer),
+        "kind": entry.kind,
+        "role": entry.role,
+        "hash": entry.hash,
+        "length": entry.length,
+    }
+    if entry.seq is not None:
+        encoded["seq"] = entry.seq
+    if entry.marked:
+        encoded["marked"] = True
+    return encoded

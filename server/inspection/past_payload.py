@@ -1,0 +1,83 @@
+"""The payload of any past call, as it was sent: of a turn's, and of those that belong to no turn.
+
+What belongs to no turn says in its note, which stands among the call's warnings, what was asked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.caching.policy import apply_caching
+from server.compaction.signed_payload import SIGNED_COMPACTION, build_compaction_payload
+from server.compaction.summary_payload import SUMMARY, SummaryQuestion, build_summary_payload
+from server.conversation.block import JsonValue
+from server.conversation.errors import Internal
+from server.conversation.manifest import build_manifest
+from server.conversation.payload import ManifestEntry, Payload
+from server.conversation.store import RebuildSource
+from server.inspection.judge_payload import JUDGE, build_judge_payload
+from server.payload.builder import rebuild_payload
+from server.providers.provider import Provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastPayload:
+    """A payload as it was sent, and what it was made of."""
+
+    payload: Payload
+    manifest: tuple[ManifestEntry, ...]
+    """Its markers are those that this release would set; the payload has those that were sent."""
+
+
+def rebuild_call(rebuild: RebuildSource, *, provider: Provider) -> Payload:
+    """The payload of a past call. `provider` speaks for the vendor; its account does not matter."""
+    if rebuild.call.turn_seq > 0:
+        return rebuild_payload(rebuild, provider=provider).payload
+    return _rebuild_aside(rebuild, provider)
+
+
+def rebuild_whole(rebuild: RebuildSource, *, provider: Provider) -> PastPayload:
+    """The same with its manifest."""
+    if rebuild.call.turn_seq > 0:
+        built = rebuild_payload(rebuild, provider=provider)
+        return PastPayload(payload=built.payload, manifest=built.manifest)
+    payload = _rebuild_aside(rebuild, provider)
+    return PastPayload(payload=payload, manifest=build_manifest(payload))
+
+
+def _rebuild_aside(rebuild: RebuildSource, provider: Provider) -> Payload:
+    """Of a call of no turn."""
+    notes = {str(warning.get("kind")): warning for warning in rebuild.call.start.warnings}
+    if SUMMARY in notes:
+        return _rebuild_summary(rebuild, provider, notes[SUMMARY])
+    if SIGNED_COMPACTION in notes:
+        return _rebuild_compaction(rebuild, provider)
+    if JUDGE in notes:
+        note = notes[JUDGE]
+        return build_judge_payload(
+            provider, rebuild.call.start.model, note["prompt"], note["settings"], note["question"]
+        )
+    raise Internal("A call of no turn does not say what it was for.")
+
+
+def _rebuild_summary(rebuild: RebuildSource, provider: Provider, note: Mapping[str, JsonValue]) -> Payload:
+    source = rebuild.source
+    if source.static_text is None:
+        raise Internal("A past call has no epoch.")
+    question = SummaryQuestion(task=note["task"], limit_tokens=note["limit_tokens"])
+    payload = build_summary_payload(provider, source.assistant.definition, source.static_text, question)
+    return apply_caching(payload, rebuild.call.start.caching)
+
+
+def _rebuild_compaction(rebuild: RebuildSource, provider: Provider) -> Payload:
+    source, start = rebuild.source, rebuild.call.start
+    if source.static_text is None:
+        raise Internal("A past call has no epoch.")
+    payload = build_compaction_payload(
+        source,
+        provider=provider,
+        account=start.account,
+        static_text=source.static_text,
+        last_seq=rebuild.call.trigger_seq,
+        blobs=source.blobs,
+    )
+    return apply_caching(payload, start.caching)

@@ -1,0 +1,124 @@
+"""What a built payload asks of the provider's cache, and what is expected of it: decided once, before it leaves.
+
+The payload's content is settled by then. Here it is only decided how long its markers should last, which answer the
+provider should compare with, and whether an explicit cache stands for its static text and tools.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from server.caching.expectation import CacheExpectation, Request, expect_cache
+from server.caching.explicit_policy import CachePlan, CacheSettings, choose_cache, may_have_cache
+from server.caching.policy import Rhythm, measure_gaps, plan_lifetimes
+from server.conversation.cache_register import CacheKey
+from server.conversation.manifest import decode_manifest, without_continuation
+from server.conversation.payload import LayerOrder, ManifestEntry, Payload
+from server.conversation.store import PayloadSource
+from server.payload.builder import BuiltPayload
+from server.payload.settings import read_cache_settings
+from server.providers.model_profile import ModelProfile
+from server.providers.pricing import find_price
+from server.providers.provider import Provider
+
+
+def plan_caching(
+    source: PayloadSource,
+    built: BuiltPayload,
+    *,
+    provider: Provider,
+    profile: ModelProfile,
+    prefix_hash: bytes,
+    now: datetime,
+) -> CachePlan:
+    """Pure: the same values give the same plan."""
+    settings = read_cache_settings(source.assistant.definition.settings)
+    key = CacheKey(provider=provider.name, account=provider.account, model=profile.model, prefix_hash=prefix_hash)
+    fits = (
+        provider.caches is not None
+        and may_have_cache(profile, built.order, settings)
+        and provider.caches.may_stand_for(built.payload)
+    )
+    cache = choose_cache(source.cache, key, now) if fits else None
+    if cache is not None:
+        payload = replace(built.payload, cached_content=cache.name)
+        expectation = CacheExpectation(tokens=cache.token_count, possible_tokens=cache.token_count)
+    else:
+        payload = _ask_for_markers(source, built, key, profile, settings, now)
+        expectation = _expect(source, built.order, built.manifest, key, profile, now)
+    return CachePlan(
+        payload=payload, expectation=expectation, key=key, settings=settings, may_have_cache=fits, cache=cache
+    )
+
+
+def _ask_for_markers(
+    source: PayloadSource,
+    built: BuiltPayload,
+    key: CacheKey,
+    profile: ModelProfile,
+    settings: CacheSettings,
+    now: datetime,
+) -> Payload:
+    if not profile.breakpoints:
+        return built.payload
+    rhythm = _measure_rhythm(source, built, now)
+    price = find_price(profile.model, now, rhythm.prefix_tokens)
+    lifetimes = plan_lifetimes(rhythm, price, asked_seconds=settings.ttl_seconds)
+    previous = source.previous_call
+    is_comparable = previous is not None and (previous.provider, previous.account) == (key.provider, key.account)
+    return replace(
+        built.payload,
+        cache_seconds=lifetimes.message_seconds,
+        static_cache_seconds=lifetimes.static_seconds,
+        wants_diagnosis=True,
+        previous_response_id=previous.response_id if previous is not None and is_comparable else None,
+    )
+
+
+def _measure_rhythm(source: PayloadSource, built: BuiltPayload, now: datetime) -> Rhythm:
+    gaps = measure_gaps(source.recent_call_times, now)
+    if source.previous_call is None:
+        return Rhythm(gaps_seconds=gaps, prefix_tokens=0, growth_tokens=0)
+    tokens = source.previous_call.usage.input_tokens
+    before = sum(entry.length for entry in decode_manifest(source.previous_manifest))
+    grown = max(0, sum(entry.length for entry in built.manifest) - before)
+    return Rhythm(gaps_seconds=gaps, prefix_tokens=tokens, growth_tokens=grown * tokens // max(1, before))
+
+
+def expect_aside(
+    source: PayloadSource, manifest: Sequence[ManifestEntry], key: CacheKey, profile: ModelProfile, now: datetime
+) -> CacheExpectation:
+    """For a request beside the conversation: of the call before, no more is due than what both begin with."""
+    aside = replace(source, previous_order=source.previous_order and LayerOrder.LAYERED)
+    return _expect(aside, LayerOrder.LAYERED, manifest, key, profile, now)
+
+
+def _expect(
+    source: PayloadSource,
+    present_order: LayerOrder,
+    manifest: Sequence[ManifestEntry],
+    key: CacheKey,
+    profile: ModelProfile,
+    now: datetime,
+) -> CacheExpectation:
+    trace, order = source.previous_call, source.previous_order
+    current = Request(
+        provider=key.provider,
+        model=key.model,
+        account=key.account,
+        order=present_order,
+        prefix_hash=key.prefix_hash,
+        manifest=manifest,
+    )
+    if trace is None or order is None:
+        return expect_cache(None, None, current, profile, elapsed_seconds=0)
+    previous = Request(
+        provider=trace.provider,
+        model=trace.model,
+        account=trace.account,
+        order=order,
+        prefix_hash=source.previous_prefix_hash,
+        manifest=without_continuation(decode_manifest(source.previous_manifest)),
+    )
+    elapsed = (now - trace.started_at).total_seconds()
+    return expect_cache(previous, trace, current, profile, elapsed_seconds=elapsed)

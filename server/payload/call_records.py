@@ -1,0 +1,128 @@
+"""What is written down of a call: before it is over, and after."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from server.caching.expectation import CacheExpectation, MissReason, explain_miss
+from server.caching.policy import encode_caching
+from server.conversation.block import JsonValue
+from server.conversation.call import OUTCOME_UNKNOWN, CallEnd, CallStart
+from server.conversation.manifest import encode_manifest, extend_manifest
+from server.conversation.payload import Payload
+from server.conversation.usage import Usage
+from server.payload.preparation import PreparedPayload, record_failures
+from server.providers.continuation import note_container, note_continuation
+from server.providers.pricing import price_call
+from server.providers.provider import ProviderAnswer, ProviderStream
+from server.providers.token_estimate import TokenEstimate
+
+
+def warn_unknown(model: str, at: datetime, size_bytes: int, estimate: TokenEstimate) -> dict[str, JsonValue]:
+    """The warning, with what a request of so many bytes costs at least: its input, by estimate."""
+    tokens = estimate.estimate(model, size_bytes)
+    cost = price_call(model, at, Usage(fresh_input_tokens=tokens))
+    total = None if cost is None else cost.total_usd
+    return {
+        "kind": OUTCOME_UNKNOWN,
+        "estimated_input_tokens": tokens,
+        "estimated_cost_usd": None if total is None else str(total),
+    }
+
+
+def start_of(
+    prepared: PreparedPayload,
+    attempt: int,
+    stream: ProviderStream,
+    payload: Payload,
+    container: Mapping[str, JsonValue] | None = None,
+) -> CallStart:
+    """The call as it left, with this payload. `container`: what the answer says of it, once it is there."""
+    record = stream.record
+    return CallStart(
+        attempt=attempt,
+        provider=prepared.provider.name,
+        model=prepared.model,
+        account=prepared.provider.account,
+        epoch=prepared.epoch,
+        started_at=record.started_at,
+        manifest=encode_manifest(extend_manifest(prepared.built.manifest, payload)),
+        request_hash=hashlib.sha256(record.request_body).digest(),
+        layer_order=prepared.built.order,
+        dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
+        caching=encode_caching(payload),
+        cache_expected_tokens=_expectation_of(prepared, payload).tokens,
+        repairs=prepared.built.repairs,
+        template_failures=record_failures(prepared.template_failures),
+        warnings=(
+            *note_container(payload, container),
+            *stream.warnings,
+            *prepared.built.warnings,
+            *note_continuation(payload),
+        ),
+    )
+
+
+def end_of(prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None) -> CallEnd:
+    """The call as it ended."""
+    return describe_end(stream, prepared.model, _expectation_of(prepared, payload), error_code)
+
+
+def describe_end(stream: ProviderStream, model: str, expectation: CacheExpectation, error_code: str | None) -> CallEnd:
+    """A call as it ended, whoever made it."""
+    record, answer = stream.record, stream.answer
+    return CallEnd(
+        ended_at=record.ended_at or datetime.now(UTC),
+        first_byte_at=record.first_byte_at,
+        status=record.status,
+        headers=record.headers,
+        raw_response=record.body,
+        usage=answer.usage,
+        usage_reported=answer.usage_reported,
+        response_id=answer.response_id,
+        cache_miss_reason=explain_miss(expectation, answer.usage, answer.cache_miss_reason),
+        cost_usd=cost_of(model, record.started_at, answer),
+        error_code=error_code,
+    )
+
+
+def bare_end_of(stream: ProviderStream, error_code: str | None) -> CallEnd:
+    """A call whose answer cannot be stored: its bytes and times, and nothing that was read from them.
+
+    Its cost is not known, because its usage is not.
+    """
+    record = stream.record
+    return CallEnd(
+        ended_at=record.ended_at or datetime.now(UTC),
+        first_byte_at=record.first_byte_at,
+        status=record.status,
+        raw_response=record.body,
+        cost_usd=None,
+        error_code=error_code,
+    )
+
+
+def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpectation:
+    """As planned; of a call that had to do without the explicit cache it was planned with, nothing."""
+    planned = prepared.caching
+    if payload.continues:
+        # The plan is for the first request of the turn. This one finds what that one has written, at least.
+        return CacheExpectation(tokens=None)
+    if planned.cache is None or payload.cached_content is not None:
+        return planned.expectation
+    return CacheExpectation(possible_tokens=planned.cache.token_count, reason=MissReason.CACHE_GONE)
+
+
+def cost_of(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
+    """What a call cost: nothing where nothing was reported, None where the price is not known."""
+    if answer.usage == Usage():
+        return Decimal(0)
+    cost = price_call(model, at, answer.usage, long_write_tokens=answer.long_write_tokens)
+    return None if cost is None else cost.total_usd
+
+
+def add_costs(costs: Sequence[Decimal | None]) -> Decimal | None:
+    """The sum; None where any of them is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known, Decimal(0)) if len(known) == len(costs) else None

@@ -1,0 +1,248 @@
+"""The rules of a history, and how one that breaks them is put right.
+
+Providers take a history only if
+
+- a tool call is followed at once by its results: `call_unanswered`
+- a result answers a call of the answer directly before it: `result_orphaned`
+- a call has one result: `result_repeated`
+- no two calls have the same id: `call_repeated`
+- after tool results comes the model: `result_passed_over`
+- an answer of the model answers something: `answer_unasked`
+
+What a client sends is checked before it is stored, so a broken history is the mark of a crash, a cancelled turn, given
+up calls or an import. It is repaired whenever a payload is built, and the stored turns stay as they are. The repair is
+a function of the turns alone and looks ahead no further than the input after an answer: what was sent once is repaired
+in the same way for ever, whatever is said later. Caches and signatures hang on that.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from server.conversation.block import JsonValue, ToolCallBlock, ToolResultBlock
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import TurnKind, TurnState
+
+NO_RESULT: Final = "No result: the call was abandoned."
+
+Repair: TypeAlias = dict[str, JsonValue]
+"""As it is stored with the call: `kind`, the `seq` of the turn that needed it, and the `ids` of calls, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A turn as the rules see it."""
+
+    kind: TurnKind
+    seq: int | None
+    """None for one that a repair has put in."""
+    calls: tuple[ToolCallBlock, ...] = ()
+    results: tuple[ToolResultBlock, ...] = ()
+    complete: bool = True
+    joined: bool = False
+    """A user task that goes together with the results before it, as one input."""
+    renamed: bool = False
+    """Some of the calls have another id than the model gave them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRule:
+    """Where a history breaks which rule."""
+
+    rule: str
+    seq: int | None
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """A history that breaks no rule, and what was done to it."""
+
+    steps: tuple[Step, ...]
+    repairs: tuple[Repair, ...]
+
+
+def read_steps(turns: Sequence[BufferedTurn]) -> tuple[Step, ...]:
+    """The turns as steps. Answers of which nothing can be sent back do not belong in here."""
+    return tuple(
+        Step(
+            kind=turn.kind,
+            seq=turn.seq,
+            calls=tuple(block for block in turn.blocks or () if isinstance(block, ToolCallBlock)),
+            results=tuple(block for block in turn.blocks or () if isinstance(block, ToolResultBlock)),
+            complete=turn.state is TurnState.COMPLETE,
+        )
+        for turn in turns
+    )
+
+
+def find_broken_rules(steps: Sequence[Step]) -> list[BrokenRule]:
+    """Every place where the history breaks a rule; empty for one that can be sent."""
+    broken: list[BrokenRule] = []
+    seen: set[str] = set()
+    before: Step | None = None
+    for step, after in zip(steps, [*steps[1:], None], strict=False):
+        for rule, ids in (
+            ("call_repeated", _repeated(_call_ids(step), seen)),
+            ("result_repeated", _repeated(_result_ids(step), set())),
+            ("result_orphaned", _missing(_result_ids(step), _call_ids(before))),
+            ("call_unanswered", _missing(_call_ids(step), _result_ids(after))),
+        ):
+            if ids:
+                broken.append(BrokenRule(rule=rule, seq=step.seq, ids=ids))
+        if rule_of_order := _broken_order(step, before):
+            broken.append(BrokenRule(rule=rule_of_order, seq=step.seq))
+        before = step
+    return broken
+
+
+def repair(steps: Sequence[Step]) -> Repaired:
+    """A history that breaks no rule, with as much of the given one as can stay. One that is good stays as it is.
+
+    Nothing of a user's is left out. Calls without a result get one that says so, results without a call go.
+    """
+    mending = _Mending()
+    place = 0
+    while place < len(steps):
+        step = steps[place]
+        place += 1
+        match step.kind:
+            case TurnKind.USER_TASK:
+                mending.add_task(step)
+            case TurnKind.TOOL_RESPONSE:
+                mending.drop_orphans(step, step.results)
+            case TurnKind.MODEL_RESPONSE:
+                responses = _responses_at(steps, place) if step.calls else ()
+                place += len(responses)
+                follower = steps[place] if place < len(steps) and not responses else None
+                mending.add_answer(step, responses, follower)
+    return Repaired(steps=tuple(mending.steps), repairs=tuple(mending.repairs))
+
+
+class _Mending:
+    """A repair under way."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.repairs: list[Repair] = []
+        self._seen: set[str] = set()
+
+    def add_task(self, task: Step) -> None:
+        """Behind results that nothing answered, the task goes out together with them."""
+        follows_results = bool(self.steps) and self.steps[-1].kind is TurnKind.TOOL_RESPONSE
+        if follows_results and not task.joined:
+            self._note("task_joined", task.seq)
+            task = replace(task, joined=True)
+        self.steps.append(task)
+
+    def add_answer(self, answer: Step, responses: Sequence[Step], follower: Step | None) -> None:
+        """With its results at once behind it, those that exist and those that have to be supplied."""
+        if not self.steps or self.steps[-1].kind is TurnKind.MODEL_RESPONSE:
+            self._note("task_supplied", answer.seq)
+            self.steps.append(Step(kind=TurnKind.USER_TASK, seq=None))
+        renamed = self._rename(answer)
+        self.steps.append(renamed)
+        if not answer.calls:
+            return
+        found = self._match(answer, responses)
+        missing = [call.id for call, result in zip(renamed.calls, found, strict=True) if result is None]
+        if missing:
+            given_up = answer.complete and follower is not None and follower.kind is TurnKind.USER_TASK
+            self._note("call_abandoned" if given_up else "result_supplied", answer.seq, ids=missing)
+        results = tuple(
+            ToolResultBlock(tool_call_id=call.id, output=NO_RESULT, is_error=True)
+            if result is None
+            else replace(result, tool_call_id=call.id)
+            for call, result in zip(renamed.calls, found, strict=True)
+        )
+        seq = responses[-1].seq if responses else None
+        self.steps.append(Step(kind=TurnKind.TOOL_RESPONSE, seq=seq, results=results))
+
+    def drop_orphans(self, response: Step, orphans: Sequence[ToolResultBlock]) -> None:
+        """Results that no call waits for. An empty response is one too."""
+        self._note("orphan_result_dropped", response.seq, ids=[result.tool_call_id for result in orphans])
+
+    def _match(self, answer: Step, responses: Sequence[Step]) -> list[ToolResultBlock | None]:
+        """For each call its result. Of several the first counts; two calls of one id take them in turn."""
+        found: list[ToolResultBlock | None] = [None] * len(answer.calls)
+        ids = _call_ids(answer)
+        for response in responses:
+            orphans = [result for result in response.results if result.tool_call_id not in ids]
+            if orphans:
+                self.drop_orphans(response, orphans)
+            repeated = []
+            for result in response.results:
+                open_places = (
+                    place for place, id_ in enumerate(ids) if id_ == result.tool_call_id and found[place] is None
+                )
+                place = next(open_places, None)
+                if place is not None:
+                    found[place] = result
+                elif result.tool_call_id in ids:
+                    repeated.append(result.tool_call_id)
+            if repeated:
+                self._note("repeated_result_dropped", response.seq, ids=repeated)
+        return found
+
+    def _rename(self, answer: Step) -> Step:
+        """A call whose id is taken gets another, made of its place in the history, so that it is always the same."""
+        calls: list[ToolCallBlock] = []
+        for place, call in enumerate(answer.calls):
+            named = call
+            if call.id in self._seen:
+                written = f"{answer.seq}:{place}:{call.id}".encode("utf-8", "surrogatepass")
+                named = replace(call, id=f"call_{hashlib.sha256(written).hexdigest()[:32]}", is_id_ours=False)
+            self._seen.add(named.id)
+            calls.append(named)
+        pairs = [(old.id, new.id) for old, new in zip(answer.calls, calls, strict=True) if old.id != new.id]
+        if not pairs:
+            return answer
+        self._note("call_renamed", answer.seq, ids=[old for old, _ in pairs], renamed=[new for _, new in pairs])
+        return replace(answer, calls=tuple(calls), renamed=True)
+
+    def _note(self, kind: str, seq: int | None, ids: Sequence[str] = (), **more: JsonValue) -> None:
+        self.repairs.append({"kind": kind, "seq": seq, "ids": list(ids), **more})
+
+
+def _responses_at(steps: Sequence[Step], place: int) -> tuple[Step, ...]:
+    """The tool responses from there on; an import may have them one by one."""
+    end = place
+    while end < len(steps) and steps[end].kind is TurnKind.TOOL_RESPONSE:
+        end += 1
+    return tuple(steps[place:end])
+
+
+def _broken_order(step: Step, before: Step | None) -> str | None:
+    before_kind = None if before is None else before.kind
+    match step.kind:
+        case TurnKind.MODEL_RESPONSE if before_kind in {None, TurnKind.MODEL_RESPONSE}:
+            return "answer_unasked"
+        case TurnKind.USER_TASK if before_kind is TurnKind.TOOL_RESPONSE and not step.joined:
+            return "result_passed_over"
+        case TurnKind.TOOL_RESPONSE if not step.results:
+            return "result_orphaned"
+        case _:
+            return None
+
+
+def _call_ids(step: Step | None) -> tuple[str, ...]:
+    return () if step is None else tuple(call.id for call in step.calls)
+
+
+def _result_ids(step: Step | None) -> tuple[str, ...]:
+    return () if step is None else tuple(result.tool_call_id for result in step.results)
+
+
+def _missing(wanted: Sequence[str], there: Sequence[str]) -> tuple[str, ...]:
+    return tuple(id_ for id_ in wanted if id_ not in there)
+
+
+def _repeated(ids: Sequence[str], seen: set[str]) -> tuple[str, ...]:
+    """Those that have been seen before; all of them are seen now."""
+    repeated = []
+    for id_ in ids:
+        if id_ in seen:
+            repeated.append(id_)
+        seen.add(id_)
+    return tuple(repeated)

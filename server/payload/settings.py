@@ -1,0 +1,167 @@
+"""An assistant's settings, read strictly: a member that nobody reads is a mistake that nobody would notice.
+
+| member              | takes                                                                            |
+|---------------------|----------------------------------------------------------------------------------|
+| `max_output_tokens` | a positive number                                                                |
+| `thinking`          | a level or an effort, `off`, or a number of tokens, as the model has it          |
+| `show_thinking`     | whether thinking is shown, where the provider can show it                        |
+| `temperature`       | a number from 0 to 2, where the model takes one                                  |
+| `stop_sequences`    | a list of texts                                                                  |
+| `safety`            | thresholds by category; Gemini's                                                 |
+| `extra`             | members for the provider's request as they are                                   |
+| `layer_order`       | `layered` or `append_only`, where the model allows it                            |
+| `compaction`        | when old exchanges leave the buffer, see `server.conversation.compaction_policy`              |
+| `cache`             | `explicit`: `auto`, `on` or `off`; `ttl_seconds`: 60 to 86,400                   |
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from server.caching.explicit_policy import CacheSettings, ExplicitChoice
+from server.conversation.block import JsonValue
+from server.conversation.compaction_policy import read_policy
+from server.conversation.errors import ValidationFailed
+from server.conversation.payload import CallSettings, LayerOrder
+from server.providers.model_name import check_model_name
+from server.providers.model_profile import ModelProfile, ThinkingControl, find_profile
+
+_OFF: Final = "off"
+_LAYER_ORDER: Final = "layer_order"
+_CACHE: Final = "cache"
+_COMPACTION: Final = "compaction"
+_TTL_RANGE: Final = range(60, 86_401)
+_NOT_OF_CALLS: Final = frozenset({_LAYER_ORDER, _CACHE, _COMPACTION})
+"""Members that say how requests are built and cached, and not what is asked of the model."""
+_HOTTEST: Final = 2
+
+
+def read_settings(settings: Mapping[str, JsonValue]) -> CallSettings:
+    """The settings of a call. Raises `ValidationFailed` for a member that is unknown or of another type."""
+    _refuse(_find_faults(settings))
+    members = {name: value for name, value in settings.items() if name not in _NOT_OF_CALLS and value is not None}
+    if "thinking" in members:
+        members["thinking"] = str(members["thinking"])
+    if "stop_sequences" in members:
+        members["stop_sequences"] = tuple(members["stop_sequences"])
+    return CallSettings(**members)
+
+
+def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> LayerOrder:
+    """The order that the assistant chose, else the model's own. Raises `ValidationFailed` for one it does not allow."""
+    chosen = settings.get(_LAYER_ORDER)
+    if chosen is None:
+        return profile.orders[0]
+    if chosen not in list(profile.orders):
+        allowed = " or ".join(profile.orders)
+        _refuse([(_LAYER_ORDER, f"{profile.model} takes {allowed}.")])
+    return LayerOrder(chosen)
+
+
+def read_cache_settings(settings: Mapping[str, JsonValue]) -> CacheSettings:
+    """What the assistant wants of caches. Raises `ValidationFailed` for members that are unknown or of another type."""
+    _refuse(_find_faults({_CACHE: settings.get(_CACHE)}))
+    asked = settings.get(_CACHE) or {}
+    return CacheSettings(
+        explicit=ExplicitChoice(asked.get("explicit") or ExplicitChoice.AUTO), ttl_seconds=asked.get("ttl_seconds")
+    )
+
+
+def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue]) -> None:
+    """That there can be such a model and that it takes them, for the time when an assistant is saved.
+
+    Raises `ValidationFailed`.
+    """
+    check_model_name(provider, model)
+    profile = find_profile(provider, model)
+    asked = read_settings(settings)
+    read_policy(settings.get(_COMPACTION) or {})
+    read_order(settings, profile)
+    faults: list[tuple[str, str]] = []
+    if asked.thinking is not None and (fault := _find_thinking_fault(asked.thinking, profile)):
+        faults.append(("thinking", fault))
+    if asked.temperature is not None and not profile.accepts_sampling:
+        faults.append(("temperature", f"{model} takes no temperature."))
+    if read_cache_settings(settings).explicit is ExplicitChoice.ON and not profile.explicit_caches:
+        faults.append((_CACHE, f"{model} has no explicit caches."))
+    limit = profile.output_limit_tokens
+    if not profile.assumed and (asked.max_output_tokens or 0) > limit:
+        faults.append(("max_output_tokens", f"{model} gives at most {limit} tokens."))
+    _refuse(faults)
+
+
+def _find_thinking_fault(asked: str, profile: ModelProfile) -> str | None:
+    if asked == _OFF:
+        return None if profile.thinking_optional else f"{profile.model} always thinks."
+    if profile.thinking is ThinkingControl.BUDGET:
+        return None if _is_number_text(asked) else f"{profile.model} takes thinking as a number of tokens, or off."
+    if asked in profile.thinking_levels:
+        return None
+    return f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}."
+
+
+def _find_faults(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if name not in _MEMBERS:
+            yield name, f"There is no such setting; there are {', '.join(_MEMBERS)}."
+        elif value is not None:
+            is_good, wanted = _MEMBERS[name]
+            if not is_good(value):
+                yield name, f"This takes {wanted}."
+
+
+def _refuse(faults: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
+    errors = [{"path": f"settings.{name}", "source": "body", "message": message} for name, message in faults]
+    if errors:
+        raise ValidationFailed(f"{errors[0]['path']}: {errors[0]['message']}", errors=errors)
+
+
+def _is_whole(value: JsonValue) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number_text(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _is_temperature(value: JsonValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _HOTTEST
+
+
+def _are_texts(value: JsonValue) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) and item for item in value)
+
+
+def _is_object(value: JsonValue) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_caching(value: JsonValue) -> bool:
+    if not isinstance(value, Mapping) or not set(value) <= {"explicit", "ttl_seconds"}:
+        return False
+    explicit, seconds = value.get("explicit"), value.get("ttl_seconds")
+    return (explicit is None or explicit in list(ExplicitChoice)) and (
+        seconds is None or (_is_whole(seconds) and seconds in _TTL_RANGE)
+    )
+
+
+_MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
+    "max_output_tokens": (lambda value: _is_whole(value) and value > 0, "a positive whole number"),
+    "thinking": (
+        lambda value: _is_whole(value) or (isinstance(value, str) and value != ""),
+        "a word or a number of tokens",
+    ),
+    "show_thinking": (lambda value: isinstance(value, bool), "true or false"),
+    "temperature": (_is_temperature, "a number from 0 to 2"),
+    "stop_sequences": (_are_texts, "a list of texts"),
+    "safety": (
+        lambda value: _is_object(value) and all(isinstance(word, str) for word in value.values()),
+        "an object of categories and thresholds",
+    ),
+    "extra": (_is_object, "an object"),
+    _COMPACTION: (_is_object, "an object"),
+    _LAYER_ORDER: (lambda value: value in list(LayerOrder), " or ".join(LayerOrder)),
+    _CACHE: (
+        _is_caching,
+        f"an object of explicit ({', '.join(ExplicitChoice)}) and ttl_seconds ({_TTL_RANGE[0]} to {_TTL_RANGE[-1]})",
+    ),
+}

@@ -1,0 +1,125 @@
+"""Which answers go back to a provider without their signatures, and why.
+
+A signature is worth something only to who made it: the same provider, the same family of models, on some models the
+same account, and on some the same text before it. Elsewhere it is refused or makes the request fail, so it is withheld.
+It is not lost: the stored answer keeps it, and whenever the conversation returns to where it holds, it is sent again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from server.conversation.block import ToolCallBlock
+from server.conversation.epoch import NOTHING_REJECTED, Epoch, Rejected
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import TurnKind
+from server.providers.model_profile import ModelProfile, find_family
+
+
+class Withheld(StrEnum):
+    """Why signatures of an answer are not sent."""
+
+    PROVIDER = "provider"
+    """Another vendor made it."""
+    FAMILY = "family"
+    """A model made it whose signatures this one does not read."""
+    ACCOUNT = "account"
+    """It was made with other credentials."""
+    PREFIX = "prefix"
+    """It was made behind another static text or other tools, or behind a signed block that is no longer sent."""
+    REJECTED = "rejected"
+    """The provider has rejected signatures of the history, and this answer was among it."""
+    UNSIGNED = "unsigned"
+    """Its first call came without one, where the model insists on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Who is asked, and behind what."""
+
+    provider: str
+    account: str
+    profile: ModelProfile
+    prefix_hash: bytes
+    kept_prefix_hashes: tuple[bytes, ...] = ()
+    """Of an epoch with an opening: where it comes from, see `server.conversation.epoch`."""
+    rejected: Rejected = NOTHING_REJECTED
+    """By this provider."""
+
+    def is_behind(self, prefix_hash: bytes | None) -> bool:
+        """Whether what was made behind this prefix was made behind the present one, or one that it stands for."""
+        return prefix_hash is not None and prefix_hash in {self.prefix_hash, *self.kept_prefix_hashes}
+
+
+def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> Signer:
+    """Who is asked in an epoch."""
+    return Signer(
+        provider=provider,
+        account=account,
+        profile=profile,
+        prefix_hash=epoch.prefix_hash,
+        kept_prefix_hashes=() if epoch.opening is None else epoch.opening.kept_prefix_hashes,
+        rejected=epoch.rejected.get(provider, NOTHING_REJECTED),
+    )
+
+
+def find_withheld(turns: Sequence[BufferedTurn], signer: Signer) -> Mapping[int, Withheld]:
+    """By their numbers the answers whose signatures do not hold for this signer."""
+    answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
+    family = _find_family_asked(answers, signer)
+    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, signer, family)) is not None}
+    if not signer.profile.prefix_bound:
+        return withheld
+    crossing = _find_crossing(answers, withheld, signer)
+    early = {turn.seq: Withheld.PREFIX for turn in answers if turn.seq <= crossing and turn.seq not in withheld}
+    return withheld | early
+
+
+def _find_family_asked(answers: Sequence[BufferedTurn], signer: Signer) -> str:
+    """The family of the model that is asked: what its newest answer said, where the name is an alias."""
+    for turn in reversed(answers):
+        if turn.native.dialect == signer.provider and turn.model == signer.profile.model and turn.model_version:
+            return find_family(signer.provider, turn.model, turn.model_version)
+    return signer.profile.family
+
+
+def _find_reason(turn: BufferedTurn, signer: Signer, family: str) -> Withheld | None:
+    profile = signer.profile
+    if turn.native.dialect != signer.provider:
+        return Withheld.PROVIDER
+    if turn.seq <= signer.rejected.signatures_through_seq:
+        return Withheld.REJECTED
+    if turn.model is None or find_family(signer.provider, turn.model, turn.model_version) != family:
+        return Withheld.FAMILY
+    if profile.account_bound and turn.account != signer.account:
+        return Withheld.ACCOUNT
+    if profile.prefix_bound and not signer.is_behind(turn.prefix_hash):
+        return Withheld.PREFIX
+    calls = [block for block in turn.blocks or () if isinstance(block, ToolCallBlock)]
+    if profile.signs_calls and calls and calls[0].signature is None:
+        return Withheld.UNSIGNED
+    return None
+
+
+def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withheld], signer: Signer) -> int:
+    """The last answer with calls that was made behind another prefix, but whose results went out behind this one.
+
+    Claude wants the thinking that belongs to the calls it is given results for, or none at all. So everything up to
+    there went out without thinking; and since what was left out once must not come back, it stays so.
+    """
+    said = [turn for turn in answers if turn.native.data]
+    crossings = [
+        turn.seq
+        for turn, following in zip(said, [*said[1:], None], strict=False)
+        if withheld.get(turn.seq) is Withheld.PREFIX
+        and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
+        and (following is None or signer.is_behind(following.prefix_hash))
+    ]
+    return max(crossings, default=0)
+
+
+def note_withheld(reasons: Mapping[int, Withheld]) -> Iterator[dict[str, object]]:
+    """What a call records of it: for each reason the turns."""
+    for reason in Withheld:
+        if seqs := sorted(seq for seq, found in reasons.items() if found is reason):
+            yield {"kind": "signatures_withheld", "reason": str(reason), "seqs": seqs}

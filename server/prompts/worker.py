@@ -1,0 +1,208 @@
+"""The process in which templates and assertions that came over the network are compiled, checked, rendered and
+evaluated: `python -m server.prompts.worker`.
+
+One JSON document per line comes in and one goes out:
+
+    <- {"ready": true}
+    -> {"task": "render", "source": …, "arguments": {…}}      <- {"text": …} or {"failure": {"kind", "message", "line"}}
+    -> {"task": "check", "source": …}                         <- {} or {"failure": …}
+    -> {"task": "inspect", "source": …}                       <- {"failures": […], "names": [[path, line, guarded], …]}
+    -> {"task": "check_layer", "name": …, "source": …}        <- {} or {"failure": …}
+    -> {"task": "render_layer", "layer": "static", "dynamic" or "history", "name": …, "source": …, "values": {…}}
+                                                              <- {"text": …, "remark": …} or {"failure": …}
+    -> {"task": "read_assertions", "assertions": […]}         <- {} or {"fault": [position, message]}
+    -> {"task": "check_assertions", "assertions": […], "values": {…}}
+                                                              <- {"results": [[passed, message, error code], …]}
+
+`name` is that of the file that the template stands for. A remark is a failure that left a text.
+
+It ends when its input does. It takes its own limits before it reads anything: memory, open files, no new process, no
+file written; and for each task a time, after which the kernel ends it in whatever it is doing. So it needs no parent
+that watches, and none that lives.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any, Final
+
+from server.conversation.errors import SettingsInvalid
+from server.payload.renderer import TemplateFailure
+from server.payload.transcript import transcript_turn_from_json
+from server.prompts.asked_names import find_asked_names
+from server.prompts.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
+from server.prompts.frozen import find_fault, find_faults
+from server.prompts.layers import LayerFailed, render_dynamic_layer, render_layer, render_static_layer
+from server.prompts.limits import RenderLimits
+from server.prompts.templates import read_layer
+from server.replay.rerun.assertions import check_assertions
+from server.replay.rerun.assertions import find_fault as find_assertion_fault
+from server.replay.rerun.words import Assertion
+
+if sys.platform != "win32":
+    import resource
+
+_NICENESS: Final = 5
+"""If processor time is short, the server's own process comes first."""
+_OPEN_FILES: Final = 32
+_MOST_FAULTS: Final = 50
+_MOST_NAMES: Final = 500
+_NO_MEMORY: Final = b'{"failure":{"kind":"too_large","message":"The template needs too much memory.","line":null}}\n'
+
+
+def main(arguments: list[str]) -> None:
+    """Works until the input ends."""
+    limits = RenderLimits(seconds=float(arguments[0]), output_chars=int(arguments[1]), memory_bytes=int(arguments[2]))
+    sandbox = Sandbox()
+    _confine(limits)
+    _send(b'{"ready":true}\n')
+    while line := sys.stdin.buffer.readline():
+        _set_timer(limits.seconds)
+        answer = _answer(sandbox, limits, line)
+        _set_timer(0)
+        _send(answer)
+
+
+def _answer(sandbox: Sandbox, limits: RenderLimits, line: bytes) -> bytes:
+    try:
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        answer = _do(sandbox, limits, request)
+        return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    except MemoryError:
+        return _NO_MEMORY
+
+
+def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    match request["task"]:
+        case "check":
+            return _check(sandbox, request)
+        case "inspect":
+            return _inspect(sandbox, request)
+        case "check_layer":
+            return _check_layer(request)
+        case "render_layer":
+            return _render_layer(limits, request)
+        case "read_assertions":
+            fault = find_assertion_fault(_assertions(request))
+            return {} if fault is None else {"fault": fault}
+        case "check_assertions":
+            results = check_assertions(_assertions(request), request["values"])
+            return {"results": [(result.passed, result.message, result.error_code) for result in results]}
+        case _:
+            return _render(sandbox, limits, request)
+
+
+def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        tree = sandbox.parse(request["source"])
+        fault = find_fault(tree)
+        sandbox.compile(tree)
+    except RENDER_ERRORS as error:
+        return _failure("parse", error)
+    return {} if fault is None else _failure_at("parse", fault.message, fault.line)
+
+
+def _inspect(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
+    """As `_check`, with all faults. A template that does not compile asks for nothing."""
+    faults: list[dict[str, Any]] = []
+    names: list[tuple[str, int, bool]] = []
+    try:
+        tree = sandbox.parse(request["source"])
+        faults += [_failure_at("parse", fault.message, fault.line)["failure"] for fault in find_faults(tree)]
+        names += [(asked.path, asked.line, asked.is_guarded) for asked in find_asked_names(tree, sandbox.globals)]
+        sandbox.compile(tree)
+    except RENDER_ERRORS as error:
+        faults.append(_failure("parse", error)["failure"])
+    return {"failures": faults[:_MOST_FAULTS], "names": names[:_MOST_NAMES]}
+
+
+def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        template = sandbox.from_string(request["source"])
+    except RENDER_ERRORS as error:
+        return _failure("parse", error)
+    try:
+        return {"text": render_within(template, request["arguments"], limits.output_chars)}
+    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number beyond all measure
+        return _failure("too_large", error)
+    except RENDER_ERRORS as error:
+        return _failure("render", error)
+
+
+def _check_layer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        read_layer(request["name"], request["source"])
+    except SettingsInvalid as error:
+        return _failure_at("parse", error.message, None)
+    return {}
+
+
+def _render_layer(limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        template = read_layer(request["name"], request["source"])
+    except SettingsInvalid as error:
+        return _failure_at("parse", error.message, None)
+    values, most_chars = request["values"], limits.output_chars
+    try:
+        match request["layer"]:
+            case "static":
+                return {"text": render_static_layer(template, values, most_chars)}
+            case "dynamic":
+                text, failure = render_dynamic_layer(template, values, most_chars)
+                return {"text": text} if failure is None else {"text": text, "remark": _told(failure)}
+            case _:
+                if "turns" in values:
+                    values = {**values, "turns": [transcript_turn_from_json(turn) for turn in values["turns"]]}
+                return {"text": render_layer(template, values, most_chars)}
+    except LayerFailed as error:
+        return {"failure": _told(error.failure)}
+
+
+def _assertions(request: dict[str, Any]) -> list[Assertion]:
+    return [Assertion(**assertion) for assertion in request["assertions"]]
+
+
+def _told(failure: TemplateFailure) -> dict[str, Any]:
+    return {"kind": failure.kind, "message": failure.message, "line": failure.line}
+
+
+def _failure(kind: str, error: Exception) -> dict[str, Any]:
+    return _failure_at(kind, describe(error), line_of(error))
+
+
+def _failure_at(kind: str, message: str, line: int | None) -> dict[str, Any]:
+    return {"failure": {"kind": kind, "message": message, "line": line}}
+
+
+def _confine(limits: RenderLimits) -> None:
+    if sys.platform == "win32":
+        return
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    _lower(resource.RLIMIT_NPROC, 0)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+    if sys.platform == "linux":  # elsewhere the kernel takes this limit and does not keep it, or does not take it
+        _lower(resource.RLIMIT_AS, limits.memory_bytes)
+
+
+def _lower(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    lowered = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (lowered, lowered))
+
+
+def _set_timer(seconds: float) -> None:
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _send(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,337 @@
+"""Our words to Claude's."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import ValidationFailed
+from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact
+from server.conversation.payload import CallSettings, Payload, PayloadMessage
+from server.conversation.static_pieces import count_static_marks, split_static
+from server.providers.model_profile import ModelProfile, ThinkingControl
+
+COMPACTION_BETA: Final = "compact-2026-09-04"
+"""The release of Claude's API that signs summaries, and takes them back."""
+NOTHING_SAID: Final = "(no text)"
+"""Stands for a user task that is nothing but empty text."""
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+_MARKER: Final = "cache_control"
+_DOCUMENTED: Final = frozenset(
+    {
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "tool_use",
+        "tool_result",
+        "server_tool_use",
+        "container_upload",
+        "compaction",
+    }
+)
+"""Types of blocks besides thinking and the results of server tools. They take a cache marker."""
+_TEXT_MEMBERS: Final = frozenset({"type", "text", "citations"})
+_CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_OFF: Final = "off"
+_DEFAULT_OUTPUT_TOKENS: Final = 16_384
+_LONG_CACHE_SECONDS: Final = 3600
+
+
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+    """A user task as one message. Claude takes neither text without a letter in it nor a message without blocks."""
+    content: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                if block.text.strip():
+                    content.append(_text(block.text))
+            case ImageBlock():
+                data = base64.b64encode(blobs[block.sha256].data).decode()
+                source = {"type": "base64", "media_type": block.media_type, "data": data}
+                content.append({"type": "image", "source": source})
+            case _:
+                raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
+    before = [_text(dynamic)] if dynamic else []
+    return dumps_sendable({"role": "user", "content": [*before, *(content or [_text(NOTHING_SAID)])]})
+
+
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
+    """All results of a step as one message, in the order of the calls."""
+    results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
+    content: list[dict[str, Any]] = []
+    for call in calls:
+        if isinstance(call, ToolCallBlock) and call.id in results:
+            result = results[call.id]
+            output = result.output if isinstance(result.output, str) else dumps_exact(result.output).decode()
+            entry: dict[str, Any] = {"type": "tool_result", "tool_use_id": name_call(call.id), "content": output}
+            entry |= {"toolset_name": call.toolset_name} if call.toolset_name is not None else {}
+            content.append(entry | ({"is_error": True} if result.is_error else {}))
+    return dumps_sendable({"role": "user", "content": [*content, *([_text(dynamic)] if dynamic else ())]})
+
+
+def dynamic_message(dynamic: str) -> bytes:
+    """The dynamic layer as a message of its own."""
+    return dumps_sendable({"role": "user", "content": [_text(dynamic)]})
+
+
+def foreign_message(blocks: Sequence[Block]) -> bytes | None:
+    """Another vendor's answer: text and calls."""
+    content: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock() if block.text.strip():
+                content.append(_text(block.text))
+            case ToolCallBlock():
+                call = {"id": name_call(block.id), "name": block.name, "input": dict(block.arguments)}
+                content.append({"type": "tool_use", **call})
+            case _:
+                continue
+    return dumps_sendable({"role": "assistant", "content": content}) if content else None
+
+
+def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
+    """An own answer without its thinking, which is all that Claude signs."""
+    message = loads_exact(native)
+    content = [block for block in message["content"] if block.get("type") not in _THINKING]
+    if documented_only:
+        content = [
+            {name: value for name, value in block.items() if name in _TEXT_MEMBERS or block["type"] != "text"}
+            for block in content
+            if _is_documented(block)
+        ]
+    return dumps_exact(message | {"content": content}) if content else None
+
+
+def _is_documented(block: Mapping[str, Any]) -> bool:
+    """Whether the block is of a type that is known, and no thinking."""
+    kind = block.get("type")
+    return isinstance(kind, str) and (kind in _DOCUMENTED or kind.endswith("_tool_result"))
+
+
+def settle_message(native: bytes, following: bytes = b"") -> bytes | None:
+    """An answer without the calls of Claude's own tools that have a result neither in it nor in the following one.
+
+    Claude refuses those, unless they wait for it to go on. None if nothing but thinking is left.
+    """
+    if b'"server_tool_use"' not in native:
+        return native
+    message = loads_exact(native)
+    later = loads_exact(following)["content"] if following else []
+    answered = {block.get("tool_use_id") for block in (*message["content"], *later)}
+    content = [
+        block for block in message["content"] if block.get("type") != "server_tool_use" or block.get("id") in answered
+    ]
+    if len(content) == len(message["content"]):
+        return native
+    is_left = any(block.get("type") not in _THINKING for block in content)
+    return dumps_exact(message | {"content": content}) if is_left else None
+
+
+def name_call(call_id: str) -> str:
+    """The id as Claude takes it: its own as they are, and for one with other characters always the same stand-in."""
+    if _CALL_ID.fullmatch(call_id):
+        return call_id
+    return f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
+    """Everything of the request but its layers."""
+    settings = payload.settings
+    if find_thoughtless(payload, profile):
+        settings = replace(settings, thinking=_OFF)
+    parameters: dict[str, Any] = {
+        "model": payload.model,
+        "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
+        **build_thinking(settings, profile),
+    }
+    if payload.wants_diagnosis:
+        parameters["diagnostics"] = {"previous_message_id": payload.previous_response_id}
+    if settings.stop_sequences:
+        parameters["stop_sequences"] = list(settings.stop_sequences)
+    if payload.container is not None:
+        asked = settings.extra.get("container")
+        parameters["container"] = {**asked, "id": payload.container} if isinstance(asked, dict) else payload.container
+    return parameters
+
+
+def find_thoughtless(payload: Payload, profile: ModelProfile) -> tuple[PayloadMessage, ...]:
+    """The answers because of which a request must go without thinking, though a budget for it is set.
+
+    With a budget Claude wants the tool loop whose results a request brings to begin with thinking. One that another
+    provider began, or that was begun without thinking, does not. The documented way is to switch thinking off.
+    """
+    if profile.thinking is not ThinkingControl.BUDGET or payload.settings.thinking in {None, _OFF}:
+        return ()
+    starts = _find_loop_starts(payload.messages)
+    return tuple(message for message in reversed(starts) if not _begins_with_thinking(message.data))
+
+
+def _find_loop_starts(messages: Sequence[PayloadMessage]) -> list[PayloadMessage]:
+    """The answers that may count as the beginning of the open tool loop, the newest first.
+
+    It is not documented whether text beside tool results, which a joined task or a dynamic block is, ends a loop. So
+    there may be two: the first answer after such text, and the first of all that are linked by results.
+    """
+    starts: list[PayloadMessage] = []
+    first: PayloadMessage | None = None
+    has_results = has_text = False
+    for message in reversed(messages):
+        if message.role != "model":
+            has_results |= message.role == "tool"
+            has_text |= message.role != "tool" or message.dynamic is not None
+            continue
+        if not has_results:
+            break
+        if has_text and first is not None and not starts:
+            starts.append(first)
+        first, has_results, has_text = message, False, False
+    if first is not None and first not in starts:
+        starts.append(first)
+    return starts
+
+
+def _begins_with_thinking(data: bytes) -> bool:
+    content = loads_exact(data).get("content")
+    return isinstance(content, list) and bool(content) and content[0].get("type") in _THINKING
+
+
+def thinking_warnings(payload: Payload, profile: ModelProfile) -> tuple[dict[str, Any], ...]:
+    """What a call without the thinking that was asked for has to record."""
+    return tuple(
+        {"kind": "thinking_switched_off", "seq": message.seq} for message in find_thoughtless(payload, profile)
+    )
+
+
+def write_system(payload: Payload, profile: ModelProfile) -> bytes:
+    """The static text, a long one in pieces, with its markers."""
+    pieces = [_text(piece) for piece in split_static(payload.static_text)]
+    plain = len(pieces) - count_static_marks(len(pieces), profile.breakpoints)
+    marker = _static_marker(payload, profile)
+    return dumps_sendable([*pieces[:plain], *(piece | marker for piece in pieces[plain:])])
+
+
+def write_tools(payload: Payload, profile: ModelProfile) -> bytes:
+    """The tools in their order, the last one with its marker."""
+    tools = [
+        {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+        for tool in payload.tools
+    ]
+    marker = _static_marker(payload, profile) if payload.marks_tools else {}
+    return dumps_sendable([*tools[:-1], tools[-1] | marker])
+
+
+def is_long_lived(payload: Payload) -> bool:
+    """Whether the markers of the static layer are for an hour: what stands first never lives shorter."""
+    return max(payload.static_cache_seconds, payload.cache_seconds) >= _LONG_CACHE_SECONDS
+
+
+def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an assistant adds to the request, without what is set here: the SDK would let the addition win.
+
+    And what the SDK knows in its beta only: the wish for a signed summary. Markers of its own stay out: Claude takes
+    four, and all of them are placed here.
+    """
+    layers = {"messages": True, "system": bool(payload.static_text), "tools": bool(payload.tools)}
+    written = {name for name, is_there in layers.items() if is_there}
+    taken = {*own, *written, "stream", "compaction", _MARKER}
+    if payload.settings.thinking is not None:
+        taken.add("thinking")
+    extra = {name: _unmarked(value) for name, value in payload.settings.extra.items() if name not in taken}
+    return extra | ({"compaction": {"type": "summarize"}} if payload.sums_up else {})
+
+
+def _unmarked(value: Any) -> Any:
+    """A list of blocks or tools without markers; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {name: item for name, item in block.items() if name != _MARKER} if isinstance(block, dict) else block
+        for block in value
+    ]
+
+
+def build_headers(payload: Payload) -> dict[str, str]:
+    """What a request with a signed summary in it, or for one, has to say."""
+    return {"anthropic-beta": COMPACTION_BETA} if payload.sums_up or payload.opening is not None else {}
+
+
+def opening_text(message: bytes) -> str | None:
+    """What the signed summary in an answer says; None where the answer is anything else."""
+    content = loads_exact(message).get("content")
+    block = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(block, dict) or block.get("type") != "compaction" or not block.get("signature"):
+        return None
+    told = block.get("content")
+    return told if isinstance(told, str) and told.strip() else None
+
+
+def build_marker(lifetime_seconds: int) -> dict[str, Any]:
+    """The cache marker with the lifetime that Claude has for so long."""
+    if lifetime_seconds >= _LONG_CACHE_SECONDS:
+        return {"type": "ephemeral", "ttl": "1h"}
+    return {"type": "ephemeral"}
+
+
+def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, Any]:
+    """Adaptive thinking with an effort, or a budget, as the model has it."""
+    asked = settings.thinking
+    display = {"display": "summarized" if settings.show_thinking else "omitted"}
+    if profile.thinking is ThinkingControl.BUDGET:
+        if asked is None or asked == _OFF:
+            return {}
+        return {"thinking": {"type": "enabled", "budget_tokens": _budget(asked)}}
+    if asked == _OFF:
+        if not profile.thinking_optional:
+            raise ValidationFailed(f"{profile.model} always thinks.")
+        return {"thinking": {"type": "disabled"}}
+    if asked is not None and asked not in profile.thinking_levels:
+        raise ValidationFailed(f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}.")
+    adaptive: dict[str, Any] = {"thinking": {"type": "adaptive", **display}}
+    return adaptive | ({} if asked is None else {"output_config": {"effort": asked}})
+
+
+def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
+    """The messages with commas between, markers added where the payload asks for them."""
+    static_marks = count_static_marks(len(split_static(payload.static_text)), profile.breakpoints)
+    allowed = profile.breakpoints - static_marks - payload.marks_tools
+    marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
+    marker = build_marker(payload.cache_seconds)
+    return b",".join(
+        _mark_last_block(message.data, marker) if index in marked else message.data
+        for index, message in enumerate(payload.messages)
+    )
+
+
+def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
+    """The marker goes on the last block that takes one: not on thinking, not on empty text, not on an unknown type."""
+    message = loads_exact(data)
+    content = message.get("content")
+    for block in reversed(content if isinstance(content, list) else []):
+        if _takes_marker(block):
+            block[_MARKER] = marker
+            return dumps_exact(message)
+    return data
+
+
+def _takes_marker(block: dict[str, Any]) -> bool:
+    return _is_documented(block) and block.get("text") != ""
+
+
+def _static_marker(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
+    lifetime_seconds = max(payload.static_cache_seconds, payload.cache_seconds)
+    return {_MARKER: build_marker(lifetime_seconds)} if profile.breakpoints else {}
+
+
+def _budget(asked: str) -> int:
+    try:
+        return int(asked)
+    except ValueError:
+        raise ValidationFailed("This model takes thinking as a number of tokens, or off.") from None

@@ -1,0 +1,238 @@
+"""Our words to Gemini's."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from google.genai import types
+
+from server.conversation.assistant import Tool
+from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.errors import Internal, ValidationFailed
+from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
+from server.conversation.payload import CallSettings, Payload
+from server.conversation.static_pieces import split_static
+from server.providers.model_profile import ModelProfile, ThinkingControl
+
+_SIGNATURE: Final = "thoughtSignature"
+_OFF: Final = "off"
+_OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cachedcontent"})
+
+
+def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
+    """A user task as one content. Gemini takes empty text, but no content without parts."""
+    parts: list[dict[str, Any]] = [{"text": dynamic}] if dynamic else []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                parts.append({"text": block.text})
+            case ImageBlock():
+                data = base64.b64encode(blobs[block.sha256].data).decode()
+                parts.append({"inlineData": {"mimeType": block.media_type, "data": data}})
+            case _:
+                raise ValidationFailed(f"A user task cannot hold a {type(block).__name__}.")
+    return dumps_sendable({"role": "user", "parts": parts or [{"text": ""}]})
+
+
+def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
+    """All results of a step as one content, in the order of the calls; the name comes from the answered call."""
+    results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
+    parts: list[dict[str, Any]] = []
+    for call in calls:
+        if isinstance(call, ToolCallBlock) and call.id in results:
+            result = results[call.id]
+            response = {"error" if result.is_error else "output": result.output}
+            parts.append({"functionResponse": {**_id_of(call), "name": call.name, "response": response}})
+    return dumps_sendable({"role": "user", "parts": [*parts, *([{"text": dynamic}] if dynamic else ())]})
+
+
+def _id_of(call: ToolCallBlock) -> dict[str, str]:
+    """The id as Gemini knows it: a call that came without one goes back without one, and so does its result."""
+    return {} if call.is_id_ours else {"id": call.id}
+
+
+def dynamic_message(dynamic: str) -> bytes:
+    """The dynamic layer as a content of its own."""
+    return dumps_sendable({"role": "user", "parts": [{"text": dynamic}]})
+
+
+def foreign_message(blocks: Sequence[Block]) -> bytes | None:
+    """Another vendor's answer: text and calls. Its calls get the documented mark for calls that Gemini did not make."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock() if block.text:
+                parts.append({"text": block.text})
+            case ToolCallBlock():
+                call = {**_id_of(block), "name": block.name, "args": dict(block.arguments)}
+                first = not any("functionCall" in part for part in parts)
+                mark = {_SIGNATURE: UNSIGNED_CALL} if first else {}
+                parts.append({"functionCall": call} | mark)
+            case _:
+                continue
+    return dumps_sendable({"role": "model", "parts": parts}) if parts else None
+
+
+def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
+    """An own answer without its thoughts and signatures. Its calls get the mark that calls from elsewhere get.
+
+    A part whose text is empty was only there for its signature.
+    """
+    content = loads_exact(native)
+    parts: list[dict[str, Any]] = []
+    marked = False
+    for part in content["parts"]:
+        bare = {name: value for name, value in part.items() if name != _SIGNATURE}
+        if documented_only:
+            bare = {name: value for name, value in bare.items() if name in _PART_MEMBERS}
+            bare = bare if bare.keys() & _CONTENT_MEMBERS else {"text": ""}
+        if "functionCall" in bare:
+            bare |= {} if marked else {_SIGNATURE: UNSIGNED_CALL}
+            marked = True
+        elif part.get("thought") or bare == {"text": ""}:
+            continue
+        parts.append(bare)
+    return dumps_exact(content | {"parts": parts}) if parts else None
+
+
+_CONTENT_MEMBERS: Final = frozenset(
+    {
+        "text",
+        "functionCall",
+        "inlineData",
+        "fileData",
+        "executableCode",
+        "codeExecutionResult",
+        "toolCall",
+        "toolResponse",
+    }
+)
+"""What a part of an answer consists of: one of these."""
+_PART_MEMBERS: Final = _CONTENT_MEMBERS | {"thought", "videoMetadata", "mediaResolution", "partMetadata"}
+"""The same with what may stand beside it, but for the signature."""
+UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
+"""Google's own word for a call from elsewhere, as the bytes that its clients send."""
+
+
+def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, Any]) -> types.GenerateContentConfig:
+    """Everything of the request, with the layers as holes. What the SDK does by itself is switched off."""
+    settings = payload.settings
+    if payload.sums_up or payload.opening is not None:
+        raise Internal("Gemini neither signs summaries nor takes them.")
+    config: dict[str, Any] = {
+        "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
+        "automatic_continuation": False,
+        "max_output_tokens": settings.max_output_tokens,
+        "stop_sequences": list(settings.stop_sequences) or None,
+        "thinking_config": build_thinking(settings, profile),
+    }
+    if settings.safety:
+        config["safety_settings"] = build_safety(settings)
+    if profile.accepts_sampling and settings.temperature is not None:
+        config["temperature"] = settings.temperature
+    if payload.cached_content is not None:
+        config["cached_content"] = payload.cached_content
+    config["http_options"] = types.HttpOptions(extra_body={**build_extra(settings, config), **layers})
+    return types.GenerateContentConfig(**config)
+
+
+def build_safety(settings: CallSettings) -> list[types.SafetySetting]:
+    """Thresholds by category. Raises `ValidationFailed` for a word that Gemini does not have."""
+    for word, known in (
+        *((category, types.HarmCategory) for category in settings.safety),
+        *((threshold, types.HarmBlockThreshold) for threshold in settings.safety.values()),
+    ):
+        if word not in known.__members__:
+            raise ValidationFailed(f"{word} is no {known.__name__} of Gemini's.")
+    return [
+        types.SafetySetting(category=types.HarmCategory[category], threshold=types.HarmBlockThreshold[threshold])
+        for category, threshold in settings.safety.items()
+    ]
+
+
+def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an assistant adds to the request, without what is set here: the SDK would let the addition win."""
+    own_names = _OWN_MEMBERS | {_bare(name) for name, value in own.items() if value is not None}
+
+    def added(members: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in members.items() if _bare(name) not in own_names}
+
+    return {
+        name: added(value) if _bare(name) == "generationconfig" and isinstance(value, Mapping) else value
+        for name, value in added(settings.extra).items()
+    }
+
+
+def adds_tool_config(settings: CallSettings) -> bool:
+    """Whether an assistant's additions say how tools are called."""
+    return any(_bare(name) == "toolconfig" for name in settings.extra)
+
+
+def _bare(name: str) -> str:
+    """Gemini takes its members in either of two spellings."""
+    return name.replace("_", "").lower()
+
+
+def build_system(payload: Payload) -> types.ContentUnion | None:
+    """The static text, a long one in pieces, for the SDK."""
+    pieces = [make_sendable(piece) for piece in split_static(payload.static_text)]
+    return pieces if len(pieces) > 1 else make_sendable(payload.static_text) or None
+
+
+def build_tools(payload: Payload) -> list[types.Tool] | None:
+    """One `Tool` with all functions, in their order, for the SDK."""
+    if not payload.tools:
+        return None
+    declarations = [
+        types.FunctionDeclaration(
+            name=tool.name,
+            description=make_sendable(tool.description),
+            parameters_json_schema=make_sendable(json.loads(json.dumps(tool.parameters))),
+        )
+        for tool in payload.tools
+    ]
+    return [types.Tool(function_declarations=declarations)]
+
+
+def write_system(static_text: str) -> bytes:
+    """The same as JSON, as the SDK would write it."""
+    return dumps_sendable({"parts": [{"text": piece} for piece in split_static(static_text)], "role": "user"})
+
+
+def write_tools(tools: Sequence[Tool]) -> bytes:
+    """Likewise for the tools."""
+    declarations = [
+        {"description": tool.description, "name": tool.name, "parameters_json_schema": dict(tool.parameters)}
+        for tool in tools
+    ]
+    return dumps_sendable([{"functionDeclarations": declarations}])
+
+
+def build_thinking(settings: CallSettings, profile: ModelProfile) -> types.ThinkingConfig:
+    """The level or the budget, as the model has it. Raises `ValidationFailed` for what it does not take."""
+    asked = settings.thinking
+    if asked is None:
+        return types.ThinkingConfig(include_thoughts=settings.show_thinking)
+    if profile.thinking is ThinkingControl.BUDGET:
+        if asked == _OFF and not profile.thinking_optional:
+            raise ValidationFailed(f"{profile.model} always thinks.")
+        budget = 0 if asked == _OFF else _budget(asked)
+        return types.ThinkingConfig(include_thoughts=settings.show_thinking and budget != 0, thinking_budget=budget)
+    if asked not in profile.thinking_levels:
+        raise ValidationFailed(f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}.")
+    return types.ThinkingConfig(
+        include_thoughts=settings.show_thinking, thinking_level=types.ThinkingLevel(asked.upper())
+    )
+
+
+def _budget(asked: str) -> int:
+    try:
+        return int(asked)
+    except ValueError:
+        raise ValidationFailed("This model takes thinking as a number of tokens, or off.") from None
+
+
+def join_contents(payload: Payload) -> bytes:
+    """The contents with commas between."""
+    return b",".join(message.data for message in payload.messages)

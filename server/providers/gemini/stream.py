@@ -1,0 +1,323 @@
+"""Gemini's stream folded.
+
+A chunk is a whole response object with some more parts. What goes back to Gemini is all parts in their order, as they
+came: neighbouring plain texts without a signature are joined, nothing else is, and no signature moves. Nothing goes
+back of an answer that is only thinking, nor of one that ended as a refusal, whose calls are not to be answered either.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from server.conversation.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
+from server.conversation.errors import (
+    Internal,
+    ProviderCallMalformed,
+    ProviderEmpty,
+    ProviderEndedEarly,
+    ProviderFailed,
+    ProviderMalformed,
+)
+from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.conversation.exact_json import dumps_sendable, loads_exact, to_plain
+from server.conversation.turn import Native, StopReason
+from server.conversation.usage import Usage, find_count_faults, read_count
+from server.providers.gemini.errors import error_from_body
+from server.providers.provider import ProviderAnswer
+from server.providers.wire.answer_values import (
+    check_call_id,
+    check_call_name,
+    check_members,
+    check_sendable,
+    clean_details,
+    read_response_id,
+)
+from server.providers.wire.frames import FrameReader
+from server.providers.wire.provider_errors import clean_message
+
+DIALECT: Final = "gemini"
+
+STOP_REASONS: Final = {
+    "STOP": StopReason.END_TURN,
+    "MAX_TOKENS": StopReason.LENGTH,
+    "CONTINUATION": StopReason.PAUSED,
+    "SAFETY": StopReason.REFUSAL,
+    "RECITATION": StopReason.REFUSAL,
+    "LANGUAGE": StopReason.REFUSAL,
+    "BLOCKLIST": StopReason.REFUSAL,
+    "PROHIBITED_CONTENT": StopReason.REFUSAL,
+    "SPII": StopReason.REFUSAL,
+    "IMAGE_SAFETY": StopReason.REFUSAL,
+    "IMAGE_PROHIBITED_CONTENT": StopReason.REFUSAL,
+    "IMAGE_RECITATION": StopReason.REFUSAL,
+    "FINISH_REASON_UNSPECIFIED": StopReason.ERROR,
+    "OTHER": StopReason.ERROR,
+    "MALFORMED_FUNCTION_CALL": StopReason.ERROR,
+    "UNEXPECTED_TOOL_CALL": StopReason.ERROR,
+    "TOO_MANY_TOOL_CALLS": StopReason.ERROR,
+    "NO_IMAGE": StopReason.ERROR,
+    "IMAGE_OTHER": StopReason.ERROR,
+    "MALFORMED_RESPONSE": StopReason.ERROR,
+}
+"""Every finish reason that is documented. One that is not is an error stop, with its name in the details."""
+
+_MALFORMED_CALL: Final = "MALFORMED_FUNCTION_CALL"
+_CHUNK: Final = {"candidates": list, "usageMetadata": dict, "promptFeedback": dict}
+_FEEDBACK: Final = {"blockReason": str}
+_CANDIDATE: Final = {"content": dict, "finishReason": str}
+_CONTENT: Final = {"parts": list}
+_PART: Final = {
+    "text": str,
+    "thought": bool,
+    "thoughtSignature": str,
+    "functionCall": dict,
+    "inlineData": dict,
+    "fileData": dict,
+    "executableCode": dict,
+    "codeExecutionResult": dict,
+}
+_INLINE: Final = {"mimeType": str, "data": str}
+_CALL: Final = {"id": str, "name": str, "args": dict}
+"""What the members that are read here have to be. A part that is none would be refused when it goes back."""
+_PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
+
+
+class GeminiFold:
+    """Implements `server.providers.provider.Fold`."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._parts: list[dict[str, Any]] = []
+        self._made_ids: dict[int, str] = {}
+        """By position the ids of calls that came without one. What goes back has none either."""
+        self._call_ids: set[str] = set()
+        self._answer = ProviderAnswer()
+        self._reported: dict[str, Any] | None = None
+        self._finish_reason: str | None = None
+        self._read = hashlib.sha256()
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        refused = self._answer.stop_reason is StopReason.REFUSAL
+        blocks = tuple(
+            UnknownBlock(data=to_plain(part))
+            if refused and "functionCall" in part
+            else _block_from(part, self._made_ids.get(index))
+            for index, part in enumerate(self._parts)
+        )
+        kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
+        sendable = not refused and any(map(_is_visible, kept))
+        native = Native(dialect=DIALECT, data=dumps_sendable({"role": "model", "parts": kept})) if sendable else None
+        if self._reported is None:
+            return replace(self._answer, blocks=blocks, native=native)
+        return replace(
+            self._answer,
+            blocks=blocks,
+            native=native,
+            usage=usage_from(self._reported),
+            usage_reported=to_plain(self._reported),
+            warnings=find_count_faults(self._reported),
+        )
+
+    def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
+        for frame in self._frames.feed(piece):
+            self._read.update(frame.data)
+            try:
+                chunk = loads_exact(frame.data)
+            except ValueError as error:
+                raise ProviderMalformed from error
+            if not isinstance(chunk, dict):
+                raise ProviderMalformed
+            check_members(chunk, _CHUNK)
+            yield from self._take(chunk)
+
+    def finish(self) -> None:
+        if self._frames.rest:
+            raise ProviderEndedEarly
+        if self._finish_reason is None:
+            raise ProviderEndedEarly if self._parts else ProviderEmpty("The provider's stream was empty.")
+        if self._finish_reason == _MALFORMED_CALL and self._answer.stop_reason is StopReason.ERROR:
+            said = (self._answer.stop_details or {}).get("finishMessage")
+            facts = {"provider_message": said} if isinstance(said, str) and said else {}
+            raise ProviderCallMalformed(**facts, provider_status=self._finish_reason)
+        if self._answer.stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
+            raise ProviderEmpty
+
+    def continue_answer(self) -> None:
+        raise Internal("An answer of Gemini is not continued by another call.")
+
+    def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
+        if "error" in chunk:
+            raise error_from_body(to_plain(chunk), None)
+        response_id = read_response_id(chunk.get("responseId"))
+        if response_id is not None and response_id != self._answer.response_id:
+            self._answer = replace(self._answer, response_id=response_id)
+        version = read_response_id(chunk.get("modelVersion"))
+        if version is not None and version != self._answer.model_version:
+            self._answer = replace(self._answer, model_version=version)
+        reported = chunk.get("usageMetadata")
+        if isinstance(reported, dict):
+            # Every chunk repeats the counts so far; only what they came to in the end is worth telling.
+            self._reported = reported
+        feedback = chunk.get("promptFeedback")
+        if isinstance(feedback, dict) and feedback.get("blockReason"):
+            check_members(feedback, _FEEDBACK)
+            self._stop(feedback["blockReason"], StopReason.REFUSAL, feedback)
+        candidates = chunk.get("candidates")
+        for candidate in candidates[:1] if isinstance(candidates, list) else []:
+            yield from self._take_candidate(candidate)
+        if self._finish_reason is not None and isinstance(reported, dict):
+            yield UsageReported(usage=usage_from(reported))
+
+    def _take_candidate(self, candidate: Any) -> Iterator[ProviderEvent]:
+        if not isinstance(candidate, dict):
+            raise ProviderMalformed
+        check_members(candidate, _CANDIDATE)
+        content = candidate.get("content") or {}
+        check_members(content, _CONTENT)
+        parts = content.get("parts")
+        for part in parts if isinstance(parts, list) else []:
+            if not isinstance(part, dict):
+                raise ProviderMalformed
+            check_members(part, _PART)
+            check_sendable(part)
+            _check_inline(part.get("inlineData") or {})
+            yield from self._take_part(part)
+        reason = candidate.get("finishReason")
+        if isinstance(reason, str):
+            details: dict[str, Any] = {
+                name: candidate[name] for name in ("finishMessage", "safetyRatings") if name in candidate
+            }
+            self._stop(reason, STOP_REASONS.get(reason, StopReason.ERROR), details)
+
+    def _take_part(self, part: dict[str, Any]) -> Iterator[ProviderEvent]:
+        call = part.get("functionCall")
+        if isinstance(call, dict):
+            call_id = call.get("id") or self._make_id()
+            self._check_call(call, call_id)
+            if not call.get("id"):
+                self._made_ids[len(self._parts)] = call_id
+            self._parts.append(part)
+            name = call["name"]
+            yield ToolCallBegin(call_id=call_id, name=name)
+            yield ToolCallEnd(call_id=call_id, name=name, arguments=to_plain(call.get("args") or {}))
+            return
+        self._append(part)
+        text = part.get("text")
+        if isinstance(text, str) and text:
+            yield ThinkingDelta(text=text) if part.get("thought") else TextDelta(text=text)
+
+    def _check_call(self, call: dict[str, Any], call_id: Any) -> None:
+        check_members(call, _CALL)
+        check_call_name(call.get("name"))
+        check_call_id(call_id, self._call_ids)
+        self._call_ids.add(call_id)
+
+    def _make_id(self) -> str:
+        """For a call without one. Made of what has been read, so that the same bytes give the same id again."""
+        place = self._read.copy()
+        place.update(str(len(self._parts)).encode())
+        return f"call_{place.hexdigest()[:32]}"
+
+    def _append(self, part: dict[str, Any]) -> None:
+        last = self._parts[-1] if self._parts else {}
+        joinable = set(part) in _PLAIN_KEYS and set(last) == set(part) and last.get("thought") == part.get("thought")
+        if joinable and isinstance(part["text"], str) and isinstance(last["text"], str):
+            self._parts[-1] = last | {"text": last["text"] + part["text"]}
+        else:
+            self._parts.append(part)
+
+    def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
+        self._finish_reason = reason
+        has_call = bool(self._call_ids)
+        self._answer = replace(
+            self._answer,
+            stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
+            stop_details={"reason": clean_message(reason), **clean_details(details)},
+        )
+
+
+def _check_inline(inline: dict[str, Any]) -> None:
+    """Raise `ProviderMalformed` for an image or a document that Gemini would not take back."""
+    check_members(inline, _INLINE)
+    data = (inline.get("data") or "").rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+    except ValueError as error:
+        raise ProviderMalformed("The provider's answer has inline data that is not base64.") from error
+
+
+def fold_body(body: bytes) -> ProviderAnswer:
+    """The answer that stored bytes hold, as far as they can be read."""
+    fold = GeminiFold()
+    try:
+        for _ in fold.feed(body):
+            pass
+    except ProviderFailed:
+        return fold.answer
+    return fold.answer
+
+
+def _is_visible(part: dict[str, Any]) -> bool:
+    return "text" not in part or bool(part["text"] and not part.get("thought"))
+
+
+def _without_open_thinking(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts without thinking that no signature has followed yet."""
+    signed = max((place for place, part in enumerate(parts) if part.get("thoughtSignature")), default=-1)
+    return [part for place, part in enumerate(parts) if place <= signed or not part.get("thought")]
+
+
+def usage_from(reported: dict[str, Any]) -> Usage:
+    """Gemini's counts, as `loads_exact` gives them, in buckets.
+
+    Cached tokens are part of its prompt, thoughts are not part of its candidates.
+    """
+
+    def count(name: str) -> int:
+        return read_count(reported.get(name))
+
+    cached = count("cachedContentTokenCount")
+    return Usage(
+        fresh_input_tokens=read_count(max(0, count("promptTokenCount") - cached) + count("toolUsePromptTokenCount")),
+        cache_read_tokens=cached,
+        output_tokens=count("candidatesTokenCount"),
+        reasoning_tokens=count("thoughtsTokenCount"),
+    )
+
+
+def _block_from(part: dict[str, Any], made_id: str | None) -> Block:
+    signature = mark_signature(part.get("thoughtSignature"))
+    call = part.get("functionCall")
+    if isinstance(call, dict):
+        return ToolCallBlock(
+            id=made_id or call["id"],
+            name=call["name"],
+            arguments=to_plain(call.get("args") or {}),
+            signature=signature,
+            is_id_ours=made_id is not None,
+        )
+    if isinstance(part.get("text"), str):
+        if part.get("thought"):
+            return ThinkingBlock(text=part["text"], signature=signature)
+        return TextBlock(text=part["text"], signature=signature)
+    return UnknownBlock(data=to_plain(part))
+
+
+def mark_signature(text: Any) -> SignatureMark | None:
+    """That there is a signature. Its bytes count: either alphabet of base64, padded or not, gives the same mark."""
+    if not isinstance(text, str) or not text:
+        return None
+    data = decode_signature(text)
+    return SignatureMark(length=len(data), fingerprint=hashlib.sha256(data).hexdigest()[:16])
+
+
+def decode_signature(text: str) -> bytes:
+    """The bytes of a signature; what is not base64 stands for itself."""
+    bare = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+    except ValueError:
+        return text.encode("utf-8", "surrogatepass")

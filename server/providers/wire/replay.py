@@ -1,0 +1,62 @@
+"""Stored answers in place of the network: the same SDKs, the same folds, no connection."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from server.providers.wire.exchange import Recording, WireUnreachable
+from server.providers.wire.transport import answer_sdk, empty_stream, take_request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """What a call kept."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pieces: Sequence[bytes] = ()
+    """The body, in whatever pieces it should come."""
+
+
+class ReplayedAnswer:
+    """Implements `server.providers.wire.exchange.Exchange` on stored bytes."""
+
+    def __init__(self, stored: StoredAnswer, recording: Recording) -> None:
+        self._stored = stored
+        self._closed = False
+        self.recording = recording
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for piece in self._stored.pieces:
+            if self._closed:
+                return
+            self.recording.append(piece)
+            yield piece
+        await self.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        self.recording.end()
+
+
+class ReplayingTransport(httpx2.AsyncBaseTransport):
+    """Answers each request with the next stored answer. One request more than there are is unreachable."""
+
+    def __init__(self, answers: Iterable[StoredAnswer]) -> None:
+        self._answers = deque(answers)
+        self.requests: list[bytes] = []
+        """The bodies that were sent, for comparing."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        tap, recording = await take_request(request)
+        if tap is not None and tap.dry:
+            return empty_stream()
+        self.requests.append(recording.request_body)
+        if not self._answers:
+            recording.end()
+            raise WireUnreachable("There is no stored answer left.")
+        stored = self._answers.popleft()
+        recording.answer(stored.status, stored.headers)
+        return await answer_sdk(tap, ReplayedAnswer(stored, recording), stored.status)

@@ -1,0 +1,192 @@
+"""One call to a provider: the part that both vendors share.
+
+A vendor supplies three things: how its SDK makes the request, a fold of the bytes, and what its SDK's errors mean.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+
+from server.conversation.block import JsonValue
+from server.conversation.errors import (
+    CallLimitReached,
+    ProviderCut,
+    ProviderFailed,
+    ProviderTimedOut,
+    ProviderUnavailable,
+    ValidationFailed,
+)
+from server.conversation.event import ProviderEvent
+from server.providers.provider import CallRecord, Fold, ProviderAnswer, StreamState
+from server.providers.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
+from server.providers.wire.transport import Tap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VendorCall:
+    """What a vendor supplies for one call."""
+
+    holes: dict[str, bytes] = field(default_factory=dict)
+    send: Callable[[], Awaitable[object]]
+    """Makes the SDK send the request; the tap gets the answer."""
+    warnings: Sequence[Mapping[str, JsonValue]] = ()
+    translate: Callable[[Exception, Recording], ProviderFailed | None]
+    """What an error of the SDK means, or None for one that is a bug."""
+
+
+_RUNNING: Final = frozenset({StreamState.NEW, StreamState.WAITING, StreamState.STREAMING})
+
+
+class WireStream:
+    """Implements `server.providers.provider.ProviderStream`."""
+
+    def __init__(self, call: VendorCall, fold: Fold) -> None:
+        self._call = call
+        self._fold = fold
+        self._tap = Tap(call.holes)
+        self._sending: asyncio.Task[object] | None = None
+        self._final: ProviderAnswer | None = None
+        self.state = StreamState.NEW
+
+    @property
+    def answer(self) -> ProviderAnswer:
+        """Built anew on each read while more may come, once when nothing does."""
+        if self.state in _RUNNING:
+            return self._fold.answer
+        if self._final is None:
+            self._final = self._fold.answer
+        return self._final
+
+    @property
+    def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
+        resent = ({"kind": "request_resent"},) if self._tap.recording.resent else ()
+        return (*self._call.warnings, *resent, *self.answer.warnings)
+
+    @property
+    def record(self) -> CallRecord:
+        recording = self._tap.recording
+        return CallRecord(
+            started_at=recording.started_at,
+            request_body=recording.request_body,
+            status=recording.status,
+            headers=recording.headers,
+            first_byte_at=recording.first_byte_at,
+            ended_at=recording.ended_at,
+            body=recording.body,
+        )
+
+    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
+        if self.state is not StreamState.NEW:
+            return
+        self.state = StreamState.WAITING
+        try:
+            await self._open()
+            if self._tap.answer is not None:
+                async with aclosing(self._read(self._tap.answer.pieces())) as events:
+                    async for event in events:
+                        yield event
+        except Exception:
+            self._move_to(StreamState.FAILED)
+            raise
+        finally:
+            self._move_to(StreamState.CANCELLED)
+            await self._close()
+
+    def call_when_sent(self, callback: Callable[[], None]) -> None:
+        self._tap.recording.on_leave = callback
+
+    async def cancel(self) -> None:
+        self._move_to(StreamState.CANCELLED)
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        await self._close()
+
+    async def _open(self) -> None:
+        with self._tap:
+            self._sending = asyncio.ensure_future(self._call.send())
+        listener = asyncio.current_task()
+        cancels = listener.cancelling() if listener is not None else 0
+        try:
+            await self._sending
+        except asyncio.CancelledError:
+            # Either somebody cancelled the stream, which ends it, or whoever listens, which is theirs to see.
+            if self.state is not StreamState.CANCELLED or (listener is not None and listener.cancelling() > cancels):
+                raise
+        except Exception as error:
+            failure = translate_wire(error) or self._call.translate(error, self._tap.recording)
+            if failure is None:
+                raise
+            raise failure from error
+
+    async def _read(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[ProviderEvent, None]:
+        self._move_to(StreamState.STREAMING)
+        try:
+            async for piece in pieces:
+                events, failure = self._fold_whole(piece)
+                for event in events:
+                    if self.state is not StreamState.STREAMING:
+                        return
+                    yield event
+                if failure is not None:
+                    raise failure
+                if self.state is not StreamState.STREAMING:
+                    return
+        except (WireCut, WireTimedOut) as error:
+            if self.state is not StreamState.STREAMING:
+                return
+            raise translate_wire(error) or error from error
+        if self.state is StreamState.STREAMING:
+            self._fold.finish()
+            self._move_to(StreamState.COMPLETE)
+
+    def _fold_whole(self, piece: bytes) -> tuple[list[ProviderEvent], ProviderFailed | None]:
+        """Before anything of a piece is given out: whoever leaves between two events finds the answer as recorded."""
+        events: list[ProviderEvent] = []
+        try:
+            events.extend(self._fold.feed(piece))
+        except ProviderFailed as failure:
+            return events, failure
+        return events, None
+
+    def _move_to(self, state: StreamState) -> None:
+        """What has ended stays as it ended."""
+        if self.state in _RUNNING:
+            self.state = state
+
+    async def _close(self) -> None:
+        if self._tap.answer is not None:
+            await self._tap.answer.close()
+        self._tap.recording.end()
+
+
+async def encode_request(call: VendorCall) -> bytes:
+    """The body that the call would send: the SDK writes it as ever, and the transport keeps it to itself.
+
+    Raises `ValidationFailed` for a model whose name cannot be asked for.
+    """
+    with Tap(call.holes, dry=True) as tap:
+        try:
+            await call.send()
+        except httpx2.InvalidURL as error:
+            raise ValidationFailed("The model's name cannot stand in an address.") from error
+    return tap.recording.request_body
+
+
+def translate_wire(error: BaseException | None) -> ProviderFailed | None:
+    """What the network did, however deep an SDK has wrapped it."""
+    while error is not None:
+        if isinstance(error, CallLimitReached):
+            return error
+        if isinstance(error, WireTimedOut):
+            return ProviderTimedOut(str(error))
+        if isinstance(error, WireUnreachable):
+            return ProviderUnavailable("The provider cannot be reached.")
+        if isinstance(error, WireCut):
+            return ProviderCut()
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,1 @@
+"""Stored conversations through a candidate: selection, budget, comparison, assertions, judge, report."""

@@ -1,0 +1,83 @@
+"""The candidate of a replay, as the assistant that its shadows talk to."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from server.conversation.assistant import AssistantDefinition
+from server.conversation.block import JsonValue
+from server.conversation.errors import ValidationFailed
+from server.payload.settings import check_settings
+from server.providers.choice import KEY_VARIABLES
+from server.providers.model_name import names_in_tables
+from server.providers.model_profile import PROFILES
+from server.replay.rerun.words import Candidate
+
+
+def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> AssistantDefinition:
+    """The assistant that a conversation is replayed with. `recorded`: the one that the candidate is laid over.
+
+    Raises `ValidationFailed` with the field for what its model would not take, before anything is sent.
+    """
+    provider = candidate.provider or recorded.provider
+    if provider not in KEY_VARIABLES:
+        _refuse("provider", f"There is no provider called {provider}.")
+    if provider != recorded.provider and candidate.model is None:
+        _refuse("model", f"Another provider needs a model: {recorded.model} is {recorded.provider}'s.")
+    model = candidate.model or recorded.model
+    listed = next((PROFILES[name] for name in names_in_tables(model) if name in PROFILES), None)
+    if listed is not None and listed.provider != provider:
+        _refuse("model", f"{model} is not one of {provider}'s.")
+    definition = replace(
+        recorded,
+        provider=provider,
+        model=model,
+        settings=_lay_over(recorded.settings, candidate),
+        instructions=candidate.instructions or recorded.instructions,
+        variables=recorded.variables if candidate.variables is None else candidate.variables,
+        tools=recorded.tools if candidate.tools is None else candidate.tools,
+    )
+    _check(definition)
+    return definition
+
+
+def keeps_static(candidate: Candidate, provider: str) -> bool:
+    """Whether the static text of a conversation with this provider is to be as it was recorded.
+
+    `provider`: the one that it was recorded with.
+    """
+    texts = (candidate.assistant_id, candidate.assistant_version, candidate.instructions, candidate.variables)
+    is_same = candidate.provider in (None, provider) and all(text is None for text in texts)
+    return is_same and f"{provider}_static_prompt.j2" not in candidate.templates
+
+
+def keeps_dynamic(candidate: Candidate, provider: str) -> bool:
+    """Whether the dynamic layer is to be as it was recorded. `provider`: the one that is asked now.
+
+    Also where another one was asked then: it tells the state of the world, and that was what it was.
+    """
+    return f"{provider}_dynamic_prompt.j2" not in candidate.templates
+
+
+def _lay_over(recorded: Mapping[str, JsonValue], candidate: Candidate) -> dict[str, JsonValue]:
+    settings = {**recorded, **(candidate.settings or {})}
+    if candidate.layer_order is not None:
+        settings["layer_order"] = str(candidate.layer_order)
+    if candidate.compaction is not None:
+        settings["compaction"] = dict(candidate.compaction)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check(definition: AssistantDefinition) -> None:
+    try:
+        check_settings(definition.provider, definition.model, definition.settings)
+    except ValidationFailed as error:
+        told = error.details.get("errors")
+        errors = [{**fault, "path": f"candidate.{fault['path']}"} for fault in told] if isinstance(told, list) else []
+        raise ValidationFailed(
+            f"candidate.{error.message}", hint="A setting that is null leaves its choice to the model.", errors=errors
+        ) from error
+
+
+def _refuse(field: str, message: str) -> None:
+    path = f"candidate.{field}"
+    raise ValidationFailed(f"{path}: {message}", errors=[{"path": path, "source": "body", "message": message}])

@@ -1,0 +1,223 @@
+"""Results of a replay as files: lines of JSON and of CSV, and tests for promptfoo.
+
+What users and models wrote is made harmless for whatever reads the file. A cell that a spreadsheet would take for a
+formula gets an apostrophe before it. promptfoo renders what it reads as templates and loads what begins with `file://`:
+such marks are written as expressions that give the same text.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from server.conversation.block import JsonValue, ToolCallBlock
+from server.replay.rerun.comparison import Said
+from server.replay.rerun.json import to_json
+from server.replay.rerun.result import AnswerFacts, StoredResult
+from server.replay.rerun.words import Assertion
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_LONGEST_CELL: Final = 32_000
+"""What spreadsheets hold in a cell, about."""
+_TEMPLATE: Final = re.compile(r"\{[{%#]")
+_FILE: Final = "file://"
+_FACTS: Final = (
+    "stop_reason",
+    "error_code",
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "cost_usd",
+    "cache_share",
+    "latency_ms",
+    "first_byte_ms",
+)
+
+
+class ExportFormat(StrEnum):
+    """How results are written."""
+
+    JSON = "json"
+    CSV = "csv"
+    PROMPTFOO = "promptfoo"
+
+
+MEDIA_TYPES: Final = {
+    ExportFormat.JSON: "application/json",
+    ExportFormat.CSV: "text/csv; charset=utf-8",
+    ExportFormat.PROMPTFOO: "application/yaml",
+}
+FILE_ENDINGS: Final = {ExportFormat.JSON: "json", ExportFormat.CSV: "csv", ExportFormat.PROMPTFOO: "promptfoo.yaml"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullResult:
+    """A result with what was said."""
+
+    stored: StoredResult
+    task: str
+    """What the user had asked last."""
+    recorded: Said | None
+    candidate: Said
+
+
+CSV_HEADER: Final = (
+    "item",
+    "conversation_id",
+    "repetition",
+    "place",
+    "turn",
+    "outcome",
+    "kinds",
+    "similarity",
+    "severity",
+    "note",
+    *(f"recorded_{name}" for name in _FACTS),
+    *(f"candidate_{name}" for name in _FACTS),
+    "failed_assertions",
+    "judge_score",
+    "judge_reason",
+    "recorded_tool_calls",
+    "candidate_tool_calls",
+    "recorded_text",
+    "candidate_text",
+)
+
+
+def write_csv_header() -> str:
+    """The first line."""
+    return _write_row(CSV_HEADER)
+
+
+def write_csv_row(full: FullResult) -> str:
+    """One line for one answer, though its texts may have line ends."""
+    stored, result = full.stored, full.stored.result
+    return _write_row(
+        (
+            stored.number,
+            stored.conversation_id,
+            stored.repetition,
+            result.place,
+            result.source_seq,
+            result.outcome.value,
+            " ".join(result.kinds),
+            result.similarity,
+            result.severity,
+            result.note,
+            *_facts_of(result.recorded),
+            *_facts_of(result.candidate),
+            "; ".join(assertion.name for assertion in result.assertions if not assertion.passed),
+            None if result.judge is None else result.judge.score,
+            None if result.judge is None else result.judge.reason,
+            _tell_calls(full.recorded),
+            _tell_calls(full.candidate),
+            None if full.recorded is None else full.recorded.text,
+            full.candidate.text,
+        )
+    )
+
+
+def make_harmless(cell: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell
+
+
+def result_to_json(full: FullResult) -> dict[str, JsonValue]:
+    """One answer with all that is known."""
+    stored = full.stored
+    told = to_json(stored.result)
+    return {
+        "item": stored.number,
+        "conversation_id": stored.conversation_id,
+        "repetition": stored.repetition,
+        **(told if isinstance(told, dict) else {}),
+        "task": full.task,
+        "recorded_answer": _tell(full.recorded),
+        "candidate_answer": _tell(full.candidate),
+    }
+
+
+def write_promptfoo_test(full: FullResult, assertions: Sequence[Assertion]) -> str:
+    """A test case on a line of its own: JSON, which YAML takes as it is.
+
+    It asks that the answer be like the recorded one, where that has a text, and that the text fit the schemas of the
+    replay. Expressions stay here: promptfoo's Python has other names.
+    """
+    expected: list[dict[str, Any]] = []
+    if full.recorded is not None and full.recorded.text.strip():
+        expected.append({"type": "rouge-n", "value": _plain(full.recorded.text), "threshold": 0.75})
+    expected += [
+        {"type": "is-json", "value": assertion.schema, "metric": _plain(assertion.name)}
+        for assertion in assertions
+        if assertion.schema is not None and assertion.tool_name is None
+    ]
+    stored = full.stored
+    test = {
+        "description": f"{stored.conversation_id} turn {stored.result.source_seq}",
+        "vars": {"task": _plain(full.task), "recorded": _plain("" if full.recorded is None else full.recorded.text)},
+        "assert": expected,
+        "metadata": {
+            "conversation_id": stored.conversation_id,
+            "turn": stored.result.source_seq,
+            "outcome": stored.result.outcome.value,
+        },
+    }
+    return f"- {json.dumps(test)}\n"
+
+
+def _plain(text: str) -> str:
+    """A text that promptfoo's templates give back as it is."""
+    escaped = _TEMPLATE.sub(lambda match: "{{ '" + match.group() + "' }}", text)
+    return "{{ '" + _FILE + "' }}" + escaped.removeprefix(_FILE) if escaped.startswith(_FILE) else escaped
+
+
+def _facts_of(facts: AnswerFacts | None) -> tuple[object, ...]:
+    if facts is None:
+        return (None,) * len(_FACTS)
+    usage = facts.usage
+    return (
+        None if facts.stop_reason is None else facts.stop_reason.value,
+        facts.error_code,
+        usage.input_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+        None if facts.cost_usd is None else f"{facts.cost_usd:f}",
+        None if facts.cache_share is None else round(facts.cache_share, 4),
+        facts.latency_ms,
+        facts.first_byte_ms,
+    )
+
+
+def _write_row(values: Sequence[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow([_cell(value) for value in values])
+    return line.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Half a pair of surrogates has no place in UTF-8."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    return make_harmless(value[:_LONGEST_CELL].encode(errors="replace").decode())
+
+
+def _tell_calls(said: Said | None) -> str:
+    return "" if said is None or not said.calls else json.dumps([_tell_call(call) for call in said.calls])
+
+
+def _tell_call(call: ToolCallBlock) -> dict[str, JsonValue]:
+    return {"name": call.name, "arguments": dict(call.arguments)}
+
+
+def _tell(said: Said | None) -> JsonValue:
+    if said is None:
+        return None
+    return {"text": said.text, "tool_calls": [_tell_call(call) for call in said.calls]}

@@ -1,0 +1,127 @@
+"""Replays as JSON and back: the form in which drafts and results are stored and told.
+
+What was read with `draft_from_json` is the draft that `draft_to_json` was given, whatever its texts hold. Times are ISO
+8601, money is text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from server.conversation.assistant import Instructions, Tool
+from server.conversation.block import JsonValue
+from server.conversation.payload import LayerOrder
+from server.conversation.turn import StopReason
+from server.conversation.usage import Usage
+from server.inspection.port import InspectedState, InspectionFilter
+from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
+from server.replay.rerun.words import (
+    Assertion,
+    Candidate,
+    Judge,
+    OnMissingResult,
+    ReplayDraft,
+    ReplayLimits,
+    ReplayMode,
+    Selection,
+)
+
+_MONEY: Final = ("cost_from", "cost_to")
+_INSTANTS: Final = ("active_after", "active_before")
+
+
+def to_json(value: Any) -> JsonValue:
+    """Any word of a replay: members in their order, none left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(member) for member in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    # Enumerations are texts already; `json` would write them so, but a reader of the value would see more.
+    return str(value) if isinstance(value, str) else value
+
+
+def draft_from_json(item: Mapping[str, Any]) -> ReplayDraft:
+    """The inverse of `to_json` for a draft."""
+    judge = item["judge"]
+    return ReplayDraft(
+        name=item["name"],
+        selection=_selection_from(item["selection"]),
+        candidate=_candidate_from(item["candidate"]),
+        mode=ReplayMode(item["mode"]),
+        on_missing_result=OnMissingResult(item["on_missing_result"]),
+        limits=_limits_from(item["limits"]),
+        assertions=tuple(Assertion(**assertion) for assertion in item["assertions"]),
+        judge=None if judge is None else Judge(**judge),
+    )
+
+
+def facts_from_json(item: Mapping[str, Any] | None) -> AnswerFacts | None:
+    """The inverse of `to_json` for what an answer took."""
+    if item is None:
+        return None
+    reason = item["stop_reason"]
+    return AnswerFacts(
+        **dict(item)
+        | {
+            "stop_reason": None if reason is None else StopReason(reason),
+            "usage": Usage(**item["usage"]),
+            "cost_usd": _money(item["cost_usd"]),
+        }
+    )
+
+
+def assertions_from_json(items: list[Mapping[str, Any]]) -> tuple[AssertionResult, ...]:
+    """The inverse of `to_json` for how assertions went."""
+    return tuple(AssertionResult(**item) for item in items)
+
+
+def judge_result_from_json(item: Mapping[str, Any] | None) -> JudgeResult | None:
+    """The inverse of `to_json` for what a judge said."""
+    return None if item is None else JudgeResult(**item)
+
+
+def _selection_from(item: Mapping[str, Any]) -> Selection:
+    ids = item["conversation_ids"]
+    return Selection(
+        conversation_ids=None if ids is None else tuple(ids),
+        filters=_filters_from(item["filters"]),
+        sample_count=item["sample_count"],
+        sample_seed=item["sample_seed"],
+    )
+
+
+def _filters_from(item: Mapping[str, Any]) -> InspectionFilter:
+    read: dict[str, Any] = dict(item)
+    read |= {name: _money(item[name]) for name in _MONEY}
+    read |= {name: None if item[name] is None else datetime.fromisoformat(item[name]) for name in _INSTANTS}
+    read["state"] = None if item["state"] is None else InspectedState(item["state"])
+    read["stop_reason"] = None if item["stop_reason"] is None else StopReason(item["stop_reason"])
+    return InspectionFilter(**read)
+
+
+def _candidate_from(item: Mapping[str, Any]) -> Candidate:
+    instructions, tools, order = item["instructions"], item["tools"], item["layer_order"]
+    return Candidate(
+        **dict(item)
+        | {
+            "instructions": None if instructions is None else Instructions(**instructions),
+            "tools": None if tools is None else tuple(Tool(**tool) for tool in tools),
+            "layer_order": None if order is None else LayerOrder(order),
+        }
+    )
+
+
+def _limits_from(item: Mapping[str, Any]) -> ReplayLimits:
+    return ReplayLimits(**dict(item) | {"budget_usd": _money(item["budget_usd"])})
+
+
+def _money(text: str | None) -> Decimal | None:
+    return None if text is None else Decimal(text)

@@ -1,0 +1,135 @@
+"""Replays as people ask for them: checked before anything is written, made, and handed to whoever runs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from server.conversation.audit import Actor
+from server.conversation.errors import PriceUnknown, TemplateInvalid, ValidationFailed
+from server.conversation.store import Store
+from server.payload.renderer import Renderer
+from server.payload.settings import check_settings
+from server.providers.choice import KEY_VARIABLES
+from server.providers.model_name import find_name_fault
+from server.replay.rerun.assertions import AssertionChecker
+from server.replay.rerun.candidate import build_definition
+from server.replay.rerun.checks import check_draft, check_size
+from server.replay.rerun.port import Replays
+from server.replay.rerun.queue import ReplayQueue
+from server.replay.rerun.renderer import RendererOf
+from server.replay.rerun.words import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
+
+_LOOKED_AT: Final = 50
+"""Conversations whose assistants the candidate is laid over beforehand. What others have is found when they are run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay would do."""
+
+    conversation_ids: Sequence[str]
+    estimate: ReplayEstimate
+
+
+class ReplayService:
+    """Makes replays."""
+
+    def __init__(
+        self,
+        replays: Replays,
+        store: Store,
+        queue: ReplayQueue,
+        renderer_of: RendererOf,
+        assertions: AssertionChecker,
+    ) -> None:
+        self._replays = replays
+        self._store = store
+        self._queue = queue
+        self._renderer_of = renderer_of
+        self._assertions = assertions
+
+    async def plan(self, tenant_id: str, draft: ReplayDraft) -> ReplayPlan:
+        """The dry run: nothing is written, nobody is asked.
+
+        Raises `ValidationFailed` with the field for a draft that cannot be run, `ConversationNotFound`,
+        `AssistantNotFound`, `TemplateWorkersBusy`, and `PriceUnknown` where the budget is in money and a model has no
+        price.
+        """
+        check_draft(draft)
+        _check_judge(draft.judge)
+        await self._assertions.read(tenant_id, draft.assertions)
+        renderer = self._renderer_of(draft.candidate.templates)
+        await renderer.check_templates(tenant_id)
+        ids = await self._replays.select_conversations(tenant_id, draft.selection)
+        check_size(len(ids), draft.limits)
+        await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
+        estimate = await self._replays.estimate(tenant_id, draft, ids)
+        if draft.limits.budget_usd is not None and estimate.unpriced_count:
+            # Each conversation would find out by itself, and some of them after the first answers were paid for.
+            raise PriceUnknown
+        return ReplayPlan(conversation_ids=ids, estimate=estimate)
+
+    async def create(self, tenant_id: str, draft: ReplayDraft, *, actor: Actor) -> Replay:
+        """A replay that runs from now on. Raises what `plan` raises."""
+        plan = await self.plan(tenant_id, draft)
+        draft = replace(draft, candidate=await self._pin(tenant_id, draft.candidate))
+        replay = await self._replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
+        await self._queue.queue_replay(tenant_id, replay.id, slot_count=_slots_of(replay))
+        return replay
+
+    async def continue_(
+        self, tenant_id: str | None, replay_id: str, *, actor: Actor, limits: ReplayLimits | None = None
+    ) -> Replay:
+        """Goes on after a pause, or with a larger budget. Raises what `Replays.continue_replay` raises."""
+        replay = await self._replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
+        await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
+        return replay
+
+    async def _pin(self, tenant_id: str, candidate: Candidate) -> Candidate:
+        """The newest version is the newest of now: all conversations meet the same one, however long it takes."""
+        if candidate.assistant_id is None or candidate.assistant_version is not None:
+            return candidate
+        newest = await self._store.load_assistant(tenant_id, candidate.assistant_id)
+        return replace(candidate, assistant_version=newest.version)
+
+    async def _check_candidate(
+        self, tenant_id: str, candidate: Candidate, conversation_ids: Sequence[str], renderer: Renderer
+    ) -> None:
+        """Laid over each assistant that it meets: what one of them takes, another one's model may not."""
+        seen: set[tuple[str, int | None]] = set()
+        for conversation_id in conversation_ids:
+            conversation = await self._store.load_conversation(tenant_id, conversation_id)
+            assistant_id, version = candidate.assistant_id, candidate.assistant_version
+            if assistant_id is None:
+                assistant_id, version = conversation.assistant_id, version or conversation.assistant_version
+            if (assistant_id, version) in seen:
+                continue
+            seen.add((assistant_id, version))
+            assistant = await self._store.load_assistant(tenant_id, assistant_id, version)
+            definition = build_definition(assistant.definition, candidate)
+            if candidate.instructions is not None and len(seen) == 1:
+                try:
+                    await renderer.check_instructions(tenant_id, definition)
+                except TemplateInvalid as error:
+                    _refuse("candidate.instructions", error.message)
+
+
+def _check_judge(judge: Judge | None) -> None:
+    if judge is None:
+        return
+    if judge.provider not in KEY_VARIABLES:
+        _refuse("judge.provider", f"There is no provider called {judge.provider}.")
+    if fault := find_name_fault(judge.provider, judge.model):
+        _refuse("judge.model", fault)
+    try:
+        check_settings(judge.provider, judge.model, judge.settings)
+    except ValidationFailed as error:
+        _refuse("judge.settings", error.message)
+
+
+def _refuse(path: str, message: str) -> None:
+    raise ValidationFailed(f"{path}: {message}", errors=[{"path": path, "source": "body", "message": message}])
+
+
+def _slots_of(replay: Replay) -> int:
+    return min(replay.draft.limits.parallelism, replay.item_count)

@@ -1,0 +1,42 @@
+"""What running replays takes, gathered once for a process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.conversation.lengths import KnownLengths
+from server.conversation.stop_sign import StopSign
+from server.conversation.store import Store
+from server.payload.held_texts import HeldTexts
+from server.providers.provider import Provider
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
+from server.replay.rerun.assertions import AssertionChecker
+from server.replay.rerun.compaction import CompactorOf
+from server.replay.rerun.observer import ReplayObserver
+from server.replay.rerun.port import Replays
+from server.replay.rerun.renderer import RendererOf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayTools:
+    """The parts."""
+
+    owner: str
+    """What this process is called on the items that it runs."""
+    replays: Replays
+    store: Store
+    """Where the sources are."""
+    shadows: Store
+    renderer_of: RendererOf
+    compactor_of: CompactorOf
+    assertions: AssertionChecker
+    lengths: KnownLengths
+    """Of live conversations."""
+    providers: Mapping[str, Provider]
+    observer: ReplayObserver
+    texts: HeldTexts = field(default_factory=HeldTexts)
+    estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    stop_sign: StopSign = field(default_factory=StopSign)
+    lease_seconds: float = 30.0
+    """How long a process may be silent before another goes on with its items."""

@@ -1,0 +1,102 @@
+"""What the epochs of a conversation have to say of themselves and of one another.
+
+Requests prove what of an epoch was sent. The rest is what the next turn, the next compaction and its undoing go by; it
+is proven here, from what is stored.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from server.conversation.assistant import Tool
+from server.conversation.conversation import Conversation
+from server.conversation.epoch import NOTHING_REJECTED, Epoch, EpochReason, Segment
+from server.payload.arguments import hash_arguments
+from server.payload.builder import hash_chain, hash_prefix
+from server.replay.verify.call_walk import Flaw
+
+
+def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iterator[Flaw]:
+    """Whether all epochs are there, and the present one is where the conversation says. There may be newer ones."""
+    missing = next((number for number in range(1, conversation.epoch + 1) if number not in epochs), None)
+    if missing is not None:
+        yield Flaw(place=f"epoch {missing}", note="The epoch is missing.")
+    present = epochs.get(conversation.epoch)
+    if present is not None and present.buffer_start_seq != conversation.buffer_start_seq:
+        yield Flaw(
+            place="conversation.buffer_start_seq",
+            note="The buffer does not begin where it does in the present epoch.",
+            stored=str(conversation.buffer_start_seq),
+            found=str(present.buffer_start_seq),
+        )
+
+
+def check_epoch(
+    epoch: Epoch, before: Epoch | None, static_text: str, segments: Sequence[Segment], tools: Sequence[Tool]
+) -> Iterator[Flaw]:
+    """One epoch, beside the one before it. `segments` and `tools`: its own."""
+    yield from _check_turns_told(epoch, segments)
+    if epoch.args is not None and epoch.arguments_hash and hash_arguments(epoch.args) != epoch.arguments_hash:
+        yield _differ(epoch, "args", "The args are not what their hash says.", epoch.arguments_hash)
+    yield from _check_rejected(epoch, before)
+    # Of a static text that is damaged, that is told where it is read. Empty in an epoch from before it was kept.
+    is_whole = hashlib.sha256(static_text.encode("utf-8", "surrogatepass")).digest() == epoch.static_hash
+    expected = _expect_prefix(epoch, before, static_text, tools)
+    if is_whole and epoch.prefix_hash and epoch.prefix_hash not in expected:
+        yield _differ(epoch, "prefix_hash", "It is not the hash of the static text and the tools.", epoch.prefix_hash)
+
+
+def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]:
+    """Every turn before the buffer is in one segment or in the opening, in order."""
+    positions = [segment.position for segment in segments]
+    if len(positions) != epoch.segment_count or positions != list(range(len(positions))):
+        note = "A segment of the epoch is missing."
+        found = ", ".join(map(str, positions))
+        yield Flaw(place=f"epoch {epoch.number} segments", note=note, stored=f"{epoch.segment_count}", found=found)
+        return
+    spans = [(segment.first_seq, segment.last_seq) for segment in segments]
+    if epoch.opening is not None:
+        spans.append((epoch.opening.start_seq, epoch.buffer_start_seq - 1))
+    told = 0
+    for first, last in spans:
+        if first != told + 1 or last < first:
+            break
+        told = last
+    else:
+        if told == epoch.buffer_start_seq - 1:
+            return
+    yield Flaw(
+        place=f"epoch {epoch.number} segments",
+        note="Segments, opening and buffer do not follow one another without a gap.",
+        stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
+        found=f"a buffer from {epoch.buffer_start_seq}, told up to {told}",
+    )
+
+
+def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
+    """What was left out once stays out. Only an epoch that begins for that leaves out more."""
+    was = {} if before is None else before.rejected
+    if epoch.rejected == was:
+        return
+    grows = epoch.reason in {EpochReason.SIGNATURES_REJECTED, EpochReason.OPENING_SET_DOWN} and all(
+        epoch.rejected.get(provider, NOTHING_REJECTED).signatures_through_seq >= old.signatures_through_seq
+        and epoch.rejected.get(provider, NOTHING_REJECTED).calls_through_seq >= old.calls_through_seq
+        for provider, old in was.items()
+    )
+    if not grows:
+        note = "Not all that was rejected before is left out, or more, without a reason."
+        yield Flaw(place=f"epoch {epoch.number} rejected", note=note, stored=str(epoch.rejected), found=str(was))
+
+
+def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
+    """With an opening it is that of the epoch which the opening began with: this one, or the one before's."""
+    prefix = hash_prefix(static_text, tools)
+    if epoch.opening is None:
+        yield prefix
+        return
+    yield hash_chain(prefix, epoch.number)
+    if before is not None and before.opening is not None:
+        yield before.prefix_hash
+
+
+def _differ(epoch: Epoch, name: str, note: str, stored: bytes) -> Flaw:
+    return Flaw(place=f"epoch {epoch.number} {name}", note=note, stored=stored.hex())

@@ -1,0 +1,328 @@
+"""The reaper ends turns whose process has died.
+
+A lease that runs out says that nobody writes for the turn any more. Whoever notices takes it over and writes down what
+had arrived: the bytes that the dead process had flushed, folded as it would have folded them. Nothing is asked of the
+provider again. An answer that had arrived to its last byte is whole, and counts as such.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final
+from uuid import uuid4
+
+from server.caching.expectation import CacheExpectation, explain_miss
+from server.conversation.call import Call, CallEnd, CallStart
+from server.conversation.conversation import Lease
+from server.conversation.errors import (
+    AnswerUnreadable,
+    ConversationNotFound,
+    DatabaseUnavailable,
+    LeaseLost,
+    ProviderFailed,
+    TurnInterrupted,
+)
+from server.conversation.store import NewAnswer, PayloadSource
+from server.conversation.turn import Native, StopReason, ToolResponseTurn, Turn, TurnState, open_call_ids
+from server.conversation.turn_ending import describe_stop
+from server.conversation.usage import Usage, add_usages
+from server.payload.call_records import add_costs, cost_of, warn_unknown
+from server.providers.continuation import fold_earlier, replace_container
+from server.providers.provider import Fold, ProviderAnswer
+from server.turns.stored import bodies_before
+from server.turns.tools import TurnTools
+
+_OK: Final = 200
+_log = logging.getLogger("strata.turn")
+
+
+class Reaper:
+    """Ends what the dead have left."""
+
+    def __init__(self, tools: TurnTools) -> None:
+        self._tools = tools
+
+    async def watch(self) -> None:
+        """Looks for expired leases until it is cancelled: at once, and then often enough for nobody to wait long."""
+        while True:
+            try:
+                while await self.reap():
+                    pass
+            except DatabaseUnavailable as error:
+                _log.warning("reaper.look_failed", extra={"code": error.code})
+            # The boundary of a task that nobody awaits. If it ended here, no dead process's turn would be ended again.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the next look comes
+                _log.exception("reaper.crashed")
+            await asyncio.sleep(self._tools.limits.lease_seconds / 4)
+
+    async def reap(self, conversation_id: str | None = None) -> int:
+        """Ends the turns whose leases have run out, of one conversation or of all. How many were ended here.
+
+        Of all of them, one that cannot be ended does not hold up the others. Raises `DatabaseUnavailable`.
+        """
+        expired = await self._tools.store.list_expired_leases(conversation_id=conversation_id)
+        if conversation_id is not None:
+            return sum([await self._reap_one(tenant_id, lease) for tenant_id, lease in expired])
+        return sum([await self._reap_isolated(tenant_id, lease) for tenant_id, lease in expired])
+
+    async def _reap_isolated(self, tenant_id: str, lease: Lease) -> bool:
+        facts = {"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq, "owner": lease.owner}
+        try:
+            return await self._reap_one(tenant_id, lease)
+        except DatabaseUnavailable as error:
+            # It may be this conversation alone, for instance a row that is locked for too long.
+            _log.warning("turn.reap_failed", extra={**facts, "code": error.code})
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the others of the list come next
+            _log.exception("turn.reap_failed", extra=facts)
+        return False
+
+    async def _reap_one(self, tenant_id: str, lease: Lease) -> bool:
+        tools = self._tools
+        try:
+            mine = await tools.store.take_over_lease(
+                lease, token=uuid4(), owner=tools.owner, lease_seconds=tools.limits.lease_seconds
+            )
+            conversation = await tools.store.load_conversation(tenant_id, lease.conversation_id)
+            answer = await self._finish(tenant_id, mine)
+        except (LeaseLost, ConversationNotFound):
+            # Somebody else was quicker, or it was erased.
+            return False
+        _log.warning(
+            "turn.reaped",
+            extra={
+                "conversation_id": lease.conversation_id,
+                "turn_seq": lease.turn_seq,
+                "owner": lease.owner,
+                "state": answer.state.value,
+            },
+        )
+        if answer.start is not None and answer.end is not None:
+            tools.observer.call_ended(mine, answer.start, answer.end, assistant_id=conversation.assistant_id)
+        tools.observer.turn_reaped(mine)
+        return True
+
+    async def _finish(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """Writes the turn's end: with what had arrived, or, if that cannot be stored, with its bytes alone."""
+        store = self._tools.store
+        for build in (self._build_answer, self._build_bare_answer):
+            try:
+                answer = await build(tenant_id, lease)
+                await store.finish_turn(lease, answer)
+            except (LeaseLost, ConversationNotFound, DatabaseUnavailable):
+                raise
+            # It would fail in the same way at every look, and its conversation would be blocked for ever.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says so
+                _log.exception(
+                    "turn.answer_unreadable",
+                    extra={"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq},
+                )
+            else:
+                return answer
+        answer = replace(
+            await self._build_answer_without_call(tenant_id, lease), error_code=AnswerUnreadable.code, cost_usd=None
+        )
+        await store.finish_turn(lease, answer)
+        return answer
+
+    async def _build_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        calls = await self._tools.store.list_calls(tenant_id, lease.conversation_id, lease.turn_seq)
+        if not calls:
+            return await self._build_answer_of_unknown_call(tenant_id, lease)
+        call = calls[-1]
+        calls = [*[await self._end_earlier(tenant_id, lease, earlier) for earlier in calls[:-1]], call]
+        body = await self._collect_body(tenant_id, lease, call)
+        own, code = self._fold(call, [], body)
+        complete = code is None
+        before = [earlier or b"" for earlier in bodies_before(call, calls)]
+        answer = self._fold(call, before, body)[0] if before else own
+        start, end = self._end(call, body, own, code)
+        ends = [*(earlier.end for earlier in calls[:-1] if earlier.end is not None), end]
+        return NewAnswer(
+            blocks=answer.blocks,
+            native=answer.native or Native(dialect=call.start.provider, data=b""),
+            state=TurnState.COMPLETE if complete else TurnState.INTERRUPTED,
+            stop_reason=answer.stop_reason if complete else StopReason.ABORTED,
+            error_code=code,
+            usage=add_usages([end.usage for end in ends]),
+            cost_usd=add_costs([end.cost_usd for end in ends]),
+            pending_call_ids=open_call_ids(answer.blocks) if complete else (),
+            provider=call.start.provider,
+            model=call.start.model,
+            account=call.start.account,
+            start=start,
+            end=end,
+            model_version=answer.model_version,
+            ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},
+        )
+
+    async def _end_earlier(self, tenant_id: str, lease: Lease, call: Call) -> Call:
+        """A call that another one has followed, with its end: as it was recorded, or what had arrived of it."""
+        if call.end is not None:
+            return call
+        body = await self._collect_body(tenant_id, lease, call)
+        answer, code = self._fold(call, [], body)
+        start, end = self._end(call, body, answer, code)
+        await self._tools.store.end_call(lease, start, end)
+        return replace(call, start=start, end=end)
+
+    def _end(self, call: Call, body: bytes, answer: ProviderAnswer, code: str | None) -> tuple[CallStart, CallEnd]:
+        """A call as recovery records it."""
+        start = call.start if answer.container is None else replace_container(call.start, answer.container)
+        start = replace(start, warnings=(*start.warnings, *answer.warnings))
+        if call.end is not None:
+            return start, replace(call.end, error_code=call.end.error_code or code)
+        end = CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=_OK if body else None,
+            raw_response=body,
+            usage=answer.usage,
+            usage_reported=answer.usage_reported,
+            response_id=answer.response_id,
+            cache_miss_reason=explain_miss(_expectation_of(call), answer.usage, answer.cache_miss_reason),
+            cost_usd=cost_of(start.model, start.started_at, answer),
+            error_code=code,
+        )
+        if answer.usage != Usage():
+            return start, end
+        # The request went out, and what the provider made of it nobody knows.
+        size = sum(int(entry["length"]) for entry in start.manifest)
+        unknown = warn_unknown(start.model, start.started_at, size, self._tools.estimate)
+        return replace(start, warnings=(*start.warnings, unknown)), replace(end, cost_usd=None)
+
+    async def _collect_body(self, tenant_id: str, lease: Lease, call: Call) -> bytes:
+        """The bytes of a call: flushed pieces without a gap, or, if it had failed, nothing to add.
+
+        One that had ended without a failure was paused, and nothing had continued it yet.
+        """
+        if call.end is not None:
+            return b"" if call.end.error_code is not None else call.end.raw_response or b""
+        chunks = await self._tools.store.list_chunks(
+            tenant_id, lease.conversation_id, lease.turn_seq, attempt=call.start.attempt
+        )
+        body = b""
+        for chunk in chunks:
+            if chunk.attempt == call.start.attempt and chunk.offset == len(body):
+                body += chunk.data
+        return body
+
+    def _fold(self, call: Call, earlier: Sequence[bytes], body: bytes) -> tuple[ProviderAnswer, str | None]:
+        """What the bytes say, after those of the calls that this one continues, and why the answer is not whole; None
+        if it is.
+        """
+        open_fold = self._tools.folds.get(call.start.provider)
+        if open_fold is None or not (earlier or body):
+            return ProviderAnswer(), TurnInterrupted.code
+        try:
+            fold = open_fold()
+            fold_earlier(fold, earlier)
+            return _fold_whole(fold, body)
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unreadable`
+            _log.exception("turn.answer_unreadable", extra={"turn_seq": call.turn_seq})
+            return ProviderAnswer(), AnswerUnreadable.code
+
+    async def _build_bare_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """The end of a turn whose answer cannot be stored: no content, and every byte that had arrived."""
+        answer = replace(
+            await self._build_answer_without_call(tenant_id, lease), error_code=AnswerUnreadable.code, cost_usd=None
+        )
+        calls = await self._tools.store.list_calls(tenant_id, lease.conversation_id, lease.turn_seq)
+        if not calls:
+            return answer
+        start = calls[-1].start
+        body = await self._collect_body(tenant_id, lease, calls[-1])
+        end = calls[-1].end or CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=_OK if body else None,
+            raw_response=body,
+            error_code=AnswerUnreadable.code,
+        )
+        return replace(answer, provider=start.provider, model=start.model, account=start.account, start=start, end=end)
+
+    async def _build_answer_of_unknown_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
+        """The process died before it had recorded a call. It may have made one, which may be billed."""
+        store = self._tools.store
+        asked = await store.load_turn(tenant_id, lease.conversation_id, lease.turn_seq - 1)
+        source = await store.load_payload_source(tenant_id, lease.conversation_id)
+        version = _find_version(source, asked)
+        answer = await self._build_answer_without_call(tenant_id, lease, version)
+        if source.epoch is None or source.epoch.assistant_version != version:
+            # An epoch of this version begins before a request is made.
+            return answer
+        size = len((source.static_text or "").encode("utf-8", "surrogatepass"))
+        size += sum(len(turn.native.data) for turn in source.buffered)
+        end = CallEnd(
+            ended_at=datetime.now(UTC),
+            first_byte_at=None,
+            status=None,
+            cost_usd=None,
+            error_code=TurnInterrupted.code,
+        )
+        start = CallStart(
+            attempt=1,
+            provider=answer.provider,
+            model=answer.model,
+            # Nobody recorded with which credentials, nor what exactly was sent.
+            account="",
+            epoch=source.epoch.number,
+            started_at=asked.created_at,
+            manifest=(),
+            request_hash=b"",
+            warnings=(warn_unknown(answer.model, asked.created_at, size, self._tools.estimate),),
+        )
+        return replace(answer, cost_usd=None, account="", start=start, end=end)
+
+    async def _build_answer_without_call(self, tenant_id: str, lease: Lease, version: int | None = None) -> NewAnswer:
+        """The end of a turn without a call. `version` of the assistant: None for the conversation's."""
+        store = self._tools.store
+        conversation = await store.load_conversation(tenant_id, lease.conversation_id)
+        assistant = await store.load_assistant(
+            tenant_id, conversation.assistant_id, version or conversation.assistant_version
+        )
+        return NewAnswer(
+            blocks=(),
+            native=Native(dialect=assistant.definition.provider, data=b""),
+            state=TurnState.INTERRUPTED,
+            stop_reason=StopReason.ABORTED,
+            error_code=TurnInterrupted.code,
+            usage=Usage(),
+            cost_usd=Decimal(0),
+            provider=assistant.definition.provider,
+            model=assistant.definition.model,
+            account=None,
+            start=None,
+            end=None,
+        )
+
+
+def _find_version(source: PayloadSource, asked: Turn) -> int:
+    """The version of the assistant that the requests of a turn were made with, if there were any.
+
+    A tool loop keeps the version of its epoch. If the conversation was edited after the turn was accepted, its version
+    may be newer than the turn; then, too, the epoch tells which one was used.
+    """
+    edited = source.conversation.updated_at > asked.created_at
+    if source.epoch is not None and (isinstance(asked, ToolResponseTurn) or edited):
+        return source.epoch.assistant_version
+    return source.conversation.assistant_version
+
+
+def _fold_whole(fold: Fold, body: bytes) -> tuple[ProviderAnswer, str | None]:
+    """What all bytes say, and why the answer is not whole; None if it is."""
+    try:
+        for _ in fold.feed(body):
+            pass
+        fold.finish()
+    except ProviderFailed:
+        return fold.answer, TurnInterrupted.code
+    return fold.answer, None
+
+
+def _expectation_of(call: Call) -> CacheExpectation:
+    """As far as it was written down: what could have come beside it, and why it would not, nobody knows any more."""
+    expected = call.start.cache_expected_tokens
+    return CacheExpectation(tokens=expected, possible_tokens=expected or 0)

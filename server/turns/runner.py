@@ -1,0 +1,371 @@
+"""One turn from its accepted input to its durable answer: prepare, call, stream, finish.
+
+However a turn goes, it ends in one place: the answer is written, whole or not, before anybody hears that it has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Final
+
+from server.caching.keeper import Asked
+from server.conversation.assistant import AssistantDefinition
+from server.conversation.block import JsonValue
+from server.conversation.conversation import Lease
+from server.conversation.errors import (
+    AnswerUnstorable,
+    CacheGone,
+    DatabaseUnavailable,
+    Internal,
+    LeaseLost,
+    ProviderFailed,
+    StrataError,
+    TurnInterrupted,
+    TurnStalled,
+)
+from server.conversation.payload import Payload
+from server.conversation.store import Finished, NewAnswer, PayloadSource
+from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
+from server.conversation.turn_ending import describe_failure, describe_stop
+from server.conversation.turn_event import end_of as last_event_of
+from server.conversation.undisturbed import undisturbed
+from server.conversation.usage import Usage, add_usages
+from server.payload.call_records import add_costs, bare_end_of, end_of, start_of
+from server.payload.preparation import PreparedPayload
+from server.providers.calls import REJECTIONS, PatientCall
+from server.providers.continuation import fold_earlier, fold_events
+from server.turns.keeper import TurnKeeper
+from server.turns.live import LiveTurn
+from server.turns.observer import TurnTimes
+from server.turns.tools import TurnTools
+
+_FINISH_PAUSE_SECONDS: Final = 0.5
+_log = logging.getLogger("strata.turn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How a turn ended, before it is written."""
+
+    state: TurnState
+    stop_reason: StopReason | None
+    error_code: str | None = None
+    ending: Mapping[str, JsonValue] = field(default_factory=dict)
+    """See `server.conversation.turn_ending`."""
+
+
+_CANCELLED: Final = _Outcome(state=TurnState.CANCELLED, stop_reason=StopReason.ABORTED)
+_INTERRUPTED: Final = _Outcome(
+    state=TurnState.INTERRUPTED, stop_reason=StopReason.ABORTED, error_code=TurnInterrupted.code
+)
+
+
+class TurnRunner:
+    """Runs one turn, once."""
+
+    def __init__(self, tools: TurnTools, tenant_id: str, lease: Lease, live: LiveTurn, *, began: float) -> None:
+        """`began` by the monotonic clock: when the request came in."""
+        self._tools = tools
+        self._tenant_id = tenant_id
+        self._lease = lease
+        self._live = live
+        self._began = began
+        self._times = TurnTimes(accepted=time.monotonic() - began)
+        self._keeper = TurnKeeper(tools, lease, live)
+        self._definition: AssistantDefinition | None = None
+        self._source: PayloadSource | None = None
+        self._prepared: PreparedPayload | None = None
+        self._call: PatientCall | None = None
+        self._unavailable: DatabaseUnavailable | None = None
+        """Why the answer could not be stored so far."""
+
+    async def run(self) -> None:
+        """Until the answer is durable, or cannot be made so. Cancelling ends the turn as interrupted."""
+        self._tools.observer.turn_began(self._lease)
+        try:
+            outcome = await self._answer()
+        except asyncio.CancelledError:
+            await undisturbed(self._conclude(_INTERRUPTED))
+            raise
+        await undisturbed(self._conclude(outcome))
+
+    async def _answer(self) -> _Outcome:
+        try:
+            async with self._keeper.keeping():
+                return await self._ask()
+        except StrataError as error:
+            if self._live.cancel_asked.is_set():
+                return _CANCELLED
+            if isinstance(error, TurnStalled) and self._call is not None and self._call.is_complete:
+                return _complete(self._call)
+            return _failed(error.code, describe_failure(error))
+        # The boundary of a task that nobody awaits. A bug too must end the turn: a client and a lease wait for it.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `internal`
+            _log.exception("turn.crashed", extra=self._facts())
+            return _failed(Internal.code)
+
+    async def _ask(self) -> _Outcome:
+        tools = self._tools
+        self._source = source = await tools.preparation.load(self._tenant_id, self._lease.conversation_id)
+        self._definition = source.assistant.definition
+        self._prepared = prepared = await tools.preparation.prepare(self._tenant_id, source)
+        self._note(built=time.monotonic() - self._began)
+        self._call = call = PatientCall(
+            prepared.provider,
+            prepared.built.payload,
+            tools.retry_policy,
+            estimate=tools.estimate,
+            rebuild=self._leave_out_rejected,
+        )
+        self._keeper.attend(prepared, call)
+        if not self._live.cancel_asked.is_set():
+            try:
+                await self._listen(call)
+            except REJECTIONS as failure:
+                await self._note_rejected(failure)
+                raise
+        return _complete(call) if call.is_complete else _CANCELLED
+
+    async def _leave_out_rejected(self, failure: ProviderFailed) -> Payload | None:
+        """The payload of the next attempt, without what the provider has rejected."""
+        if self._prepared is None or self._call is None:
+            return None
+        prepared = await self._tools.preparation.leave_out_rejected(self._tenant_id, self._prepared, failure)
+        if prepared is None:
+            return None
+        self._prepared = prepared
+        self._keeper.attend(prepared, self._call)
+        return prepared.built.payload
+
+    async def _note_rejected(self, failure: ProviderFailed) -> None:
+        """Makes sure that the next turn does not send what was rejected, though this one ends with the failure."""
+        if self._prepared is None:
+            return
+        try:
+            await self._tools.preparation.leave_out_rejected(self._tenant_id, self._prepared, failure)
+        except StrataError as error:
+            _log.warning("turn.rejection_not_stored", extra=self._facts(code=error.code))
+
+    async def _listen(self, call: PatientCall) -> None:
+        async with aclosing(call.events()) as events:
+            async for event in events:
+                if self._times.first_event is None:
+                    self._note(first_event=time.monotonic() - self._began)
+                self._live.tell((event,))
+
+    async def _conclude(self, outcome: _Outcome) -> None:
+        """Makes the answer durable and wakes those who listen, within the limit for the end of a turn.
+
+        Whatever fails, listeners are woken and nothing renews the lease: then another process ends the turn.
+        """
+        answer: NewAnswer | None = None
+        lost: StrataError
+        try:
+            async with asyncio.timeout(self._tools.limits.ending_seconds):
+                answer, finished = await self._store_answer(outcome)
+        except LeaseLost as error:
+            lost = error
+        except TimeoutError:
+            lost = self._unavailable or TurnStalled()
+        # The boundary of a task that nobody awaits.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and listeners get `internal`
+            _log.exception("turn.end_crashed", extra=self._facts())
+            lost = Internal()
+        else:
+            self._announce(answer, finished)
+            return
+        _log.error("turn.lost", extra=self._facts(code=lost.code))
+        self._tools.observer.turn_lost(self._lease, lost.code)
+        self._live.lose(lost)
+
+    async def _store_answer(self, outcome: _Outcome) -> tuple[NewAnswer, Finished]:
+        """Stores the answer as it came; if that fails, the bytes alone; if that fails too, that the turn has ended.
+
+        Raises `LeaseLost`.
+        """
+        for build in (self._build_answer, self._build_bare_answer):
+            try:
+                answer = build(outcome)
+                return answer, await self._finish(answer)
+            except LeaseLost:
+                raise
+            # A turn that cannot end blocks its conversation for ever: for the next turn, for recovery, for erasure.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unstorable`
+                _log.exception("turn.answer_unstorable", extra=self._facts())
+        answer = self._build_answer_without_call(_unstorable(outcome))
+        return answer, await self._finish(answer)
+
+    async def _finish(self, answer: NewAnswer) -> Finished:
+        """Tries for as long as the database is away. An answer that is paid for is not given up over a restart."""
+        while True:
+            try:
+                await self._keeper.record_failed_attempts()
+                return await self._tools.store.finish_turn(self._lease, answer)
+            except DatabaseUnavailable as error:
+                self._unavailable = error
+                await asyncio.sleep(_FINISH_PAUSE_SECONDS)
+
+    def _announce(self, answer: NewAnswer, finished: Finished) -> None:
+        turn = ModelResponseTurn(
+            seq=self._lease.turn_seq,
+            created_at=finished.created_at,
+            blocks=answer.blocks,
+            state=answer.state,
+            stop_reason=answer.stop_reason,
+            error_code=answer.error_code,
+            provider=answer.provider,
+            model=answer.model,
+            usage=answer.usage,
+            cost_usd=answer.cost_usd,
+            attempt=None if answer.start is None else answer.start.attempt,
+            revision=finished.revision,
+            ending=answer.ending,
+        )
+        self._tell_the_rest()
+        self._live.end(last_event_of(self._lease.conversation_id, turn))
+        self._note(ended=time.monotonic() - self._began)
+        self._tell_of_call(answer)
+        self._tools.observer.turn_ended(self._lease, turn, self._times)
+        if self._source is not None and self._prepared is not None:
+            payload = self._prepared.built.payload
+            opening_length = 0 if payload.opening is None else len(payload.opening.data)
+            static_length = len(payload.static_text) + opening_length
+            self._tools.follower.turn_followed(
+                self._tenant_id, self._source, static_length, turn, len(answer.native.data)
+            )
+        self._tell_cache_keeper()
+
+    def _tell_of_call(self, answer: NewAnswer) -> None:
+        if answer.start is not None and answer.end is not None and self._prepared is not None:
+            self._tools.observer.call_ended(
+                self._lease, answer.start, answer.end, assistant_id=self._prepared.assistant_id
+            )
+
+    def _tell_cache_keeper(self) -> None:
+        prepared, call, keeper = self._prepared, self._call, self._tools.cache_keeper
+        if keeper is None or prepared is None or call is None or not call.attempts:
+            return
+        keeper.turn_asked(
+            Asked(
+                tenant_id=self._tenant_id,
+                conversation_id=self._lease.conversation_id,
+                plan=prepared.caching,
+                usage=call.stream.answer.usage,
+                started_at=call.stream.record.started_at,
+                was_gone=any(isinstance(failure, CacheGone) for failure in call.failures),
+            )
+        )
+
+    def _tell_the_rest(self) -> None:
+        """Whatever the stored bytes say and nobody has heard yet, so that whoever reads them later hears the same."""
+        if self._prepared is None or self._call is None or not self._call.attempts or self._call.is_complete:
+            return
+        fold = self._tools.folds[self._prepared.provider.name]()
+        *earlier, last = self._call.bodies
+        events = [*fold_earlier(fold, earlier), *fold_events(fold, last)[0]]
+        self._live.tell(events[self._live.answer_event_count :])
+
+    def _build_answer(self, outcome: _Outcome) -> NewAnswer:
+        prepared, call = self._prepared, self._call
+        if prepared is None or call is None or not call.attempts:
+            return self._build_answer_without_call(outcome)
+        answer = call.answer
+        codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
+        ends = [
+            end_of(self._keeper.prepared_for(number), stream, payload, code)
+            for number, (stream, payload, code) in enumerate(
+                zip(call.attempts, call.payloads, codes, strict=True), start=1
+            )
+        ]
+        return NewAnswer(
+            blocks=answer.blocks,
+            native=answer.native or Native(dialect=prepared.provider.name, data=b""),
+            state=outcome.state,
+            stop_reason=outcome.stop_reason,
+            error_code=outcome.error_code,
+            usage=add_usages([end.usage for end in ends]),
+            cost_usd=add_costs([end.cost_usd for end in ends]),
+            pending_call_ids=open_call_ids(answer.blocks) if outcome.state is TurnState.COMPLETE else (),
+            provider=prepared.provider.name,
+            model=prepared.model,
+            account=prepared.provider.account,
+            start=start_of(
+                self._keeper.prepared_for(len(call.attempts)),
+                len(call.attempts),
+                call.stream,
+                call.payloads[-1],
+                answer.container,
+            ),
+            end=ends[-1],
+            model_version=answer.model_version,
+            ending=outcome.ending,
+        )
+
+    def _build_bare_answer(self, outcome: _Outcome) -> NewAnswer:
+        """The end of a turn whose answer cannot be stored: no content, and every byte that came."""
+        prepared, call = self._prepared, self._call
+        if prepared is None or call is None or not call.attempts:
+            return self._build_answer_without_call(_unstorable(outcome))
+        answer = self._build_answer_without_call(_unstorable(outcome))
+        number = len(call.attempts)
+        start = start_of(self._keeper.prepared_for(number), number, call.stream, call.payloads[-1])
+        return replace(
+            answer,
+            cost_usd=None,
+            account=prepared.provider.account,
+            start=replace(start, warnings=(*start.warnings, {"kind": AnswerUnstorable.code})),
+            end=bare_end_of(call.stream, AnswerUnstorable.code),
+        )
+
+    def _build_answer_without_call(self, outcome: _Outcome) -> NewAnswer:
+        provider, model = ("", "") if self._definition is None else (self._definition.provider, self._definition.model)
+        return NewAnswer(
+            blocks=(),
+            native=Native(dialect=provider, data=b""),
+            state=outcome.state,
+            stop_reason=outcome.stop_reason,
+            error_code=outcome.error_code,
+            usage=Usage(),
+            cost_usd=Decimal(0),
+            provider=provider,
+            model=model,
+            account=None,
+            start=None,
+            end=None,
+            ending=outcome.ending,
+        )
+
+    def _note(self, **times: float) -> None:
+        self._times = replace(self._times, **times)
+
+    def _facts(self, **more: object) -> dict[str, object]:
+        return {"conversation_id": self._lease.conversation_id, "turn_seq": self._lease.turn_seq, **more}
+
+
+def _unstorable(outcome: _Outcome) -> _Outcome:
+    """The same end without the answer."""
+    whole = outcome.state is TurnState.COMPLETE
+    return replace(
+        outcome,
+        state=TurnState.FAILED if whole else outcome.state,
+        stop_reason=StopReason.ERROR if whole else outcome.stop_reason,
+        error_code=AnswerUnstorable.code,
+        ending={},
+    )
+
+
+def _failed(code: str, ending: Mapping[str, JsonValue] | None = None) -> _Outcome:
+    return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code, ending=ending or {})
+
+
+def _complete(call: PatientCall) -> _Outcome:
+    answer = call.answer
+    return _Outcome(
+        state=TurnState.COMPLETE,
+        stop_reason=answer.stop_reason,
+        ending=describe_stop(answer.stop_reason, answer.stop_details),
+    )

@@ -1,0 +1,53 @@
+"""What running turns takes, gathered once for a process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.caching.keeper import CacheKeeper
+from server.conversation.announcements import Announcements
+from server.conversation.store import Store
+from server.payload.preparation import PayloadPreparation
+from server.providers.call_slots import CallSlots
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
+from server.turns.follower import NoFollower, TurnFollower
+from server.turns.observer import TurnObserver
+from server.turns.stored import OpenFold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """Times and numbers of turns."""
+
+    lease_seconds: float = 30.0
+    """How long a process may be silent before another ends its turns."""
+    flush_seconds: float = 0.25
+    """How often what has arrived is written down."""
+    ending_seconds: float = 120.0
+    """How long a turn may take to end once its provider has ended."""
+    queue_limit: int = 100
+    """How many turns may wait for one conversation."""
+    queue_seconds: float = 300.0
+    """How long one of them waits at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTools:
+    """The parts."""
+
+    owner: str
+    """What this process is called on the leases that it holds."""
+    store: Store
+    preparation: PayloadPreparation
+    announcements: Announcements
+    observer: TurnObserver
+    folds: Mapping[str, OpenFold]
+    """By provider, of all that there are."""
+    limits: TurnLimits = field(default_factory=TurnLimits)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    follower: TurnFollower = field(default_factory=NoFollower)
+    """Told of every answer, when it is durable and everybody else has heard of it."""
+    call_slots: CallSlots = field(default_factory=CallSlots)
+    cache_keeper: CacheKeeper | None = None
+    """None where nobody keeps explicit caches."""

@@ -1,0 +1,95 @@
+"""A Python client for a Strata server: typed, async, and able to take up a stream where it broke.
+
+    async with StrataClient("http://127.0.0.1:8400", key) as client:
+        async with client.stream(conversation_id, "Hello") as stream:
+            async for event in stream:
+                ...
+
+docs/client.md has the rest. The command `strata chat` is built on it.
+"""
+
+from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
+from server.conversation.conversation import ConversationDraft, OnBusy
+from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.conversation.turn_event import TurnStarted
+from server.web.client.answers import (
+    Compaction,
+    CompactionReport,
+    Conversation,
+    ConversationStatus,
+    Erasure,
+    Turn,
+    TurnEnded,
+    TurnError,
+    TurnStart,
+)
+from server.web.client.client import StrataClient
+from server.web.client.connection import Timeouts
+from server.web.client.errors import (
+    AnswerMalformed,
+    ClientError,
+    ServerUnreachable,
+    StrataProblem,
+    ToolRoundsExceeded,
+    TurnFailed,
+)
+from server.web.client.event import ClientEvent, UnknownEvent
+from server.web.client.patience import Patience
+from server.web.client.requests import (
+    AssistantDraft,
+    ConversationChange,
+    ImagePart,
+    Task,
+    TextPart,
+    ToolResult,
+    TurnOptions,
+)
+from server.web.client.tool_loop import ToolFunction, ToolLoop, ToolRan
+from server.web.client.turn_stream import TurnStream
+
+__all__ = [
+    "AnswerMalformed",
+    "Assistant",
+    "AssistantDefinition",
+    "AssistantDraft",
+    "ClientError",
+    "ClientEvent",
+    "Compaction",
+    "CompactionReport",
+    "Conversation",
+    "ConversationChange",
+    "ConversationDraft",
+    "ConversationStatus",
+    "Erasure",
+    "ImagePart",
+    "Instructions",
+    "OnBusy",
+    "Patience",
+    "ServerUnreachable",
+    "StrataClient",
+    "StrataProblem",
+    "Task",
+    "TextDelta",
+    "TextPart",
+    "ThinkingDelta",
+    "Timeouts",
+    "Tool",
+    "ToolCallBegin",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolFunction",
+    "ToolLoop",
+    "ToolRan",
+    "ToolResult",
+    "ToolRoundsExceeded",
+    "Turn",
+    "TurnEnded",
+    "TurnError",
+    "TurnFailed",
+    "TurnOptions",
+    "TurnStart",
+    "TurnStarted",
+    "TurnStream",
+    "UnknownEvent",
+    "UsageReported",
+]

@@ -1,0 +1,328 @@
+"""The client: every route of the API as a method."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+from server.conversation.assistant import Assistant
+from server.conversation.block import JsonValue
+from server.conversation.conversation import ConversationDraft
+from server.web.client.answers import (
+    Compaction,
+    CompactionReport,
+    Conversation,
+    Erasure,
+    Turn,
+    TurnEnded,
+    TurnStart,
+)
+from server.web.client.connection import Ask, Connection, Timeouts
+from server.web.client.decoding import (
+    assistant_from_json,
+    compaction_from_json,
+    compaction_report_from_json,
+    conversation_from_json,
+    erasure_from_json,
+    turn_from_json,
+    turn_start_from_json,
+    understanding,
+)
+from server.web.client.patience import OnRetry, Patience, never_mind
+from server.web.client.requests import (
+    AssistantDraft,
+    ConversationChange,
+    Task,
+    ToolResult,
+    TurnOptions,
+    assistant_body,
+    change_body,
+    conversation_body,
+    turn_body,
+)
+from server.web.client.tool_loop import LoopStart, ToolFunction, ToolLoop
+from server.web.client.turn_stream import TurnStream
+
+Item = TypeVar("Item")
+
+_ASSISTANTS: Final = "/v1/assistants"
+_CONVERSATIONS: Final = "/v1/conversations"
+_PAGE_LIMIT: Final = 100
+_MOST_ROUNDS: Final = 50
+
+
+class StrataClient:
+    """Speaks to one server with one key. Use it as an async context manager, from one event loop.
+
+    Every method raises `ClientError`: `StrataProblem` where the server says no, `ServerUnreachable` where it says
+    nothing. What is safe to send again is sent again while there is patience.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        timeouts: Timeouts | None = None,
+        patience: Patience | None = None,
+        on_retry: OnRetry = never_mind,
+    ) -> None:
+        self._connection = Connection(
+            base_url,
+            api_key,
+            timeouts=timeouts or Timeouts(),
+            patience=patience or Patience(),
+            on_retry=on_retry,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    # --- assistants
+
+    async def create_assistant(self, draft: AssistantDraft) -> Assistant:
+        ask = Ask(method="POST", path=_ASSISTANTS, body=assistant_body(draft))
+        return await self._one(ask, assistant_from_json)
+
+    async def revise_assistant(self, assistant_id: str, draft: AssistantDraft) -> Assistant:
+        """Its next version; the same one where nothing is different."""
+        ask = Ask(method="PUT", path=_assistant(assistant_id), body=assistant_body(draft), repeatable=True)
+        return await self._one(ask, assistant_from_json)
+
+    async def load_assistant(self, assistant_id: str, version: int | None = None) -> Assistant:
+        """The newest version, or this one."""
+        query = _given(version=version)
+        return await self._one(_get(_assistant(assistant_id), query), assistant_from_json)
+
+    def list_assistants(self) -> AsyncIterator[Assistant]:
+        """All of them, in their newest versions; pages are read as they are needed."""
+        return self._pages(_ASSISTANTS, {}, assistant_from_json)
+
+    # --- conversations
+
+    async def create_conversation(self, draft: ConversationDraft) -> Conversation:
+        ask = Ask(method="POST", path=_CONVERSATIONS, body=conversation_body(draft))
+        return await self._one(ask, conversation_from_json)
+
+    async def load_conversation(self, conversation_id: str) -> Conversation:
+        return await self._one(_get(_conversation(conversation_id)), conversation_from_json)
+
+    def list_conversations(
+        self,
+        *,
+        assistant_id: str | None = None,
+        identifier: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+    ) -> AsyncIterator[Conversation]:
+        """Those that fit, newest first; pages are read as they are needed."""
+        query = _given(
+            assistant_id=assistant_id,
+            identifier=identifier,
+            created_after=created_after.isoformat() if created_after else None,
+            created_before=created_before.isoformat() if created_before else None,
+        )
+        return self._pages(_CONVERSATIONS, query, conversation_from_json)
+
+    async def change_conversation(self, conversation_id: str, change: ConversationChange) -> Conversation:
+        ask = Ask(method="PATCH", path=_conversation(conversation_id), body=change_body(change))
+        return await self._one(ask, conversation_from_json)
+
+    async def replace_context(
+        self, conversation_id: str, context: Mapping[str, JsonValue], *, expected_revision: int | None = None
+    ) -> Conversation:
+        """The Dynamic layer's content, as a whole."""
+        headers = {"if-match": f'"{expected_revision}"'} if expected_revision is not None else {}
+        ask = Ask(
+            method="PUT",
+            path=f"{_conversation(conversation_id)}/context",
+            body=dict(context),
+            headers=headers,
+            repeatable=expected_revision is None,
+        )
+        return await self._one(ask, conversation_from_json)
+
+    async def delete_conversation(self, conversation_id: str, *, dry_run: bool = False) -> Erasure:
+        """What went, or with `dry_run` what would go."""
+        ask = Ask(
+            method="DELETE",
+            path=_conversation(conversation_id),
+            query={"dry_run": "true"} if dry_run else {},
+            repeatable=dry_run,
+        )
+        return await self._one(ask, erasure_from_json)
+
+    async def fork_conversation(self, conversation_id: str, at_seq: int) -> Conversation:
+        """A new conversation with the turns up to this one."""
+        ask = Ask(method="POST", path=f"{_conversation(conversation_id)}/fork", body={"at_seq": at_seq})
+        return await self._one(ask, conversation_from_json)
+
+    # --- compactions
+
+    async def compact_conversation(
+        self, conversation_id: str, *, force: bool = False, dry_run: bool = False
+    ) -> CompactionReport:
+        """Has the policy look at the conversation now; with `force` all that need not stay is moved."""
+        ask = Ask(
+            method="POST",
+            path=_compactions(conversation_id),
+            body={"force": force, "dry_run": dry_run},
+            repeatable=dry_run,
+        )
+        return await self._one(ask, compaction_report_from_json)
+
+    def list_compactions(self, conversation_id: str) -> AsyncIterator[Compaction]:
+        """All of them, newest first; pages are read as they are needed."""
+        return self._pages(_compactions(conversation_id), {}, compaction_from_json)
+
+    async def undo_compaction(self, conversation_id: str) -> CompactionReport:
+        """Takes the latest one back."""
+        ask = Ask(method="DELETE", path=f"{_compactions(conversation_id)}/latest")
+        return await self._one(ask, compaction_report_from_json)
+
+    # --- turns
+
+    def list_turns(self, conversation_id: str, *, order: Literal["asc", "desc"] = "asc") -> AsyncIterator[Turn]:
+        """All of them; pages are read as they are needed."""
+        return self._pages(_turns(conversation_id), {"order": order}, turn_from_json)
+
+    async def load_turn(self, conversation_id: str, seq: int) -> Turn:
+        """One turn. A running one has the state `running`."""
+        return await self._one(_get(f"{_turns(conversation_id)}/{seq}"), turn_from_json)
+
+    async def send(
+        self,
+        conversation_id: str,
+        task: Task | None = None,
+        *,
+        tool_results: Sequence[ToolResult] | None = None,
+        options: TurnOptions | None = None,
+    ) -> TurnEnded:
+        """Takes a turn and waits for its end. Raises `TurnFailed` where it failed.
+
+        It listens to the stream, so that a connection which breaks in a long wait costs nothing.
+        """
+        async with self.stream(conversation_id, task, tool_results=tool_results, options=options) as stream:
+            return await stream.result()
+
+    def stream(
+        self,
+        conversation_id: str,
+        task: Task | None = None,
+        *,
+        tool_results: Sequence[ToolResult] | None = None,
+        options: TurnOptions | None = None,
+    ) -> TurnStream:
+        """Takes a turn when it is entered, and gives its events."""
+        return TurnStream(self._connection, _take(conversation_id, task, tool_results, options or TurnOptions()))
+
+    async def start(
+        self,
+        conversation_id: str,
+        task: Task | None = None,
+        *,
+        tool_results: Sequence[ToolResult] | None = None,
+        options: TurnOptions | None = None,
+    ) -> TurnStart:
+        """Takes a turn and does not wait for it: `follow` or `load_turn` tell how it goes on."""
+        ask = _take(conversation_id, task, tool_results, options or TurnOptions(), prefer="respond-async")
+        answer, headers = await self._connection.ask_with_headers(ask)
+        with understanding("turn"):
+            return turn_start_from_json(answer, replayed="idempotency-replayed" in headers)
+
+    def follow(self, conversation_id: str, seq: int, *, after: int = 0) -> TurnStream:
+        """The events of a turn that is running or has ended, those behind number `after`."""
+        ask = _get(f"{_turns(conversation_id)}/{seq}/events")
+        return TurnStream(self._connection, ask, seq=seq, last_event_id=after)
+
+    async def cancel(self, conversation_id: str, turn_seq: int | None = None) -> TurnStart:
+        """Ends the running turn; what had arrived is kept. Its state is `running` where that takes a while."""
+        ask = Ask(method="POST", path=f"{_conversation(conversation_id)}/cancel", body=_given(turn_seq=turn_seq))
+        return await self._one(ask, lambda answer: turn_start_from_json(answer, replayed=False))
+
+    def run_tools(
+        self,
+        conversation_id: str,
+        task: Task,
+        tools: Mapping[str, ToolFunction],
+        *,
+        options: TurnOptions | None = None,
+        most_rounds: int = _MOST_ROUNDS,
+    ) -> ToolLoop:
+        """Takes a turn, runs the tools that the model asks for, sends their results, until it asks for none."""
+        start = LoopStart(
+            conversation_id=conversation_id, task=task, options=options or TurnOptions(), most_rounds=most_rounds
+        )
+        return ToolLoop(self, start, tools)
+
+    async def _one(self, ask: Ask, decode: Callable[[Mapping[str, Any]], Item]) -> Item:
+        answer = await self._connection.ask(ask)
+        with understanding(f"answer to {ask.method} {ask.path}"):
+            return decode(answer)
+
+    async def _pages(
+        self, path: str, query: Mapping[str, str | int], decode: Callable[[Mapping[str, Any]], Item]
+    ) -> AsyncIterator[Item]:
+        cursor: str | None = None
+        while True:
+            page = await self._connection.ask(_get(path, {**query, "limit": _PAGE_LIMIT, **_given(cursor=cursor)}))
+            with understanding(f"list at {path}"):
+                items = [decode(item) for item in page["data"]]
+                cursor = page["next_cursor"]
+            for item in items:
+                yield item
+            if cursor is None:
+                return
+
+
+def _take(
+    conversation_id: str,
+    task: Task | None,
+    tool_results: Sequence[ToolResult] | None,
+    options: TurnOptions,
+    prefer: str | None = None,
+) -> Ask:
+    headers = {"idempotency-key": options.idempotency_key or str(uuid4())}
+    if prefer is not None:
+        headers["prefer"] = prefer
+    return Ask(
+        method="POST",
+        path=_turns(conversation_id),
+        body=turn_body(task, tool_results, options),
+        headers=headers,
+        repeatable=True,
+    )
+
+
+def _get(path: str, query: Mapping[str, str | int] | None = None) -> Ask:
+    return Ask(method="GET", path=path, query=query or {}, repeatable=True)
+
+
+def _given(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _assistant(assistant_id: str) -> str:
+    return f"{_ASSISTANTS}/{quote(assistant_id, safe='')}"
+
+
+def _conversation(conversation_id: str) -> str:
+    return f"{_CONVERSATIONS}/{quote(conversation_id, safe='')}"
+
+
+def _compactions(conversation_id: str) -> str:
+    return f"{_conversation(conversation_id)}/compactions"
+
+
+def _turns(conversation_id: str) -> str:
+    return f"{_conversation(conversation_id)}/turns"

@@ -1,0 +1,133 @@
+"""What a client can ask for, as values. Where the domain has the word already, it is used."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TypeAlias, assert_never
+
+from server.conversation.assistant import Instructions, Tool
+from server.conversation.block import JsonValue
+from server.conversation.conversation import ConversationDraft, OnBusy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantDraft:
+    """An assistant to be made, or the next version of one. Without a provider or a model the server chooses."""
+
+    name: str
+    provider: str | None = None
+    model: str | None = None
+    language: str = ""
+    description: str = ""
+    instructions: Instructions = field(default_factory=Instructions)
+    variables: Mapping[str, JsonValue] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationChange:
+    """What is None stays as it is."""
+
+    assistant_version: int | None = None
+    """The version to go on with. `latest` below says it without a number."""
+    latest: bool = False
+    args: Mapping[str, JsonValue] | None = None
+    context: Mapping[str, JsonValue] | None = None
+    metadata: Mapping[str, JsonValue] | None = None
+    expected_revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    """Text in a task."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An image in a task. The server looks at the bytes for what it is."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a tool gave for one call."""
+
+    tool_call_id: str
+    output: JsonValue
+    is_error: bool = False
+
+
+Task: TypeAlias = str | Sequence[TextPart | ImagePart]
+"""Something new from the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """How a turn is taken."""
+
+    on_busy: OnBusy = OnBusy.REJECT
+    expected_revision: int | None = None
+    args: Mapping[str, JsonValue] | None = None
+    """Prompt arguments for this turn alone."""
+    language: str | None = None
+    abandon_pending_calls: bool = False
+    """A new task although tool calls wait for results."""
+    idempotency_key: str | None = None
+    """Not given, the client makes one: it needs it to repeat a request whose answer was lost."""
+
+
+def encode_body(body: JsonValue) -> bytes:
+    """JSON in ASCII: every text survives, lone surrogates included."""
+    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def assistant_body(draft: AssistantDraft) -> dict[str, JsonValue]:
+    """The body of POST and PUT of an assistant."""
+    return {name: value for name, value in asdict(draft).items() if value is not None}
+
+
+def conversation_body(draft: ConversationDraft) -> dict[str, JsonValue]:
+    """The body of POST /v1/conversations."""
+    return {name: value for name, value in asdict(draft).items() if value is not None and value != {}}
+
+
+def change_body(change: ConversationChange) -> dict[str, JsonValue]:
+    """The body of PATCH of a conversation."""
+    body = {name: value for name, value in asdict(change).items() if value is not None and name != "latest"}
+    return {**body, "assistant_version": "latest"} if change.latest else body
+
+
+def turn_body(
+    task: Task | None, tool_results: Sequence[ToolResult] | None, options: TurnOptions
+) -> dict[str, JsonValue]:
+    """The body of POST of a turn. Of a task and tool results there is exactly one."""
+    if (task is None) == (tool_results is None):
+        raise ValueError("a turn is a task or tool results, one of the two")
+    body: dict[str, JsonValue] = {"on_busy": options.on_busy.value}
+    if tool_results is not None:
+        body["tool_results"] = [asdict(result) for result in tool_results]
+    elif isinstance(task, str):
+        body["input"] = task
+    else:
+        body["input"] = [_part(part) for part in task or ()]
+    for name in ("expected_revision", "args", "language"):
+        if getattr(options, name) is not None:
+            body[name] = getattr(options, name)
+    if options.abandon_pending_calls:
+        body["abandon_pending_calls"] = True
+    return body
+
+
+def _part(part: TextPart | ImagePart) -> dict[str, JsonValue]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case ImagePart():
+            return {"type": "image", "data": base64.b64encode(part.data).decode()}
+        case _:
+            assert_never(part)
