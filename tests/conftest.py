@@ -31,11 +31,11 @@ from server.postgres.replays import PostgresReplays
 from server.postgres.schema import metadata
 from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
-from tests.database_source import find_server_url, with_database
-from tests.emulated import EmulatedProviders, Stages, open_stages
-from tests.replay_rig import ReplayRig
+from tests.support.database_source import find_server_url, with_database
+from tests.support.emulated import EmulatedProviders, Stages, open_stages
+from tests.support.replay_rig import ReplayRig
 
-pytest_plugins = ["tests.fleets", "tests.loud_skips"]
+pytest_plugins = ["tests.support.fleets", "tests.support.loud_skips"]
 
 # A real database is slow beside hypothesis' own deadline, and fixtures are shared between examples on purpose.
 settings.register_profile(

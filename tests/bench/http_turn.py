@@ -45,8 +45,8 @@ from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
 from server.providers.choice import KEY_VARIABLES, ProviderChoice
 from tests.bench.stream_cost import anthropic_pieces, gemini_pieces
-from tests.emulated import BOTH, MODELS
 from tests.recordings.replay import Replay
+from tests.support.emulated import BOTH, MODELS
 
 CHUNKS = 50
 CLIENTS = (1, 16)

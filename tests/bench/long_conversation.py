@@ -36,7 +36,7 @@ from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from tests.bench.http_turn import Serving, in_process
-from tests.long_talk import LongTalk, Sample, compare_at_same_buffer, cost_of, open_talk, predict, share_of
+from tests.support.long_talk import LongTalk, Sample, compare_at_same_buffer, cost_of, open_talk, predict, share_of
 
 TURNS = 2_000
 WARM_UP = 100

@@ -29,7 +29,7 @@ from server.postgres.connecting import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
 from tests.bench.http_turn import Serving, in_process, serve_strata
-from tests.emulated import MODELS
+from tests.support.emulated import MODELS
 
 WORDS = 5
 """For each stream, after its first."""

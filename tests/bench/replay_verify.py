@@ -48,7 +48,7 @@ from server.replay.verify.verification import Counts, add_counts
 from server.replay.verify.verifier import Verifier, VerifyOrder
 from tests.bench.http_turn import in_process
 from tests.bench.long_conversation import serve_emulator
-from tests.long_talk import open_talk
+from tests.support.long_talk import open_talk
 
 TURNS = 4_000
 BATCH = 20

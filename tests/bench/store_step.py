@@ -34,7 +34,7 @@ from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from tests.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input
+from tests.support.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input
 
 LENGTHS = (10, 100, 1_000, 5_000)
 BUFFERED = 20

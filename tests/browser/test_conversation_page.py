@@ -13,12 +13,12 @@ from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
-from tests.builders import create_conversation, take_exchange
-from tests.compaction_walk import NARROW, build_compactor
-from tests.emulated import BOTH, EmulatedProviders, Stages
-from tests.fakes.compaction_observer import Observed
-from tests.turn_talk import user_task
-from tests.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.builders import create_conversation, take_exchange
+from tests.support.compaction_walk import NARROW, build_compactor
+from tests.support.emulated import BOTH, EmulatedProviders, Stages
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_talk import user_task
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
 
 STORY = "The quick brown fox jumps over the lazy dog. " * 6
 

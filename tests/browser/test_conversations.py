@@ -10,7 +10,7 @@ from server.conversation.turn import TurnState
 from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from tests.browser.conftest import Visit
-from tests.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
+from tests.support.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow \u05e9\u05dc\u05d5\u05dd \x1b[31m" + "x" * 5000
 

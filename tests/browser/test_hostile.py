@@ -18,10 +18,10 @@ from server.emulator.reply import Reply, ToolCall
 from server.postgres.indexing import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import DESK, Visit
-from tests.builders import accept, answer, call_end, call_start, user_input
-from tests.emulated import MODELS, EmulatedProviders
-from tests.turn_talk import WEATHER
-from tests.turn_walk import begin_walk
+from tests.support.builders import accept, answer, call_end, call_start, user_input
+from tests.support.emulated import MODELS, EmulatedProviders
+from tests.support.turn_talk import WEATHER
+from tests.support.turn_walk import begin_walk
 
 MARKUP = (
     "</pre></textarea></title></script><script>alert(1)</script><img src=x onerror=alert(1)>"

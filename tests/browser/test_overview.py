@@ -13,7 +13,7 @@ from server.postgres.engine import Database
 from server.postgres.indexing import index_all
 from server.postgres.overviews import PostgresOverviews
 from tests.browser.conftest import Visit
-from tests.builders import call_end, call_start, create_assistant, take_exchange
+from tests.support.builders import call_end, call_start, create_assistant, take_exchange
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"' \u202edlrow {{ 7*7 }}"
 GAP = "\u2013"

@@ -7,7 +7,7 @@ from server.postgres.engine import Database
 from server.postgres.saved_views import PostgresSavedViews
 from tests.browser.conftest import Visit
 from tests.browser.test_conversations import fill
-from tests.page_talk import audited
+from tests.support.page_talk import audited
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow"
 

@@ -27,7 +27,7 @@ from server.conversation.turn import (
     ToolResponseTurn,
     UserTaskTurn,
 )
-from tests.builders import (
+from tests.support.builders import (
     LEASE_SECONDS,
     NASTY,
     accept,

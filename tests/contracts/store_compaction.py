@@ -13,7 +13,7 @@ from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
 from server.conversation.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
 from server.conversation.store import ConversationChange, CopiedSegments, Store
 from server.conversation.turn import TurnKind
-from tests.builders import (
+from tests.support.builders import (
     NASTY,
     accept,
     answer,

@@ -25,7 +25,7 @@ from server.conversation.store import (
 from server.conversation.turn import (
     TurnState,
 )
-from tests.builders import (
+from tests.support.builders import (
     LEASE_SECONDS,
     NASTY,
     accept,

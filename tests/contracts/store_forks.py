@@ -27,7 +27,8 @@ from server.conversation.turn import (
     StopReason,
     TurnState,
 )
-from tests.builders import (
+from tests.contracts.store_accepting import draw
+from tests.support.builders import (
     LEASE_SECONDS,
     NASTY,
     accept,
@@ -42,7 +43,6 @@ from tests.builders import (
     tool_response,
     user_input,
 )
-from tests.contracts.store_accepting import draw
 
 
 async def talk_at_length(store: Store, tenant: Tenant, conversation: Conversation) -> dict[int, PayloadSource]:

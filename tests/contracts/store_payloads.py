@@ -29,7 +29,7 @@ from server.conversation.turn import (
     TurnKind,
     TurnState,
 )
-from tests.builders import (
+from tests.support.builders import (
     A_TIME,
     NASTY,
     accept,

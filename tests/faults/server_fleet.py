@@ -17,9 +17,9 @@ from server.conversation.api_key import Scope, Tenant
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from tests.emulated import EmulatedProviders
-from tests.http_talk import Talk
-from tests.strata_process import PROJECT, environment
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import Talk
+from tests.support.strata_process import PROJECT, environment
 
 PATIENCE_SECONDS = 20.0
 IMPORT_SECONDS = 90.0

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.chaos.checker import Findings, Rows, Told, check_events, check_rows, sort_journal
 from tests.faults.chaos.run import WEIGHTS, Plan, run_chaos
-from tests.strata_process import PROJECT
+from tests.support.strata_process import PROJECT
 
 SHORT = Plan(
     seed=20261118,

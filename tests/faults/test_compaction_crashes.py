@@ -17,13 +17,13 @@ from server.jobs.compaction import SentCompactions
 from server.jobs.sending import JobSender
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
-from tests.compaction_walk import walk_far
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
 from tests.faults.server_fleet import Fleet, Launcher, open_fleet
-from tests.http_talk import turns
-from tests.turn_talk import open_conversation, settle
-from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
+from tests.support.compaction_walk import walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.http_talk import turns
+from tests.support.turn_talk import open_conversation, settle
+from tests.support.turn_walk import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
 
 KILLED = -9
 SUMMARY = "It was about foxes."

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from server.postgres.embedded.service import describe_embedded
-from tests.fakes.embedded_user import (
+from tests.support.fakes.embedded_user import (
     LIMIT_SECONDS,
     NOBODY,
     EmbeddedUser,

@@ -30,10 +30,10 @@ from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from tests.builders import LEASE_SECONDS, accept, answer, call_end, call_start, create_conversation, user_input
-from tests.database_source import with_database
-from tests.external_postgres import come_true
-from tests.wire_proxy import Loss, WireProxy, open_proxy
+from tests.support.builders import LEASE_SECONDS, accept, answer, call_end, call_start, create_conversation, user_input
+from tests.support.database_source import with_database
+from tests.support.external_postgres import come_true
+from tests.support.wire_proxy import Loss, WireProxy, open_proxy
 
 ASK = Statement("SELECT 1 AS one")
 SLEEP = Statement("SELECT pg_sleep(:seconds)")

@@ -25,9 +25,9 @@ from server.postgres.engine import Database, Statement
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
-from tests.builders import accept, answer, create_conversation, take_exchange, user_input
-from tests.external_postgres import PASSWORD, USER, Cluster, Site, come_true, open_site
-from tests.wire_proxy import open_proxy
+from tests.support.builders import accept, answer, create_conversation, take_exchange, user_input
+from tests.support.external_postgres import PASSWORD, USER, Cluster, Site, come_true, open_site
+from tests.support.wire_proxy import open_proxy
 
 Result = TypeVar("Result")
 

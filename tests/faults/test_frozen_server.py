@@ -20,9 +20,9 @@ from server.conversation.identifiers import CONVERSATION, decode_id
 from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from tests.builders import accept, user_input
-from tests.turn_talk import open_conversation
-from tests.wire_proxy import WireProxy, open_proxy
+from tests.support.builders import accept, user_input
+from tests.support.turn_talk import open_conversation
+from tests.support.wire_proxy import WireProxy, open_proxy
 
 PATIENCE_SECONDS = 20.0
 SOON = 0.3

@@ -11,10 +11,10 @@ from server.jobs.replay import SentReplays
 from server.jobs.sending import JobSender
 from server.replay.rerun.result import Outcome
 from server.replay.rerun.words import ItemState, Replay, ReplayLimits, ReplayState
-from tests.emulated import EmulatedProviders
 from tests.faults.server_fleet import Fleet
-from tests.replay_talk import arm_again, create_replay, draft_of, items_of, results_of
-from tests.turn_walk import Walk, asks, assert_all_accepted, begin_walk, tells
+from tests.support.emulated import EmulatedProviders
+from tests.support.replay_talk import arm_again, create_replay, draft_of, items_of, results_of
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, begin_walk, tells
 
 CONVERSATIONS = 200
 PROVIDER = "anthropic"

@@ -13,9 +13,9 @@ from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.result import Outcome
 from server.replay.rerun.words import ItemState, Replay, ReplayState
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.replay_talk import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
-from tests.turn_walk import asks, assert_all_accepted, begin_walk, tells
+from tests.support.emulated import EmulatedProviders
+from tests.support.replay_talk import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
+from tests.support.turn_walk import asks, assert_all_accepted, begin_walk, tells
 
 
 class SleepyStore(PostgresStore):

@@ -19,11 +19,11 @@ from server.conversation.block import TextBlock
 from server.conversation.call import OUTCOME_UNKNOWN
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.store import PostgresStore
-from tests.emulated import BOTH
 from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
-from tests.http_talk import Talk, Told, turns
-from tests.turn_talk import open_conversation
-from tests.verifying import verify
+from tests.support.emulated import BOTH
+from tests.support.http_talk import Talk, Told, turns
+from tests.support.turn_talk import open_conversation
+from tests.support.verifying import verify
 
 KILLED = -9
 STORY = Reply(thinking="What would be nice?", text="Once upon a time there was a fox who lived by the sea.")

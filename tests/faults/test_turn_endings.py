@@ -52,11 +52,20 @@ from server.turns.running import RunningTurns
 from server.turns.service import TurnService
 from server.turns.stored import OpenFold
 from server.turns.tools import TurnLimits, TurnTools
-from tests.builders import accept, definition, user_input
-from tests.emulated import BOTH, MODELS, EmulatedProviders
-from tests.turn_talk import WEATHER, calls_of, open_conversation, read_all, say, text_of, tool_results, user_task
-from tests.turn_walk import asks, tells, until_asked
-from tests.verifying import verify
+from tests.support.builders import accept, definition, user_input
+from tests.support.emulated import BOTH, MODELS, EmulatedProviders
+from tests.support.turn_talk import (
+    WEATHER,
+    calls_of,
+    open_conversation,
+    read_all,
+    say,
+    text_of,
+    tool_results,
+    user_task,
+)
+from tests.support.turn_walk import asks, tells, until_asked
+from tests.support.verifying import verify
 
 LONG = 3600.0
 QUICK = TurnLimits(lease_seconds=LONG, flush_seconds=0.01)

@@ -19,8 +19,8 @@ from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider
 from server.providers.wire.transport import WireLimits, _PooledConnection
 from tests.contracts.provider_rig import PATIENCE_SECONDS, BuildProvider, build_payload, consume
-from tests.fakes.raw_server import STREAM_HEAD, RawConnection, RawServer, chunk, open_raw_server
 from tests.recordings.catalogue import load
+from tests.support.fakes.raw_server import STREAM_HEAD, RawConnection, RawServer, chunk, open_raw_server
 
 MODELS = {"gemini": "gemini-3.8-flash", "anthropic": "claude-fable-5-2"}
 BUILDERS: dict[str, BuildProvider] = {"gemini": GeminiProvider, "anthropic": AnthropicProvider}

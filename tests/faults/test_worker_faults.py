@@ -23,7 +23,7 @@ from server.postgres.connecting import DatabaseOptions, connect
 from server.postgres.embedded.service import describe_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
-from tests.fakes.embedded_user import EmbeddedUser, open_base_dir
+from tests.support.fakes.embedded_user import EmbeddedUser, open_base_dir
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Start: TypeAlias = Callable[..., "WorkerProcess"]

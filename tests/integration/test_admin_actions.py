@@ -12,11 +12,11 @@ from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.exporting import PostgresArchives
 from server.providers.choice import GEMINI
-from tests.builders import accept, user_input
-from tests.compaction_walk import NARROW
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.turn_walk import Walk, begin_walk, tells
+from tests.support.builders import accept, user_input
+from tests.support.compaction_walk import NARROW
+from tests.support.emulated import EmulatedProviders
+from tests.support.turn_walk import Walk, begin_walk, tells
 
 
 @pytest.fixture

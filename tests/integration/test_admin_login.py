@@ -16,8 +16,8 @@ from server.conversation.identifiers import API_KEY, new_id
 from server.postgres.engine import Database
 from server.web.admin.login import own_page
 from tests.conftest import StrataServer
-from tests.fakes.log_capture import capture_log
-from tests.page_talk import PAGES, Operator, admin_key_of, audited, open_operator
+from tests.support.fakes.log_capture import capture_log
+from tests.support.page_talk import PAGES, Operator, admin_key_of, audited, open_operator
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from server.conversation.api_key import Scope
 from server.postgres.engine import Database
 from server.web.admin.assets import ASSETS
 from tests.conftest import StrataServer
-from tests.page_talk import PAGES, Operator, admin_key_of, audited, open_operator
+from tests.support.page_talk import PAGES, Operator, admin_key_of, audited, open_operator
 
 STATIC = Path(__file__).parents[2] / "server" / "web" / "admin" / "static"
 POLICY = (

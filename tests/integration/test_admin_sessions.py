@@ -18,8 +18,8 @@ from server.postgres.admin_sessions import PostgresAdminSessions
 from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from tests.builders import NASTY
 from tests.integration.test_plans import explain
+from tests.support.builders import NASTY
 
 LIMITS = SessionLimits(max_failures=3, lock_seconds=600)
 

@@ -20,8 +20,8 @@ from server.postgres.channels import CONVERSATION_CHANNEL
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from tests.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
-from tests.wire_proxy import WireProxy, open_proxy
+from tests.support.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
+from tests.support.wire_proxy import WireProxy, open_proxy
 
 QUICK = ListeningPace(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
 LONG = 20.0

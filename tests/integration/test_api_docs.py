@@ -13,8 +13,8 @@ from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.web.app import ROUTES
 from server.web.sse import EVENTS
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.strata_process import PROJECT
+from tests.support.emulated import EmulatedProviders
+from tests.support.strata_process import PROJECT
 
 PAGE = (PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
 ASKS = Reply(tool_calls=(ToolCall(name="get_weather", arguments={"city": "Oslo"}),))

@@ -17,10 +17,10 @@ from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.inspection import PostgresInspector
 from server.postgres.store import PostgresStore
-from tests.archive_walk import export_lines, rows_of
-from tests.builders import NASTY, accept, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer
-from tests.strata_process import strata, strata_here
+from tests.support.archive_walk import export_lines, rows_of
+from tests.support.builders import NASTY, accept, create_conversation, take_exchange, user_input
+from tests.support.strata_process import strata, strata_here
 
 
 @pytest.fixture

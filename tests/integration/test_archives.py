@@ -34,8 +34,17 @@ from server.postgres.importing import Importer, ImportOptions
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
 from server.providers.choice import ANTHROPIC
-from tests.archive_walk import export_lines, export_several, forget_shared, import_lines, rows_of, steps, take_step
-from tests.builders import (
+from tests.conftest import StrataServer
+from tests.support.archive_walk import (
+    export_lines,
+    export_several,
+    forget_shared,
+    import_lines,
+    rows_of,
+    steps,
+    take_step,
+)
+from tests.support.builders import (
     NASTY,
     accept,
     answer,
@@ -48,12 +57,11 @@ from tests.builders import (
     take_exchange,
     user_input,
 )
-from tests.compaction_walk import NARROW, build_compactor, walk_far
-from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_steps import TEXT
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, rebuild, tells
+from tests.support.compaction_walk import NARROW, build_compactor, walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_steps import TEXT
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, rebuild, tells
 
 _CLOCK = re.compile(rb"current_datetime[^,}]+")
 

@@ -22,11 +22,11 @@ from server.postgres.store import PostgresStore
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
-from tests.compaction_walk import STORY, build_calls, build_compactor, walk_far
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, eventually, tells
+from tests.support.compaction_walk import STORY, build_calls, build_compactor, walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, eventually, tells
 
 
 @pytest.fixture(params=BOTH)

@@ -19,7 +19,7 @@ from server.postgres.caches import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.token_estimate import TokenEstimate
-from tests.cache_rig import (
+from tests.support.cache_rig import (
     KEY,
     MODEL,
     FakeCaches,

@@ -14,8 +14,8 @@ from server.conversation.identifiers import CONVERSATION, new_id
 from server.postgres.caches import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from tests.builders import epoch
-from tests.cache_rig import (
+from tests.support.builders import epoch
+from tests.support.cache_rig import (
     KEY,
     MODEL,
     add,

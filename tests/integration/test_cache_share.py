@@ -20,9 +20,9 @@ from server.payload.builder import hash_prefix
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.contracts.provider_rig import build_payload
-from tests.emulated import EmulatedProviders, MovedClock, Stages
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_no_break, assert_rebuilds, begin_walk, tells
+from tests.support.emulated import EmulatedProviders, MovedClock, Stages
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, assert_no_break, assert_rebuilds, begin_walk, tells
 
 LONG = Instructions(roles="You help. " * 2_500, procedure="Think, then answer.", constraints="Be kind.")
 """Some six thousand tokens: above every minimum."""

@@ -7,8 +7,8 @@ import pytest
 from server.app.settings import Settings
 from server.emulator.reply import FaultKind
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import open_talk, turns
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import open_talk, turns
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from server.conversation.payload import Layer, ManifestEntry
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
-from tests.builders import accept, call_start, user_input
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.page_talk import Operator, open_operator
-from tests.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.builders import accept, call_start, user_input
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.page_talk import Operator, open_operator
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
 
 LARGEST_PAGE = 1_000_000
 

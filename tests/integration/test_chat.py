@@ -8,9 +8,9 @@ import pytest
 
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.strata_process import PROJECT, environment
-from tests.terminal import open_terminal
+from tests.support.emulated import EmulatedProviders
+from tests.support.strata_process import PROJECT, environment
+from tests.support.terminal import open_terminal
 
 CTRL_C, CTRL_D, ESCAPE = "\x03", "\x04", "\x1b"
 PROMPT = r"\n>\x08?"

@@ -13,7 +13,7 @@ from server.postgres.auditing import PostgresAuditLog
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
-from tests.strata_process import strata, strata_here
+from tests.support.strata_process import strata, strata_here
 
 
 @pytest.fixture

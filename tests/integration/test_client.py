@@ -29,10 +29,10 @@ from server.web.client import (
     TurnOptions,
 )
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.cutting_proxy import open_cutting_proxy
-from tests.strata_process import PROJECT, environment
-from tests.turn_talk import WEATHER
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.cutting_proxy import open_cutting_proxy
+from tests.support.strata_process import PROJECT, environment
+from tests.support.turn_talk import WEATHER
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"

@@ -14,8 +14,8 @@ from server.conversation.errors import CompactionNotFound, ConversationNotFound
 from server.conversation.turn import ModelResponseTurn, TurnState
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_walk import (
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,

@@ -18,11 +18,11 @@ from server.jobs.sending import JobSender
 from server.postgres.engine import Database
 from server.postgres.queue_log import prune_queue_log
 from server.postgres.store import PostgresStore
-from tests.builders import create_conversation
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import settle
-from tests.turn_walk import Walk, assert_all_accepted, begin_walk, eventually, tells
+from tests.support.builders import create_conversation
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_talk import settle
+from tests.support.turn_walk import Walk, assert_all_accepted, begin_walk, eventually, tells
 
 EAGER = {"compaction": {"policy": "threshold", "max_turns": 4, "keep_exchanges": 1}}
 

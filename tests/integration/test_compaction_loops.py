@@ -15,8 +15,8 @@ from server.conversation.errors import CompactionNotFound, ConversationBusy
 from server.conversation.turn import UserTaskTurn
 from server.postgres.store import PostgresStore
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells, withheld_by
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells, withheld_by
 
 SETTINGS = {"compaction": {"policy": "off", "keep_exchanges": 1}}
 

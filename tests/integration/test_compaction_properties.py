@@ -25,7 +25,7 @@ from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.providers.token_estimate import TokenEstimate
-from tests.builders import (
+from tests.support.builders import (
     accept,
     answer,
     call_start,
@@ -35,7 +35,7 @@ from tests.builders import (
     tool_response,
     user_input,
 )
-from tests.fakes.compaction_observer import Observed
+from tests.support.fakes.compaction_observer import Observed
 
 SECRET = "Rain?"
 """What the builders' model thinks."""

@@ -26,12 +26,12 @@ from server.replay.rerun.comparison import Said
 from server.replay.rerun.result import AnswerFacts
 from server.replay.rerun.source import list_turns
 from server.replay.rerun.words import Assertion
-from tests.builders import A_TIME, definition
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import Talk, open_talk
-from tests.replay_talk import arm_again
-from tests.turn_walk import begin_walk, tells
+from tests.support.builders import A_TIME, definition
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import Talk, open_talk
+from tests.support.replay_talk import arm_again
+from tests.support.turn_walk import begin_walk, tells
 
 FREEZING = "{{ (7**6000000)|string }}"
 """Jinja calculates it while it compiles, and turning it into text takes seconds in the least."""

@@ -15,7 +15,7 @@ from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_down_one, migrate_up
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     accept,
     answer,
     create_assistant,
@@ -24,8 +24,8 @@ from tests.builders import (
     tool_response,
     user_input,
 )
-from tests.database_source import with_database
-from tests.resting_conversations import add_resting
+from tests.support.database_source import with_database
+from tests.support.resting_conversations import add_resting
 
 
 async def count_of(store: PostgresStore, tenant: Tenant, conversation: Conversation) -> int:

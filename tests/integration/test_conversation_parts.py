@@ -10,12 +10,12 @@ from server.conversation.api_key import Scope
 from server.inspection.port import TIMELINE_BYTES
 from server.providers.choice import GEMINI
 from server.web.admin.conversation_parts import BriefReader
-from tests.builders import accept, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import open_talk
-from tests.page_talk import Operator, open_operator
-from tests.turn_walk import PICTURE, PNG, Walk, begin_walk, tells
+from tests.support.builders import accept, create_conversation, take_exchange, user_input
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import open_talk
+from tests.support.page_talk import Operator, open_operator
+from tests.support.turn_walk import PICTURE, PNG, Walk, begin_walk, tells
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from server.conversation.api_key import Scope
 from server.conversation.errors import MigrationFailed
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, read_schema_state
-from tests.database_source import with_database
-from tests.emulated import EmulatedProviders
-from tests.http_talk import Talk
-from tests.strata_process import strata_here
+from tests.support.database_source import with_database
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import Talk
+from tests.support.strata_process import strata_here
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "of-a-test"

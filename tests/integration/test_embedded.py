@@ -23,7 +23,14 @@ from server.conversation.errors import (
 from server.postgres.embedded import cluster as embedded_cluster
 from server.postgres.embedded.binaries import find_programs
 from server.postgres.embedded.service import EmbeddedPostgres, describe_embedded, open_embedded
-from tests.fakes.embedded_user import copy_seed, eventually, kill_below, open_base_dir, open_seed_dir, processes_below
+from tests.support.fakes.embedded_user import (
+    copy_seed,
+    eventually,
+    kill_below,
+    open_base_dir,
+    open_seed_dir,
+    processes_below,
+)
 
 ROOT = os.geteuid() == 0
 ACCOUNT = "nobody"

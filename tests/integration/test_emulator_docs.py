@@ -9,7 +9,7 @@ import pytest
 
 from server.emulator.reply import FaultKind
 from server.emulator.script import load_script
-from tests.strata_process import PROJECT, StrataProcess, environment
+from tests.support.strata_process import PROJECT, StrataProcess, environment
 
 PAGE = (PROJECT / "docs" / "emulators.md").read_text(encoding="utf-8")
 

@@ -31,7 +31,7 @@ from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.postgres.engine import Database
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
-from tests.builders import accept, answer, create_assistant, epoch, user_input
+from tests.support.builders import accept, answer, create_assistant, epoch, user_input
 
 MARKER = "erase-me-completely"
 OWNED = [table for table in metadata.sorted_tables if "conversation_id" in table.c and table.schema is None]

@@ -18,9 +18,9 @@ from server.postgres.caches import PostgresCacheRegister
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.contracts.provider_rig import build_payload
-from tests.emulated import MODELS, EmulatedProviders, MovedClock, Stages, emulating_both
-from tests.turn_talk import read_all, user_task
-from tests.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, tells
+from tests.support.emulated import MODELS, EmulatedProviders, MovedClock, Stages, emulating_both
+from tests.support.turn_talk import read_all, user_task
+from tests.support.turn_walk import Walk, assert_all_accepted, assert_rebuilds, begin_walk, tells
 
 LONG = Instructions(roles="You help. " * 2_500, procedure="Think, then answer.", constraints="Be kind.")
 ON = {"cache": {"explicit": "on", "ttl_seconds": 600}}

@@ -18,7 +18,7 @@ from server.postgres.migrations import find_drift, migrate_down_one, migrate_up,
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
 from tests.contracts.store_contract import StoreContract, other_tenant
-from tests.external_postgres import PASSWORD, VERSIONS, Cluster, Site, come_true, open_site
+from tests.support.external_postgres import PASSWORD, VERSIONS, Cluster, Site, come_true, open_site
 
 __all__ = ["other_tenant"]
 

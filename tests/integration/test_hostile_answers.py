@@ -17,12 +17,12 @@ from server.emulator.reply import Fault, FaultKind, Reply
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.http_talk import Talk, open_talk, turns
-from tests.page_talk import Operator, open_operator
 from tests.recordings.catalogue import RECORDINGS
 from tests.recordings.damage import HOSTILE, documents_of, encode, places_in, put
-from tests.verifying import verify
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.http_talk import Talk, open_talk, turns
+from tests.support.page_talk import Operator, open_operator
+from tests.support.verifying import verify
 
 CODES = {error.code for error in every_error(ProviderFailed)}
 DIGITS = "7" * 200_000

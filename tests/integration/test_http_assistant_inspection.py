@@ -9,10 +9,10 @@ from server.conversation.api_key import Scope
 from server.conversation.assistant import Instructions
 from server.postgres.assistant_inspection import PostgresAssistantInspector
 from server.postgres.engine import Database
-from tests.builders import create_assistant, definition
 from tests.conftest import StrataServer
-from tests.http_talk import Talk, open_talk
-from tests.page_talk import Operator, audited, open_operator
+from tests.support.builders import create_assistant, definition
+from tests.support.http_talk import Talk, open_talk
+from tests.support.page_talk import Operator, audited, open_operator
 
 ASSISTANTS = "/admin/api/assistants"
 TEXTS = Instructions(roles="You know {{ city }}.", procedure="Look.", constraints="Be {{ tone }}.")

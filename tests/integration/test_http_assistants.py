@@ -7,10 +7,10 @@ import pytest
 
 from server.conversation.identifiers import ASSISTANT, new_id
 from server.postgres.engine import Database
-from tests.builders import NASTY
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import WEATHER, Talk, open_talk, turns
+from tests.support.builders import NASTY
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import WEATHER, Talk, open_talk, turns
 
 WHOLE = {
     "name": "helper",

@@ -12,9 +12,9 @@ from server.conversation.epoch import EpochReason
 from server.postgres.engine import Database
 from server.web.client import AssistantDraft, StrataClient, StrataProblem
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.page_talk import audited
-from tests.turn_walk import Walk, begin_walk, tells
+from tests.support.emulated import EmulatedProviders
+from tests.support.page_talk import audited
+from tests.support.turn_walk import Walk, begin_walk, tells
 
 KEEPING = {"compaction": {"policy": "off", "keep_exchanges": 1}}
 EAGER = {"compaction": {"policy": "threshold", "max_turns": 1, "keep_exchanges": 1}}

@@ -8,11 +8,11 @@ import pytest
 
 from server.conversation.identifiers import ASSISTANT, new_id
 from server.emulator.reply import FaultKind
-from tests.builders import NASTY
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import Talk, open_talk, turns
-from tests.unit.test_image import png
+from tests.support.builders import NASTY
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import Talk, open_talk, turns
+from tests.unit.conversation.test_image import png
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from server.conversation.api_key import Scope
 from server.emulator.reply import Reply
 from server.postgres.indexing import index_news
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.http_talk import Talk, open_talk
-from tests.turn_walk import begin_walk, tells
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.http_talk import Talk, open_talk
+from tests.support.turn_walk import begin_walk, tells
 
 CONVERSATIONS = "/admin/api/conversations"
 

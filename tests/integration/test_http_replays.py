@@ -20,12 +20,12 @@ from server.postgres.indexing import index_news
 from server.providers.choice import GEMINI, KEY_VARIABLES
 from server.replay.rerun.source import list_turns
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.http_talk import Talk, open_talk
-from tests.page_talk import audited, open_operator
-from tests.replay_talk import arm_again
-from tests.strata_process import strata_here
-from tests.turn_walk import asks, begin_walk, tells
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import Talk, open_talk
+from tests.support.page_talk import audited, open_operator
+from tests.support.replay_talk import arm_again
+from tests.support.strata_process import strata_here
+from tests.support.turn_walk import asks, begin_walk, tells
 
 REPLAYS = "/admin/api/replays"
 REPLAY_ROUTES = (

@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.conftest import StrataServer
-from tests.http_talk import Talk, open_talk
 from tests.integration.test_http_conversations import picture_of
+from tests.support.http_talk import Talk, open_talk
 
 CHECKS = (
     not_a_server_error,

@@ -13,9 +13,9 @@ from server.conversation.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW,
 from server.postgres.schema import metadata
 from server.web.tenant_boundary import _READING_POSTS
 from tests.conftest import StrataServer
-from tests.http_talk import Talk, open_talk, turns
 from tests.integration.test_http_conversations import picture_of
-from tests.page_talk import open_operator
+from tests.support.http_talk import Talk, open_talk, turns
+from tests.support.page_talk import open_operator
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 FOREIGN_ROUTES: list[tuple[str, str, Any]] = [

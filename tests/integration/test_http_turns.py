@@ -14,12 +14,12 @@ import pytest
 from server.app.settings import Settings
 from server.conversation.conversation import ConversationState
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from tests.builders import NASTY
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.log_capture import capture_log
-from tests.http_talk import Talk, open_talk, turns
-from tests.turn_walk import eventually
+from tests.support.builders import NASTY
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.log_capture import capture_log
+from tests.support.http_talk import Talk, open_talk, turns
+from tests.support.turn_walk import eventually
 
 RAIN = Reply(thinking="Rain?", text="It rains in Oslo.")
 ASKS = Reply(thinking="I have to look.", tool_calls=(ToolCall(name="get_weather", arguments={"city": "Oslo"}),))

@@ -21,7 +21,7 @@ from server.postgres.engine import Database
 from server.postgres.fact_rows import facts_from
 from server.postgres.indexing import IndexReport, find_progress, index_all, index_conversation, index_news
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     NASTY,
     accept,
     answer,

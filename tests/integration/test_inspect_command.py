@@ -14,11 +14,11 @@ from server.postgres.engine import Database
 from server.postgres.indexing import index_news
 from server.postgres.store import PostgresStore
 from server.providers.choice import GEMINI
-from tests.builders import NASTY, create_conversation, take_exchange
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.strata_process import strata, strata_here
-from tests.turn_walk import asks, begin_walk, tells
+from tests.support.builders import NASTY, create_conversation, take_exchange
+from tests.support.emulated import EmulatedProviders
+from tests.support.strata_process import strata, strata_here
+from tests.support.turn_walk import asks, begin_walk, tells
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from server.postgres.inspection import PostgresInspector
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.providers.token_estimate import TokenEstimate
 from server.providers.wire.frames import read_frames
-from tests.builders import accept, create_conversation, epoch, user_input
-from tests.compaction_walk import walk_far
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.builders import accept, create_conversation, epoch, user_input
+from tests.support.compaction_walk import walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
 
 
 async def look(walk: Walk, turn_seq: int, attempt: int = 1, **changes: Any) -> CallInspection:

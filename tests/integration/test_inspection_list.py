@@ -19,7 +19,7 @@ from server.postgres.indexing import index_news
 from server.postgres.inspection import PostgresInspector
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     NASTY,
     accept,
     call_end,

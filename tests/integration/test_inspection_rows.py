@@ -19,8 +19,8 @@ from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from server.postgres.tables import calls, conversations, turns
 from tests.bench.inspection_rows import Reading, WatchedDatabase, draw_wanted, measure
-from tests.builders import call_end, call_start, create_conversation, take_exchange
-from tests.database_source import with_database
+from tests.support.builders import call_end, call_start, create_conversation, take_exchange
+from tests.support.database_source import with_database
 
 SMALL, LARGE = 5_000, 15_000
 OVERVIEW = timedelta(hours=1)

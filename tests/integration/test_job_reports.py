@@ -23,9 +23,9 @@ from server.postgres.engine import Database
 from server.postgres.job_reports import PostgresJobReports
 from server.telemetry.jobs import JobMetrics
 from tests.conftest import StrataServer
-from tests.http_talk import Talk, open_talk
-from tests.strata_process import strata_here
-from tests.turn_walk import eventually
+from tests.support.http_talk import Talk, open_talk
+from tests.support.strata_process import strata_here
+from tests.support.turn_walk import eventually
 
 NAME = "compaction"
 LATER_SECONDS = 3600.0

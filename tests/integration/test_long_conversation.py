@@ -8,9 +8,9 @@ import pytest
 
 from server.app.settings import Settings
 from server.postgres.engine import Database
-from tests.emulated import BOTH, EmulatedProviders
-from tests.long_talk import compare_at_same_buffer, cost_of, open_talk, predict, share_of
-from tests.turn_walk import assert_all_accepted
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.long_talk import compare_at_same_buffer, cost_of, open_talk, predict, share_of
+from tests.support.turn_walk import assert_all_accepted
 
 TURNS = 260
 WARM_UP = 60

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from server.conversation.call import Call
 from server.conversation.turn import TurnState
 from server.providers.choice import ANTHROPIC, GEMINI
-from tests import turn_steps
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells
+from tests.support import turn_steps
+from tests.support.emulated import EmulatedProviders
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, begin_walk, tells
 
 MODELS = ("claude-haiku-4-5", "claude-opus-4-5-20251101")
 BUDGET: dict[str, Any] = {"thinking": 2048}

@@ -21,7 +21,7 @@ from server.postgres.migrations import (
     require_current_schema,
     write_revision,
 )
-from tests.database_source import with_database
+from tests.support.database_source import with_database
 
 REVISIONS = sorted((Path(__file__).parents[2] / "migrations" / "versions").glob("*.py"))
 

@@ -22,11 +22,11 @@ from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from tests.conftest import StrataServer, keys_of
-from tests.emulated import BOTH, EmulatedProviders, Stages
-from tests.fuzzing import Fuzzer
-from tests.turn_talk import say, text_of, tool_results, user_task
-from tests.turn_walk import Walk, asks, begin_walk, tells
-from tests.verifying import verify
+from tests.support.emulated import BOTH, EmulatedProviders, Stages
+from tests.support.fuzzing import Fuzzer
+from tests.support.turn_talk import say, text_of, tool_results, user_task
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.verifying import verify
 
 SLOW = frozenset({FaultKind.SLOW, FaultKind.SILENCE})
 """They cost seconds each; what they lead to, a call that is given up, is a cut as well."""

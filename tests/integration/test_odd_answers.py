@@ -12,8 +12,8 @@ from server.conversation.turn import StopReason, TurnState
 from server.emulator.reply import FaultKind
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.turn_walk import (
+from tests.support.emulated import EmulatedProviders
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,
@@ -23,7 +23,7 @@ from tests.turn_walk import (
     messages_of,
     tells,
 )
-from tests.unit.wire.generated import anthropic_events, gemini_chunk
+from tests.unit.providers.wire.generated import anthropic_events, gemini_chunk
 
 SECRET = "Half of a forbidden thing"
 THINKING = (

@@ -16,13 +16,13 @@ from server.postgres.auditing import PostgresAuditLog
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.choice import GEMINI
-from tests.builders import accept, call_end, create_conversation, take_exchange, user_input
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.http_talk import open_talk
-from tests.page_talk import Operator, admin_key_of, open_operator
-from tests.turn_talk import user_task
-from tests.turn_walk import Walk, begin_walk, eventually, tells, until_asked
+from tests.support.builders import accept, call_end, create_conversation, take_exchange, user_input
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.http_talk import open_talk
+from tests.support.page_talk import Operator, admin_key_of, open_operator
+from tests.support.turn_talk import user_task
+from tests.support.turn_walk import Walk, begin_walk, eventually, tells, until_asked
 
 EAGER = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges": 1}}
 

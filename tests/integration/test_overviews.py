@@ -14,7 +14,7 @@ from server.postgres.indexing import index_news
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.overviews import PostgresOverviews
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     accept,
     answer,
     call_end,

@@ -21,9 +21,9 @@ from server.providers.retry_policy import RetryPolicy
 from server.replay.verify.verifier import Verifier, VerifyOrder
 from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.turn_talk import read_all, settle, user_task
-from tests.turn_walk import (
+from tests.support.emulated import EmulatedProviders
+from tests.support.turn_talk import read_all, settle, user_task
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,

@@ -20,7 +20,7 @@ from server.payload.builder import rebuild_payload
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from tests.contracts.provider_rig import Rig, open_rig, step
-from tests.fakes.talk import Sent, Speaker, Talk
+from tests.support.fakes.talk import Sent, Speaker, Talk
 
 FLASH = "gemini-3.8-flash"
 FABLE = "claude-fable-5-2"

@@ -32,7 +32,7 @@ from server.postgres import (
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.migrations import migrate_up
-from tests.database_source import with_database
+from tests.support.database_source import with_database
 
 BY_KEY = {
     "accept": accepting._ACCEPT,

@@ -5,8 +5,8 @@ import pytest
 from server.conversation.turn import TurnState
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.emulated import MODELS, EmulatedProviders
-from tests.turn_walk import (
+from tests.support.emulated import MODELS, EmulatedProviders
+from tests.support.turn_walk import (
     Walk,
     answers_in,
     asks,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from server.conversation.call import Call
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_steps import TEXT, steps, take_step
-from tests.turn_walk import (
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_steps import TEXT, steps, take_step
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,

@@ -15,11 +15,11 @@ from server.conversation.turn import TurnState
 from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind
 from server.providers.choice import ANTHROPIC, GEMINI
-from tests import turn_steps
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.page_talk import open_operator
-from tests.turn_walk import (
+from tests.support import turn_steps
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.page_talk import open_operator
+from tests.support.turn_walk import (
     Walk,
     answers_in,
     asks,

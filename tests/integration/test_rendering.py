@@ -21,9 +21,9 @@ from server.payload.renderer import RenderedStatic
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
-from tests.builders import A_TIME, NASTY, build_conversation, definition
-from tests.strata_process import PROJECT, environment, wait_until
-from tests.strategies import any_text, json_objects
+from tests.support.builders import A_TIME, NASTY, build_conversation, definition
+from tests.support.strata_process import PROJECT, environment, wait_until
+from tests.support.strategies import any_text, json_objects
 
 LIMITS: dict[str, Any] = {"seconds": 1.0, "memory_bytes": 128 * 1024 * 1024}
 """Of time enough for what ends, whatever machine this is; and so little memory that it is used up before the time."""

@@ -22,9 +22,9 @@ from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.replay.verify.call_walk import CallFilter
 from tests.conftest import StrataServer
-from tests.emulated import MODELS, EmulatedProviders
-from tests.strata_process import StrataProcess, strata, wait_until
-from tests.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.emulated import MODELS, EmulatedProviders
+from tests.support.strata_process import StrataProcess, strata, wait_until
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
 
 
 @pytest.fixture

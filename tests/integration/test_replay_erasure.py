@@ -11,9 +11,9 @@ from server.postgres import replay_erasing
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.replay.rerun.words import Granted, ItemState, ReplayState
-from tests.builders import picture, user_input
 from tests.integration.test_erasure import catalogue, rows_that_mention
-from tests.replay_rig import ReplayRig
+from tests.support.builders import picture, user_input
+from tests.support.replay_rig import ReplayRig
 
 MARKER = "erase-me-completely"
 

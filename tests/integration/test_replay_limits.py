@@ -26,7 +26,7 @@ from server.replay.rerun.words import (
     Stopped,
     Wait,
 )
-from tests.replay_rig import A_CALL, ReplayRig
+from tests.support.replay_rig import A_CALL, ReplayRig
 
 FREE = CallSpending(usd=Decimal(0), tokens=0)
 

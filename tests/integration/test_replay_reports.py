@@ -24,10 +24,10 @@ from server.replay.rerun.result import AnswerFacts, AssertionResult, DivergenceK
 from server.replay.rerun.statistics import Distribution, Interval
 from server.replay.rerun.words import ItemState
 from tests.bench.inspection_rows import WatchedDatabase
-from tests.builders import call_end, call_start, create_conversation
 from tests.conftest import StrataServer
-from tests.page_talk import open_operator
-from tests.replay_rig import ReplayRig, draft, result
+from tests.support.builders import call_end, call_start, create_conversation
+from tests.support.page_talk import open_operator
+from tests.support.replay_rig import ReplayRig, draft, result
 
 
 def facts(luck: random.Random) -> AnswerFacts:

@@ -33,8 +33,8 @@ from server.replay.rerun.words import (
     ReplayState,
 )
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, MODELS, EmulatedProviders
-from tests.replay_talk import (
+from tests.support.emulated import BOTH, MODELS, EmulatedProviders
+from tests.support.replay_talk import (
     arm_again,
     create_replay,
     draft_of,
@@ -44,8 +44,8 @@ from tests.replay_talk import (
     shadow_calls,
     shadow_turns,
 )
-from tests.turn_steps import steps, take_step
-from tests.turn_walk import Walk, asks, assert_all_accepted, begin_walk, tells, until_asked
+from tests.support.turn_steps import steps, take_step
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, begin_walk, tells, until_asked
 
 
 class TestTeacherForced:

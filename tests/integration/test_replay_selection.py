@@ -18,7 +18,7 @@ from server.postgres.indexing import index_all
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
 from server.replay.rerun.words import Candidate, Judge, ReplayMode, Selection
-from tests.builders import (
+from tests.support.builders import (
     accept,
     answer,
     call_end,
@@ -28,7 +28,7 @@ from tests.builders import (
     take_exchange,
     user_input,
 )
-from tests.replay_rig import ReplayRig, draft
+from tests.support.replay_rig import ReplayRig, draft
 
 
 async def select(rig: ReplayRig, **wanted: object) -> list[str]:

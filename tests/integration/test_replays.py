@@ -42,8 +42,8 @@ from server.replay.rerun.words import (
     Selection,
     Stopped,
 )
-from tests.builders import NASTY, definition
-from tests.replay_rig import A_CALL, ReplayRig, draft, result
+from tests.support.builders import NASTY, definition
+from tests.support.replay_rig import A_CALL, ReplayRig, draft, result
 
 
 async def test_a_replay_has_an_item_per_conversation_and_repetition_in_their_order(rig: ReplayRig) -> None:

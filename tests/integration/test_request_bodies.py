@@ -10,8 +10,8 @@ import pytest
 
 from server.app.settings import Settings
 from tests.conftest import StrataServer
-from tests.http_talk import Talk, open_talk
-from tests.turn_talk import PATIENCE_SECONDS
+from tests.support.http_talk import Talk, open_talk
+from tests.support.turn_talk import PATIENCE_SECONDS
 
 TOTAL = 1024 * 1024
 LARGE = 700 * 1024

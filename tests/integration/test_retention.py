@@ -14,7 +14,7 @@ from server.jobs.retention import retention_job
 from server.postgres.engine import Database, Statement
 from server.postgres.retention import sweep_raw_bytes
 from server.postgres.store import PostgresStore
-from tests.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
+from tests.support.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
 
 DAYS = 30
 RAW = b"data: secret words\n\n"

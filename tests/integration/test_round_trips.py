@@ -23,7 +23,7 @@ from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.rate_limit import PostgresRateLimiter
 from server.postgres.remembered_keys import RememberedKeys
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     LEASE_SECONDS,
     accept,
     answer,
@@ -33,7 +33,7 @@ from tests.builders import (
     take_exchange,
     user_input,
 )
-from tests.wire_proxy import WireProxy, open_proxy
+from tests.support.wire_proxy import WireProxy, open_proxy
 
 Result = TypeVar("Result")
 

@@ -12,9 +12,9 @@ from server.inspection.saved_views import VIEW_LIMIT
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.saved_views import PostgresSavedViews
-from tests.builders import NASTY
 from tests.conftest import StrataServer
-from tests.page_talk import audited, open_operator
+from tests.support.builders import NASTY
+from tests.support.page_talk import audited, open_operator
 
 FILTERS = {"error_code": "provider_overloaded", "active_within": "7d"}
 

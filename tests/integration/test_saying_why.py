@@ -10,10 +10,10 @@ from server.emulator.reply import Fault, FaultKind
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.http_talk import Talk, open_talk, turns
-from tests.page_talk import open_operator
-from tests.verifying import verify
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.http_talk import Talk, open_talk, turns
+from tests.support.page_talk import open_operator
+from tests.support.verifying import verify
 
 KEY = "AIzaSyA-0123456789abcdefghijklmnopqrstu"
 

@@ -17,9 +17,9 @@ from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.store import PostgresStore
-from tests.archive_walk import export_lines, rows_of
-from tests.emulated import EmulatedProviders
-from tests.strata_process import strata_here
+from tests.support.archive_walk import export_lines, rows_of
+from tests.support.emulated import EmulatedProviders
+from tests.support.strata_process import strata_here
 
 TURNS = 250
 

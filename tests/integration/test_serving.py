@@ -22,8 +22,8 @@ from server.conversation.errors import AddressInUse
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from tests.builders import accept, answer, create_conversation, user_input
-from tests.strata_process import StrataProcess, strata, strata_here, wait_until
+from tests.support.builders import accept, answer, create_conversation, user_input
+from tests.support.strata_process import StrataProcess, strata, strata_here, wait_until
 
 
 @pytest.fixture

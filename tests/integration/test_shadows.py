@@ -15,7 +15,7 @@ from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.shadow_tables import SHADOW_SCHEMA, SHADOWS
 from server.postgres.shadows import shadow_options
 from server.postgres.store import PostgresStore
-from tests.builders import create_conversation, take_exchange
+from tests.support.builders import create_conversation, take_exchange
 
 SHAPES = {
     "columns": """

@@ -31,9 +31,9 @@ from server.providers.model_profile import find_profile
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import (
+from tests.support.emulated import EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,

@@ -14,7 +14,7 @@ from server.conversation.payload import LayerOrder
 from server.conversation.store import Accepted, Duplicate, NewAnswer, NewInput
 from server.conversation.turn import ModelResponseTurn, Native, UserTaskTurn
 from server.postgres.store import PostgresStore
-from tests.builders import (
+from tests.support.builders import (
     accept,
     answer,
     call_end,
@@ -24,7 +24,7 @@ from tests.builders import (
     token,
     user_input,
 )
-from tests.strategies import any_text, blocks, json_objects
+from tests.support.strategies import any_text, blocks, json_objects
 
 FEW = settings(max_examples=15)
 

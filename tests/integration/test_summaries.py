@@ -11,11 +11,11 @@ from server.conversation.epoch import EpochReason
 from server.conversation.errors import ProviderNotConfigured, SummaryUnavailable
 from server.conversation.store import History
 from server.emulator.reply import FaultKind, Reply
-from tests.compaction_walk import build_calls, build_compactor, walk_far
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, tells
+from tests.support.compaction_walk import build_calls, build_compactor, walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import Walk, asks, assert_all_accepted, assert_rebuilds, tells
 
 
 def build(server: StrataServer, observer: Observed, *, full_share: float = 0.95, keyless: bool = False) -> Compactor:

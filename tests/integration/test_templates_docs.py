@@ -16,8 +16,8 @@ from server.prompts.environment import Sandbox
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
-from tests.builders import A_TIME
-from tests.strata_process import PROJECT
+from tests.support.builders import A_TIME
+from tests.support.strata_process import PROJECT
 
 PAGE = (PROJECT / "docs" / "templates.md").read_text(encoding="utf-8")
 

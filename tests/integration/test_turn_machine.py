@@ -33,9 +33,9 @@ from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from server.turns.request import TurnRequest
 from server.turns.service import TurnService
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import settle, tool_results, user_task
-from tests.turn_walk import (
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_talk import settle, tool_results, user_task
+from tests.support.turn_walk import (
     Walk,
     asks,
     assert_all_accepted,
@@ -47,7 +47,7 @@ from tests.turn_walk import (
     tells,
     until_asked,
 )
-from tests.wire_proxy import WireProxy, open_proxy
+from tests.support.wire_proxy import WireProxy, open_proxy
 
 LONG = "One two three four five six seven eight."
 SOON = 0.02

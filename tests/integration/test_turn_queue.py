@@ -13,12 +13,12 @@ from server.conversation.turn import ModelResponseTurn, TurnState, UserTaskTurn
 from server.emulator.reply import FaultKind
 from server.postgres.store import PostgresStore
 from server.turns.handle import TurnHandle
-from tests.builders import accept, answer, user_input
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
 from tests.faults.server_fleet import Fleet
-from tests.http_talk import turns
-from tests.turn_talk import hear, open_conversation, say, text_of, user_task
+from tests.support.builders import accept, answer, user_input
+from tests.support.emulated import EmulatedProviders
+from tests.support.http_talk import turns
+from tests.support.turn_talk import hear, open_conversation, say, text_of, user_task
 
 CLIENTS = 50
 PATIENCE_SECONDS = 30.0

@@ -34,10 +34,10 @@ from server.turns.request import TurnRequest
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
 from server.turns.tools import TurnLimits, TurnTools
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import WEATHER, answer_tools, calls_of, open_conversation, tool_results, user_task
-from tests.turn_walk import PICTURE, PICTURE_BLOB, asks, tells
-from tests.wire_proxy import WireProxy, open_proxy
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_talk import WEATHER, answer_tools, calls_of, open_conversation, tool_results, user_task
+from tests.support.turn_walk import PICTURE, PICTURE_BLOB, asks, tells
+from tests.support.wire_proxy import WireProxy, open_proxy
 
 NEVER = 3600.0
 ROLES = "You know all that there is to know about the weather. " * 2000

@@ -17,8 +17,8 @@ from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.turns.live import LiveHandle, LiveTurn
 from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import PATIENCE_SECONDS, drain, hear, open_conversation, read_all, say, settle, user_task
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_talk import PATIENCE_SECONDS, drain, hear, open_conversation, read_all, say, settle, user_task
 
 STORY = Reply(
     thinking="What would be nice?",

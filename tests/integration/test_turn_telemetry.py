@@ -18,10 +18,10 @@ from server.app.settings import Settings
 from server.app.wiring import open_program
 from server.conversation.api_key import Scope
 from server.emulator.reply import FaultKind, Reply
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.collector import Collector, attributes_of, open_collector
-from tests.fakes.log_capture import capture_log
-from tests.turn_talk import open_conversation
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.collector import Collector, attributes_of, open_collector
+from tests.support.fakes.log_capture import capture_log
+from tests.support.turn_talk import open_conversation
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

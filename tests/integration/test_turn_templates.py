@@ -11,8 +11,8 @@ from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.store import ConversationChange
 from server.conversation.turn import TurnState
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.turn_talk import open_conversation, say, user_task
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.turn_talk import open_conversation, say, user_task
 
 OWN = "My own house. {{ roles }}\n\n{{ cached_history }}"
 

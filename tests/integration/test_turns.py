@@ -27,10 +27,10 @@ from server.conversation.turn_event import TurnEnded, TurnStarted
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.payload.held_texts import HeldTexts
 from server.turns.handle import TurnHandle
-from tests.builders import definition
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, MODELS, EmulatedProviders
-from tests.turn_talk import (
+from tests.support.builders import definition
+from tests.support.emulated import BOTH, MODELS, EmulatedProviders
+from tests.support.turn_talk import (
     answer_tools,
     calls_of,
     hear,

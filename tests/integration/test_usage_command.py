@@ -16,8 +16,8 @@ from server.conversation.usage import Usage
 from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from tests.builders import call_end, call_start, create_assistant, take_exchange
-from tests.strata_process import strata_here
+from tests.support.builders import call_end, call_start, create_assistant, take_exchange
+from tests.support.strata_process import strata_here
 
 USAGE = Usage(fresh_input_tokens=500, cache_read_tokens=9_000, cache_write_tokens=500, output_tokens=70)
 TODAY = datetime.now(UTC)

@@ -21,7 +21,8 @@ from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from server.postgres.usage_reports import PostgresUsageReports
 from server.providers.choice import ANTHROPIC
-from tests.builders import (
+from tests.conftest import StrataServer
+from tests.support.builders import (
     accept,
     answer,
     call_end,
@@ -31,10 +32,9 @@ from tests.builders import (
     take_exchange,
     user_input,
 )
-from tests.conftest import StrataServer
-from tests.database_source import with_database
-from tests.http_talk import Talk, open_talk
-from tests.turn_walk import begin_walk, tells
+from tests.support.database_source import with_database
+from tests.support.http_talk import Talk, open_talk
+from tests.support.turn_walk import begin_walk, tells
 
 SINCE, UNTIL = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
 USAGE = Usage(fresh_input_tokens=10, cache_read_tokens=80, cache_write_tokens=10, output_tokens=5, reasoning_tokens=2)

@@ -8,12 +8,12 @@ from sqlalchemy import ARRAY, UUID, Column, Integer, LargeBinary, Text
 from server.postgres.archive_fields import ARCHIVED
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
-from tests.compaction_walk import build_compactor, walk_far
 from tests.conftest import StrataServer
-from tests.emulated import EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, asks, begin_walk, tells
-from tests.verifying import verify, verify_damaged
+from tests.support.compaction_walk import build_compactor, walk_far
+from tests.support.emulated import EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.verifying import verify, verify_damaged
 
 _FOR_PEOPLE = "says when, which nothing goes by"
 _PRESENT = "the conversation as it is now: no past call was made of it"

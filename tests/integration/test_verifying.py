@@ -17,13 +17,13 @@ from server.postgres.engine import Database, Statement
 from server.postgres.walking import PostgresCallWalk
 from server.replay.verify.call_walk import CallFilter, Flaw, PastCall
 from server.replay.verify.verification import Subject, Verified
-from tests.archive_walk import steps, take_step
-from tests.compaction_walk import NARROW, build_compactor, walk_far
 from tests.conftest import StrataServer
-from tests.emulated import BOTH, EmulatedProviders
-from tests.fakes.compaction_observer import Observed
-from tests.turn_walk import Walk, asks, begin_walk, tells
-from tests.verifying import verify, verify_damaged
+from tests.support.archive_walk import steps, take_step
+from tests.support.compaction_walk import NARROW, build_compactor, walk_far
+from tests.support.emulated import BOTH, EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
+from tests.support.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.verifying import verify, verify_damaged
 
 
 async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[PastCall | Flaw]:

@@ -23,8 +23,8 @@ from server.postgres.engine import Database
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, require_current_schema
 from server.postgres.retention import sweep_raw_bytes
 from server.postgres.store import PostgresStore
-from tests.builders import create_conversation, take_exchange
-from tests.database_source import with_database
+from tests.support.builders import create_conversation, take_exchange
+from tests.support.database_source import with_database
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 

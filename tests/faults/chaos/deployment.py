@@ -27,11 +27,11 @@ from server.postgres.connecting import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
-from tests.external_postgres import PASSWORD, USER, Cluster, Site, come_true, open_site
 from tests.faults.chaos.journal import Journal
 from tests.faults.chaos.providers import ChaosProviders
 from tests.faults.server_fleet import Launcher, open_launcher
-from tests.wire_proxy import TcpProxy, WireProxy
+from tests.support.external_postgres import PASSWORD, USER, Cluster, Site, come_true, open_site
+from tests.support.wire_proxy import TcpProxy, WireProxy
 
 LEASE_SECONDS = 2.0
 BALLAST_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from server.emulator.script import Script
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from tests.faults.chaos.journal import Journal
-from tests.fuzzing import mutate, without_length
+from tests.support.fuzzing import mutate, without_length
 
 WORDS = ["rain", "wind", "sun", "fog", "snow", "sea", "hill", "road", "bridge", "harbour", "market", "lantern"]
 HARMLESS = frozenset({FaultKind.SLOW, FaultKind.BAD_AUTH, FaultKind.CONTEXT_EXCEEDED})

@@ -14,7 +14,7 @@ from tests.faults.chaos.client import WEATHER, Client
 from tests.faults.chaos.deployment import LEASE_SECONDS, Deployment, open_deployment
 from tests.faults.chaos.journal import Journal
 from tests.faults.chaos.providers import open_chaos_providers
-from tests.strata_process import strata
+from tests.support.strata_process import strata
 
 MODELS = {"gemini": "gemini-3.1-pro-preview", "anthropic": "claude-opus-5-5"}
 _PROBES = 3

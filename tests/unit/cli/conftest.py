@@ -1,5 +1,5 @@
 """The scripted server of the client's tests serves the chat's too."""
 
-from tests.unit.client.conftest import client, strata
+from tests.unit.web.client.conftest import client, strata
 
 __all__ = ["client", "strata"]

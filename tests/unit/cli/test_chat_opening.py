@@ -7,7 +7,7 @@ import pytest
 
 from server.cli.chat_opening import Choice, open_conversation
 from server.web.client import StrataClient
-from tests.fakes.scripted_strata import CONVERSATION_ID, ScriptedStrata, answer_json
+from tests.support.fakes.scripted_strata import CONVERSATION_ID, ScriptedStrata, answer_json
 
 GET_TIME: dict[str, Any] = {"name": "get_time", "description": "The date and time now, in UTC."}
 

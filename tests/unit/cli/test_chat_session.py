@@ -15,7 +15,7 @@ from server.cli.chat_screen import TerminalScreen
 from server.cli.chat_session import ChatSession, read_result
 from server.cli.chat_tools import DEMO_FUNCTIONS, DEMO_TOOLS, roll_dice
 from server.web.client import StrataClient, ToolResult
-from tests.fakes.scripted_strata import (
+from tests.support.fakes.scripted_strata import (
     CONVERSATION_ID,
     ScriptedStrata,
     answer_json,

@@ -29,7 +29,7 @@ def test_expected_to_fail():
 def run(directory: Path, *options: str, ci: str) -> subprocess.CompletedProcess[str]:
     (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.loud_skips", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "-p", "tests.support.loud_skips", "-p", "no:cacheprovider", *options],
         cwd=directory,
         env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

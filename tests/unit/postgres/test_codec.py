@@ -21,7 +21,7 @@ from server.postgres.codec import (
     encode_raw,
     encode_text,
 )
-from tests.strategies import any_text, json_values
+from tests.support.strategies import any_text, json_values
 
 
 @given(any_text)

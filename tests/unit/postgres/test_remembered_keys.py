@@ -14,7 +14,7 @@ from server.conversation.key_ring import KeyRing
 from server.postgres import remembered_keys
 from server.postgres.channels import KEY_CHANNEL
 from server.postgres.remembered_keys import RememberedKeys
-from tests.fakes.key_ring import InMemoryKeyRing
+from tests.support.fakes.key_ring import InMemoryKeyRing
 
 
 class StubEars:

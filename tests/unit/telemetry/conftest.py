@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.log_capture import capture_log
-from tests.fakes.watched import Watched
+from tests.support.fakes.log_capture import capture_log
+from tests.support.fakes.watched import Watched
 
 
 @pytest.fixture

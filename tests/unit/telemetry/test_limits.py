@@ -16,8 +16,8 @@ from server.telemetry.limits import (
     seconds_between,
     status_class,
 )
-from tests.builders import A_TIME
-from tests.strategies import any_text, json_values
+from tests.support.builders import A_TIME
+from tests.support.strategies import any_text, json_values
 
 
 class TestNames:

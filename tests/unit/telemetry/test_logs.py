@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.telemetry.logs import begin_log_context, configure_logs, extend_log_context
-from tests.fakes.log_capture import capture_log
+from tests.support.fakes.log_capture import capture_log
 
 log = logging.getLogger("strata.test")
 

@@ -7,9 +7,9 @@ import pytest
 
 from server.conversation.errors import SettingsInvalid
 from server.telemetry.spans import open_tracing, parse_headers
-from tests.fakes.collector import Collector, attributes_of, open_collector
-from tests.fakes.log_capture import capture_log
-from tests.fakes.site import Site, open_site
+from tests.support.fakes.collector import Collector, attributes_of, open_collector
+from tests.support.fakes.log_capture import capture_log
+from tests.support.fakes.site import Site, open_site
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

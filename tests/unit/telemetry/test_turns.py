@@ -14,10 +14,10 @@ from server.conversation.conversation import Lease
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
 from server.conversation.usage import Usage
 from server.turns.observer import TurnTimes
-from tests.builders import call_end, call_start
-from tests.fakes.log_capture import capture_log
-from tests.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
-from tests.strategies import any_text, blocks, json_objects
+from tests.support.builders import call_end, call_start
+from tests.support.fakes.log_capture import capture_log
+from tests.support.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
+from tests.support.strategies import any_text, blocks, json_objects
 
 
 class TestLog:

@@ -12,8 +12,8 @@ from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.conversation.errors import every_error
-from tests.fakes.log_capture import capture_log
-from tests.fakes.site import Site, open_site
+from tests.support.fakes.log_capture import capture_log
+from tests.support.fakes.site import Site, open_site
 
 MARKER = "purple-elephant-content"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from server.conversation.assistant import Assistant, Instructions
 from server.conversation.errors import BodyMalformed
 from server.web.admin.assistant_drafts import open_draft, read_draft, read_object, read_version, rebase
-from tests.builders import A_TIME, NASTY, definition
+from tests.support.builders import A_TIME, NASTY, definition
 
 
 def saved(**changes: Any) -> Assistant:

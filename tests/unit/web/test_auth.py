@@ -7,7 +7,7 @@ from server.conversation.identifiers import API_KEY, new_id
 from server.web.admin.entry import require_session
 from server.web.app import ROUTES
 from server.web.auth import KeyGuard
-from tests.fakes.site import Site
+from tests.support.fakes.site import Site
 
 LOCKED = ("/v1", "/admin/api")
 OPEN = {"/healthz", "/readyz", "/metrics", "/schema", "/schema/openapi.json", "/schema/{path:str}"}

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fakes.site import BODY_LIMIT, Site
+from tests.support.fakes.site import BODY_LIMIT, Site
 
 JSON = {"content-type": "application/json"}
 URL = "/test/turns"

@@ -1,4 +1,4 @@
-from tests.fakes.site import Site, open_site
+from tests.support.fakes.site import Site, open_site
 
 ORIGIN = "https://app.example"
 

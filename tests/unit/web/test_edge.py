@@ -5,7 +5,7 @@ import httpx2
 import pytest
 from litestar import get
 
-from tests.fakes.site import Site, open_site
+from tests.support.fakes.site import Site, open_site
 
 MARKER = "purple-elephant-content"
 SECURITY = {

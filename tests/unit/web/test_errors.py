@@ -12,7 +12,7 @@ from server.conversation.errors import (
     every_error,
 )
 from server.web.errors import ANSWERS, answer_headers, build_problem, encode_problem, source_of
-from tests.fakes.site import Site
+from tests.support.fakes.site import Site
 
 
 def test_every_code_has_a_status_and_nothing_else_has_one() -> None:

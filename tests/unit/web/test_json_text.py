@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.web.json_text import DuplicateKey, decode_json, encode_json, refuse_duplicate_keys
-from tests.strategies import json_values
+from tests.support.strategies import json_values
 
 
 @given(json_values)

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 
 from server.conversation.api_key import Scope
-from tests.fakes.site import Site
+from tests.support.fakes.site import Site
 
 
 async def stranger(site: Site) -> tuple[str, str]:

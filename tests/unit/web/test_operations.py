@@ -4,7 +4,7 @@ import pytest
 
 from server.conversation.errors import DatabaseUnavailable, DatabaseUnsupported
 from server.web import readiness
-from tests.fakes.site import VERSION, Site, open_site
+from tests.support.fakes.site import VERSION, Site, open_site
 
 
 async def test_healthz_answers_without_touching_anything(site: Site) -> None:

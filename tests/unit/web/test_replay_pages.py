@@ -34,7 +34,7 @@ from server.web.admin.replay_action_pages import ACTIONS
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart, show_value
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
 from server.web.admin.replay_turns import compare_facts, show_turn
-from tests.replay_rig import draft, result
+from tests.support.replay_rig import draft, result
 
 NONE = "\u2013"
 

@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 
 from server.web.sse import EVENTS
-from tests.fakes.site import VERSION, Site
+from tests.support.fakes.site import VERSION, Site
 
 METHODS = {"get", "put", "post", "delete", "patch", "head"}
 

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from server.conversation.errors import DatabaseUnavailable
-from tests.fakes.log_capture import capture_log
-from tests.fakes.site import Site
+from tests.support.fakes.log_capture import capture_log
+from tests.support.fakes.site import Site
 
 MARKER = "purple-elephant-content"
 

@@ -17,7 +17,7 @@ from server.inspection.port import TimelineTurn
 from server.inspection.timeline import ToldTurn
 from server.web.admin.pieces import Allowance
 from server.web.admin.shown_turns import BLOCKS_SHOWN, ShownTurn, content_of, show_turn
-from tests.builders import A_TIME, tool_call
+from tests.support.builders import A_TIME, tool_call
 
 MARK = SignatureMark(length=3, fingerprint="00ff00ff00ff00ff")
 

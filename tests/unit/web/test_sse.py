@@ -23,9 +23,9 @@ from server.conversation.usage import Usage
 from server.turns.handle import MAX_BATCH, EventReader
 from server.turns.live import LiveHandle, LiveTurn
 from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, encode_event
-from tests.builders import A_TIME
 from tests.contracts.provider_rig import PATIENCE_SECONDS
-from tests.strategies import any_text, blocks, json_objects
+from tests.support.builders import A_TIME
+from tests.support.strategies import any_text, blocks, json_objects
 
 USAGE = Usage(fresh_input_tokens=7, cache_read_tokens=5, cache_write_tokens=3, output_tokens=2, reasoning_tokens=1)
 CALL = ToolCallBlock(id="call_1", name="get_weather", arguments={"city": "Oslo"})

@@ -15,9 +15,9 @@ from server.conversation.turn import TurnKind
 from server.turns.request import TurnRequest
 from server.web.headers import TurnHeaders
 from server.web.turn_body import TurnInput, read_turn_request
-from tests.builders import NASTY
-from tests.strategies import any_text, json_values
-from tests.unit.test_image import gif, png
+from tests.support.builders import NASTY
+from tests.support.strategies import any_text, json_values
+from tests.unit.conversation.test_image import gif, png
 
 LIMIT = 1000
 

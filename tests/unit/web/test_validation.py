@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from litestar.exceptions import ValidationException
 
 from server.web.validation import read_faults, trace_path
-from tests.fakes.site import Site
+from tests.support.fakes.site import Site
 
 MARKER = "purple-elephant-content"
 

@@ -19,8 +19,8 @@ from server.conversation.turn import TurnState, UserTaskTurn
 from server.web.block_views import view_blocks
 from server.web.json_text import encode_json
 from server.web.views import ModelTurnView, TurnErrorView, view_turn
-from tests.builders import A_TIME
-from tests.strategies import blocks
+from tests.support.builders import A_TIME
+from tests.support.strategies import blocks
 from tests.unit.web.test_sse import TURN
 
 SECRET = "c2lnbmF0dXJl"

@@ -1,0 +1,40 @@
+"""The cost policy keeps its promise over the documented grid, and the docs show what the command prints."""
+
+from pathlib import Path
+
+import pytest
+
+from server.compaction.simulation_grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
+from server.conversation.payload import LayerOrder
+
+COSTS = (Path(__file__).parents[3] / "docs" / "costs.md").read_text()
+
+
+def documented_rows() -> list[tuple[str, ...]]:
+    section = COSTS.partition("## The grid")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    header, *rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    assert header == COLUMNS
+    return rows
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model[1]}, {model[2]}")
+def test_the_cost_policy_is_near_the_optimum_and_the_docs_say_how_near(model: tuple[str, str, LayerOrder]) -> None:
+    rows = list(walk_grid(models=[model]))
+    for row in rows:
+        for mean, comparison in row.by_length.items():
+            # Below 1 would mean that the optimum is none.
+            assert 1 - 1e-9 <= comparison.distance <= row.limit(mean), (*row.cells()[:4], mean)
+    written = [cells for cells in documented_rows() if cells[:2] == (model[1], model[2])]
+    assert written == [row.cells() for row in rows], "write docs/costs.md anew from `strata simulate --grid`"
+
+
+def test_the_docs_show_the_whole_grid() -> None:
+    assert len(documented_rows()) == ROW_COUNT
+
+
+def test_what_is_not_promised_is_said_in_the_docs() -> None:
+    assert len(UNCLAIMED) == 1
+    for (model, _, shape, pace, mean), limit in UNCLAIMED.items():
+        assert limit > LIMIT
+        assert f"`{model}`, `{shape}`, `{pace}`, {mean} exchanges" in COSTS

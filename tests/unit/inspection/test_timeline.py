@@ -1,0 +1,207 @@
+"""What a timeline has to say."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.payload import LayerOrder
+from server.conversation.store import EpochOutline
+from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState, UserTaskTurn
+from server.conversation.usage import Usage
+from server.inspection.port import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
+from server.inspection.timeline import list_cuts, read_context, tell_timeline
+from tests.support.builders import A_TIME, build_conversation
+
+
+def call(seq: int, *, epoch: int = 1, dynamic: str = "{}", tokens: int = 100, **changes: Any) -> CallOutline:
+    values: dict[str, Any] = {
+        "turn_seq": seq,
+        "attempt": 1,
+        "provider": "gemini",
+        "model": "m",
+        "epoch": epoch,
+        "layer_order": LayerOrder.LAYERED,
+        "dynamic": dynamic,
+        "started_at": A_TIME,
+        "first_byte_at": A_TIME,
+        "ended_at": A_TIME + timedelta(seconds=2),
+        "status": 200,
+        "error_code": None,
+        "usage": Usage(fresh_input_tokens=tokens),
+        "cost_usd": None,
+        "cache_expected_tokens": None,
+        "cache_miss_reason": None,
+        "raw_length": 1,
+        "repair_count": 0,
+        "template_failure_count": 0,
+        "warning_kinds": (),
+    }
+    return CallOutline(**values | changes)
+
+
+def asked(seq: int) -> TimelineTurn:
+    return TimelineTurn(turn=UserTaskTurn(seq=seq, created_at=A_TIME, blocks=(TextBlock(text="?"),)))
+
+
+def answered(seq: int, *calls: CallOutline, blocks: tuple[Block, ...] = ()) -> TimelineTurn:
+    turn = ModelResponseTurn(
+        seq=seq,
+        created_at=A_TIME,
+        blocks=blocks,
+        state=TurnState.COMPLETE,
+        stop_reason=StopReason.END_TURN,
+        error_code=None,
+        provider="gemini",
+        model="m",
+        usage=Usage(),
+        cost_usd=None,
+        attempt=1,
+        revision=None,
+    )
+    return TimelineTurn(turn=turn, calls=calls or (call(seq),))
+
+
+def epoch(number: int, reason: EpochReason, buffer_start_seq: int) -> EpochOutline:
+    return EpochOutline(
+        number=number,
+        reason=reason,
+        assistant_version=1,
+        generation=0,
+        segment_count=1,
+        buffer_start_seq=buffer_start_seq,
+        created_at=A_TIME,
+        last_segment=Segment(
+            generation=0, position=0, first_seq=1, last_seq=buffer_start_seq - 1, text="", token_count=9
+        ),
+    )
+
+
+def part(turns: Sequence[TimelineTurn], **changes: Any) -> Timeline:
+    values: dict[str, Any] = {
+        "tenant_id": "tenant_x",
+        "tenant_name": "acme",
+        "conversation": build_conversation(),
+        "assistant_name": "helper",
+        "facts": None,
+        "turns": turns,
+        "earlier_seq": None,
+        "later_seq": None,
+        "running": None,
+        "epochs": (),
+        "background_calls": (),
+        "last_seq": turns[-1].turn.seq if turns else 0,
+    }
+    return Timeline(**values | changes)
+
+
+def context(**values: Any) -> str:
+    return json.dumps({"todos": [], **values, "current_datetime": A_TIME.isoformat()})
+
+
+def test_a_context_is_new_where_it_changed_and_the_clock_is_no_change() -> None:
+    later = json.dumps({"todos": ["pack"], "current_datetime": "tomorrow"})
+    told = tell_timeline(
+        part(
+            [
+                answered(2, call(2, dynamic=context())),
+                answered(4, call(4, dynamic=context(todos=["pack"]))),
+                answered(6, call(6, dynamic=later)),
+                answered(8, call(8, dynamic=context())),
+            ]
+        )
+    )
+    assert [turn.is_context_new for turn in told.turns] == [False, True, False, True]
+
+
+def test_the_first_turn_of_a_part_is_compared_with_the_call_before_it() -> None:
+    earlier = call(4, dynamic=context(todos=["pack"]))
+    shown = [asked(5), answered(6, call(6, dynamic=context(todos=["pack"])))]
+    assert [turn.is_context_new for turn in tell_timeline(part(shown, earlier_call=earlier)).turns] == [False, False]
+    assert [turn.is_context_new for turn in tell_timeline(part(shown)).turns] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "read"), [("", None), ("no JSON", "no JSON"), ("[" * 100_000, "[" * 100_000), ('{"a":1}', {"a": 1})]
+)
+def test_a_context_that_is_no_json_is_text(dynamic: str, read: object) -> None:
+    assert read_context(call(2, dynamic=dynamic)) == read
+
+
+def test_results_know_their_tools_and_calls_their_results() -> None:
+    blocks = (ToolCallBlock(id="a", name="get_weather", arguments={}), ToolCallBlock(id="b", name="find", arguments={}))
+    results = (ToolResultBlock(tool_call_id="a", output=1),)
+    response = TimelineTurn(turn=ToolResponseTurn(seq=3, created_at=A_TIME, blocks=results))
+    told = tell_timeline(part([answered(2, blocks=blocks), response]))
+    assert told.turns[0].answered_ids == {"a"}
+    assert told.turns[1].called_tools == {"a": "get_weather", "b": "find"}
+    # The call stands on the page before.
+    assert tell_timeline(part([response])).turns[0].called_tools == {}
+
+
+def test_a_cut_stands_before_the_first_turn_that_is_still_a_message() -> None:
+    failed = call(4, epoch=2, tokens=0)
+    turns = [asked(1), answered(2, call(2, tokens=900)), asked(3), answered(4, failed, call(4, epoch=2, tokens=300))]
+    told = tell_timeline(part(turns, epochs=[epoch(2, EpochReason.COMPACTED, 3)]))
+    assert [len(turn.cuts) for turn in told.turns] == [0, 0, 1, 0]
+    [cut] = told.turns[2].cuts
+    assert (cut.tokens_before, cut.tokens_after, cut.undone_by) == (900, 300, None)
+    assert told.cuts_at_end == []
+
+
+def test_a_cut_behind_the_last_turn_stands_at_the_end_and_not_on_pages_before() -> None:
+    outlines = [epoch(2, EpochReason.COMPACTED, 5)]
+    turns = [asked(3), answered(4)]
+    assert len(tell_timeline(part(turns, epochs=outlines)).cuts_at_end) == 1
+    assert tell_timeline(part(turns, epochs=outlines, later_seq=5, last_seq=6)).cuts_at_end == []
+
+
+def test_an_undoing_takes_back_the_newest_that_still_held() -> None:
+    outlines = [
+        epoch(6, EpochReason.COMPACTION_UNDONE, 3),
+        epoch(5, EpochReason.COMPACTION_UNDONE, 5),
+        epoch(4, EpochReason.SUMMARISED, 7),
+        epoch(3, EpochReason.COMPACTED, 5),
+        epoch(2, EpochReason.COMPACTED, 3),
+    ]
+    cuts = list_cuts(outlines, [], None)
+    assert [(cut.outline.number, cut.undone_by.number if cut.undone_by else None) for cut in cuts] == [
+        (2, None),
+        (3, 6),
+        (4, 5),
+    ]
+
+
+def test_a_call_says_which_epoch_it_is_the_first_of() -> None:
+    marks = {
+        number: EpochMark(
+            number=number,
+            reason=EpochReason.ASSISTANT_CHANGED,
+            assistant_version=number,
+            buffer_start_seq=1,
+            created_at=A_TIME,
+            args={"tone": "calm"},
+        )
+        for number in (1, 2)
+    }
+    running = RunningTurn(
+        seq=6, owner="x", lease_expires_at=A_TIME, cancel_requested_at=None, calls=[call(6, epoch=2, ended_at=None)]
+    )
+    turns = [answered(2), answered(4, call(4, epoch=2), call(4, epoch=2, attempt=2))]
+    told = tell_timeline(part(turns, call_epochs=marks, running=running, earlier_call=call(1)))
+    begins = [[c.begins.number if c.begins else None for c in turn.calls] for turn in told.turns]
+    assert begins == [[None], [2, None]]
+    assert [c.begins for c in told.running_calls] == [None]
+
+
+def test_a_turn_lasts_from_its_first_call_to_the_end_of_its_last() -> None:
+    second = call(2, attempt=2, started_at=A_TIME + timedelta(seconds=5), ended_at=A_TIME + timedelta(seconds=9))
+    [told] = tell_timeline(part([answered(2, call(2), second)])).turns
+    assert told.duration_seconds == 9
+    [open_] = tell_timeline(part([answered(2, replace(second, ended_at=None))])).turns
+    assert open_.duration_seconds is None

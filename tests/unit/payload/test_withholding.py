@@ -1,0 +1,126 @@
+"""Signatures go back to where they hold, and nowhere else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
+from server.conversation.store import BufferedTurn
+from server.conversation.turn import Native, TurnKind
+from server.payload.withholding import Signer, Withheld, find_withheld, note_withheld
+from server.providers.model_profile import find_profile
+from tests.support.fakes.talk import Talk
+
+HERE = b"here"
+ELSEWHERE = b"elsewhere"
+SIGNED_CALL = ToolCallBlock(id="a", name="f", arguments={}, signature=SignatureMark(length=1, fingerprint="00"))
+
+
+def signer(model: str, account: str = "one") -> Signer:
+    provider = "gemini" if model.startswith("gemini") else "anthropic"
+    return Signer(provider=provider, account=account, profile=find_profile(provider, model), prefix_hash=HERE)
+
+
+def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
+    talk.say("Go.")
+    dialect = "gemini" if (model or "gemini").startswith("gemini") else "anthropic"
+    values: dict[str, Any] = {
+        "native": Native(dialect=dialect, data=b"{}"),
+        "provider": dialect,
+        "model": model,
+        "account": "one",
+        "prefix_hash": HERE,
+    }
+    return talk.put(TurnKind.MODEL_RESPONSE, fields.pop("blocks", (TextBlock(text="Hm."),)), **values | fields)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "fields", "asked", "reason"),
+    [
+        ("gemini-3.8-flash", {}, "gemini-3.8-flash", None),
+        ("gemini-3.8-flash", {}, "gemini-3.1-pro-preview", None),
+        ("gemini-3.8-flash", {"prefix_hash": ELSEWHERE}, "gemini-3.8-flash", None),
+        ("gemini-3.8-flash", {"account": "other"}, "gemini-3.8-flash", Withheld.ACCOUNT),
+        ("gemini-3.8-flash", {"account": None}, "gemini-3.8-flash", Withheld.ACCOUNT),
+        ("gemini-3.8-flash", {}, "gemini-4-argon", Withheld.FAMILY),
+        ("gemini-2.5-flash", {}, "gemini-3.8-flash", Withheld.FAMILY),
+        (None, {}, "gemini-3.8-flash", Withheld.FAMILY),
+        ("gemini-3.8-flash", {}, "claude-fable-5-2", Withheld.PROVIDER),
+        ("claude-fable-5-2", {}, "gemini-3.8-flash", Withheld.PROVIDER),
+        ("claude-fable-5-2", {}, "claude-fable-5-2", None),
+        ("claude-fable-5-2", {"account": "other"}, "claude-fable-5-2", None),
+        ("claude-opus-5-5", {}, "claude-fable-5-2", None),
+        ("claude-fable-5-2", {"prefix_hash": ELSEWHERE}, "claude-fable-5-2", Withheld.PREFIX),
+        ("claude-fable-5-2", {"prefix_hash": None}, "claude-fable-5-2", Withheld.PREFIX),
+        ("claude-fable-5-2", {"prefix_hash": ELSEWHERE}, "claude-sonnet-5", None),
+        ("gemini-3.8-flash", {"blocks": (SIGNED_CALL,)}, "gemini-3.8-flash", None),
+        (
+            "gemini-3.8-flash",
+            {"blocks": (ToolCallBlock(id="a", name="f", arguments={}), SIGNED_CALL)},
+            "gemini-3.8-flash",
+            Withheld.UNSIGNED,
+        ),
+        (
+            "gemini-2.5-flash",
+            {"blocks": (ToolCallBlock(id="a", name="f", arguments={}),)},
+            "gemini-2.5-flash",
+            None,
+        ),
+    ],
+)
+def test_signatures_are_withheld_for_a_reason(
+    made_by: str | None, fields: dict[str, Any], asked: str, reason: Withheld | None
+) -> None:
+    talk = Talk()
+    turn = answer(talk, made_by, **fields)
+    assert find_withheld(talk.turns, signer(asked)) == ({} if reason is None else {turn.seq: reason})
+
+
+def test_results_under_another_prefix_end_all_thinking_before_them_for_good() -> None:
+    talk = Talk()
+    model = "claude-fable-5-2"
+    answer(talk, model)
+    answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
+    talk.say("Never mind.")
+    before = {2: Withheld.PREFIX, 4: Withheld.PREFIX}
+    assert find_withheld(talk.turns, signer(model)) == before
+    talk.turns.pop()
+    answer(talk, model, native=Native(dialect="anthropic", data=b""))
+    talk.say("And?")
+    assert find_withheld(talk.turns, signer(model)) == before
+    talk.turns.pop()
+    answer(talk, model)
+    answer(talk, model)
+    assert find_withheld(talk.turns, signer(model)) == before
+
+
+def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
+    talk = Talk()
+    model = "claude-fable-5-2"
+    answer(talk, model)
+    answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
+    answer(talk, model, prefix_hash=ELSEWHERE)
+    answer(talk, model)
+    assert find_withheld(talk.turns, signer(model)) == {4: Withheld.PREFIX, 6: Withheld.PREFIX}
+
+
+def test_what_is_withheld_is_noted_by_reason() -> None:
+    reasons = {8: Withheld.FAMILY, 2: Withheld.PROVIDER, 4: Withheld.FAMILY}
+    assert list(note_withheld(reasons)) == [
+        {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]},
+        {"kind": "signatures_withheld", "reason": "family", "seqs": [4, 8]},
+    ]
+
+
+def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_another_block_is_not() -> None:
+    """What was made behind the block carries its mark, and the prefix from before it is kept with it."""
+    talk = Talk()
+    before = answer(talk, "claude-fable-5-2", prefix_hash=ELSEWHERE)
+    other = answer(talk, "claude-fable-5-2", prefix_hash=b"behind another block")
+    never = answer(talk, "claude-fable-5-2", prefix_hash=None)
+    behind = answer(talk, "claude-fable-5-2")
+    asked = replace(signer("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
+    withheld = find_withheld(talk.turns, asked)
+    assert withheld == {other.seq: Withheld.PREFIX, never.seq: Withheld.PREFIX}
+    assert find_withheld([before, behind], signer("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}

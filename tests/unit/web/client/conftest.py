@@ -1,0 +1,22 @@
+"""A scripted server, and a client of it that does not wait long."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.web.client import Patience, StrataClient
+from tests.support.fakes.scripted_strata import KEY, ScriptedStrata, open_scripted_strata
+
+QUICK = Patience(seconds=5, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
+
+
+@pytest.fixture
+async def strata() -> AsyncIterator[ScriptedStrata]:
+    async with open_scripted_strata() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+async def client(strata: ScriptedStrata) -> AsyncIterator[StrataClient]:
+    async with StrataClient(strata.url, KEY, patience=QUICK) as client:
+        yield client
