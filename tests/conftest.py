@@ -22,18 +22,18 @@ from server.app.http_server import bind
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.conversation.api_key import Scope, Tenant
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
-from server.postgres.replays import PostgresReplays
+from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.replays import PostgresReplays
 from server.postgres.schema import metadata
-from server.postgres.shadows import make_shadow_database
 from server.postgres.store import PostgresStore
 from tests.support.database_source import find_server_url, with_database
-from tests.support.emulated import EmulatedProviders, Stages, open_stages
-from tests.support.replay_rig import ReplayRig
+from tests.support.emulators import EmulatedProviders, Stages, open_stages
+from tests.support.replay_builders import ReplayRig
 
 pytest_plugins = ["tests.support.fleets", "tests.support.loud_skips"]
 

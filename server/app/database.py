@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from server.app.settings import Settings
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema

@@ -21,7 +21,7 @@ from server.compaction.typical_lengths import TypicalLengths
 from server.compaction.watch import CompactionWatch
 from server.conversation.errors import StrataError
 from server.conversation.lengths import KnownLengths
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.conversation.store import Store
 from server.jobs.compaction import SentCompactions, compaction_job
 from server.jobs.indexing import index_job, index_walk_job
@@ -30,15 +30,15 @@ from server.jobs.queue_log import queue_log_job
 from server.jobs.retention import retention_job
 from server.jobs.sending import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
-from server.payload.held_texts import HeldTexts
 from server.payload.renderer import Renderer
-from server.postgres.connecting import connect, translate
-from server.postgres.conversation_lengths import PostgresConversationLengths
+from server.payload.shared_caches import HeldTexts
+from server.postgres.compaction.lengths import PostgresConversationLengths
+from server.postgres.connections import connect, translate
 from server.postgres.engine import Database
-from server.postgres.indexing import index_all, index_news
-from server.postgres.overviews import PostgresOverviews
-from server.postgres.queue_log import prune_queue_log
-from server.postgres.retention import sweep_raw_bytes
+from server.postgres.inspection.indexer import index_all, index_news
+from server.postgres.inspection.overviews import PostgresOverviews
+from server.postgres.jobs.queue_log import prune_queue_log
+from server.postgres.jobs.retention import sweep_raw_bytes
 from server.postgres.store import PostgresStore
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer

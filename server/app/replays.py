@@ -15,26 +15,26 @@ from server.compaction.compactor import Compactor
 from server.compaction.observer import CompactionObserver
 from server.conversation.errors import ReplayNotFound
 from server.conversation.lengths import KnownLengths
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
 from server.jobs.sending import JobSender
-from server.payload.held_texts import HeldTexts
 from server.payload.renderer import Renderer
+from server.payload.shared_caches import HeldTexts
 from server.postgres.engine import Database
-from server.postgres.inspection import PostgresInspector
-from server.postgres.replay_reports import PostgresReplayReports
-from server.postgres.replays import PostgresReplays
-from server.postgres.shadows import make_shadow_database
+from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.replays import PostgresReplays
+from server.postgres.replay.reports import PostgresReplayReports
 from server.postgres.store import PostgresStore
 from server.prompts.assertions import ConfinedAssertions
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
+from server.replay.rerun.admin import ReplayDesk, ReplayReader
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
-from server.replay.rerun.reading import ReplayDesk, ReplayReader
 from server.replay.rerun.service import ReplayService
 from server.replay.rerun.tools import ReplayTools
 from server.telemetry.replays import ReplayTelemetry

@@ -29,27 +29,27 @@ from server.inspection.call_view import CallInspector
 from server.inspection.index_watch import IndexWatch
 from server.inspection.job_watch import JobWatch
 from server.payload.preparation import PayloadPreparation
-from server.postgres.admin_sessions import PostgresAdminSessions
-from server.postgres.announcements import PostgresAnnouncements
-from server.postgres.assistant_inspection import PostgresAssistantInspector
-from server.postgres.auditing import PostgresAuditLog
-from server.postgres.caches import PostgresCacheRegister
-from server.postgres.connecting import DatabaseOptions, connect, translated_errors
+from server.postgres.access.admin_sessions import PostgresAdminSessions
+from server.postgres.access.key_cache import RememberedKeys
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.access.rate_limit import PostgresRateLimiter
+from server.postgres.archive.exporter import PostgresArchives
+from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.connections import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
-from server.postgres.exporting import PostgresArchives
-from server.postgres.indexing import find_progress
-from server.postgres.inspection import PostgresInspector
-from server.postgres.job_reports import PostgresJobReports
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.inspection.assistants import PostgresAssistantInspector
+from server.postgres.inspection.audit_log import PostgresAuditLog
+from server.postgres.inspection.indexer import find_progress
+from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.inspection.job_reports import PostgresJobReports
+from server.postgres.inspection.overviews import PostgresOverviews
+from server.postgres.inspection.saved_views import PostgresSavedViews
+from server.postgres.inspection.usage_reports import PostgresUsageReports
 from server.postgres.migrations import migrate_up, require_current_schema
-from server.postgres.overviews import PostgresOverviews
 from server.postgres.probe import DatabaseProbe
-from server.postgres.rate_limit import PostgresRateLimiter
-from server.postgres.remembered_keys import RememberedKeys
-from server.postgres.saved_views import PostgresSavedViews
-from server.postgres.shadows import make_shadow_database
+from server.postgres.replay.conversations import make_shadow_database
 from server.postgres.store import PostgresStore
-from server.postgres.usage_reports import PostgresUsageReports
+from server.postgres.turns.notifications import PostgresAnnouncements
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.prompts.worker_pool import WorkerPool
@@ -68,8 +68,8 @@ from server.turns.service import TurnService
 from server.turns.tools import TurnLimits, TurnTools
 from server.web.app import WebParts, build_app
 from server.web.body_budget import BodyBudget
-from server.web.edge import Edge
 from server.web.forwarded import TrustedProxies
+from server.web.middleware import Edge
 
 _log = logging.getLogger("strata.program")
 

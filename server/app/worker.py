@@ -10,10 +10,10 @@ from server.app.providers import open_available_providers
 from server.app.replays import build_replays
 from server.app.settings import Settings
 from server.jobs.worker import WorkerParts
-from server.postgres.connecting import connect, translate
+from server.postgres.connections import connect, translate
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
-from server.postgres.shadows import make_shadow_database
+from server.postgres.replay.conversations import make_shadow_database
 from server.postgres.store import PostgresStore
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates

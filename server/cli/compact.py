@@ -21,10 +21,10 @@ from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.inspection.operator_actions import AuditedCompactor, Operator
-from server.postgres.auditing import PostgresAuditLog
-from server.postgres.compacting import CompactionFilter, count_candidates, find_owner, list_candidates
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.compaction.compactor_source import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.inspection.audit_log import PostgresAuditLog
 
 _MOST_ROWS: Final = 200
 """Of the table. The sum counts all; `--json` lists all."""

@@ -20,10 +20,10 @@ from server.conversation.errors import DataDirectoryForbidden, TenantNotFound
 from server.conversation.page import PAGE_LIMIT
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
-from server.emulator.pace import LIKE_A_MODEL
+from server.emulator.latency import LIKE_A_MODEL
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
 from server.providers.choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES, ProviderChoice
 
 _TENANT: Final = "demo"

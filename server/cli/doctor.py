@@ -20,10 +20,10 @@ from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.conversation.api_key import Scope
 from server.conversation.errors import AddressInUse, StrataError
-from server.postgres.connecting import DatabaseOptions, connect
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions, connect
 from server.postgres.embedded.service import describe_embedded
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import read_schema_state
 from server.providers.choice import KEY_VARIABLES, find_key
 

@@ -8,7 +8,7 @@ import click
 
 from server.cli.run import run
 from server.emulator.exchange import ASGIApp
-from server.emulator.pace import FULL_SPEED, LIKE_A_MODEL
+from server.emulator.latency import FULL_SPEED, LIKE_A_MODEL
 from server.emulator.script import Script, ScriptInvalid, load_script
 from server.emulator.server import serve_emulator
 from server.emulator.state import EmulatorState, build_state

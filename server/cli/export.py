@@ -15,12 +15,12 @@ from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR, Action
 from server.conversation.errors import ConversationBusy, ConversationNotFound
 from server.inspection.operator_actions import Operator, audited
-from server.postgres.archive_fields import FIELDS
-from server.postgres.auditing import PostgresAuditLog
-from server.postgres.compacting import find_owner
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.archive.exporter import count_conversations, export_records, list_conversation_ids
+from server.postgres.archive.fields import FIELDS
+from server.postgres.compaction.compactor_source import find_owner
 from server.postgres.engine import Database
-from server.postgres.exporting import count_conversations, export_records, list_conversation_ids
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.inspection.audit_log import PostgresAuditLog
 
 
 @click.command()

@@ -15,8 +15,8 @@ from server.archive.file import ImportedConversation
 from server.cli.archive_files import PIPE, read_lines
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_bar
-from server.postgres.importing import Importer, ImportOptions
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.archive.importer import Importer, ImportOptions
 
 
 @click.command("import")

@@ -19,13 +19,13 @@ from server.conversation.page import PAGE_LIMIT
 from server.conversation.turn import StopReason
 from server.inspection.call_view import CallInspection, CallInspector
 from server.inspection.port import TIMELINE_LIMIT, InspectedState, InspectionFilter, InspectionPage, Timeline
-from server.postgres.inspection import PostgresInspector
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.store import PostgresStore
 from server.providers.token_estimate import TokenEstimate
 from server.providers.wire.frames import read_frames
-from server.web.call_views import CallView
-from server.web.inspection_views import InspectionPageView, TimelineView
+from server.web.api.call_views import CallView
+from server.web.api.inspection_views import InspectionPageView, TimelineView
 from server.web.json_text import encode_json
 
 _PIPE_WIDTH: Final = 200

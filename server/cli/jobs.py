@@ -15,8 +15,8 @@ from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_console
 from server.inspection.job_report import LATELY_HOURS, JobStatus
-from server.postgres.job_reports import PostgresJobReports
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.inspection.job_reports import PostgresJobReports
 
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE

@@ -15,7 +15,7 @@ from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_console
 from server.conversation.api_key import ApiKey, Scope
 from server.conversation.errors import TenantExists, TenantNotFound
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
 
 _SPAN: Final = re.compile(r"(\d{1,5})([hdwy])")
 _UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}

@@ -21,9 +21,9 @@ from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
 from server.cli.verify_state import CannotWrite, VerifyState, load_state
 from server.conversation.errors import ConversationNotFound
-from server.postgres.choosing import ConversationChoice, find_last_id, find_mark, find_named
+from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.replay.conversation_choice import ConversationChoice, find_last_id, find_mark, find_named
 from server.replay.verify.call_walk import CallFilter
 
 _STATE_NAME: Final = "replay-verify.json"

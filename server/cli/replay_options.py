@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from server.web.replay_bodies import LimitsBody, ReplayBody
+from server.web.api.replay_bodies import LimitsBody, ReplayBody
 
 _FILTERS: Final = {
     "assistant": "assistant_id",

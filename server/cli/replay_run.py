@@ -18,11 +18,9 @@ from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder
-from server.postgres.compacting import find_owner
-from server.postgres.key_ring import PostgresKeyRing
-from server.replay.rerun.report import ReplayReport
-from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult
-from server.replay.rerun.words import (
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.compaction.compactor_source import find_owner
+from server.replay.rerun.replay import (
     ENDED_ITEM_STATES,
     ItemState,
     OnMissingResult,
@@ -31,7 +29,9 @@ from server.replay.rerun.words import (
     ReplayMode,
     ReplayState,
 )
-from server.web.replay_bodies import ReplayBody
+from server.replay.rerun.report import ReplayReport
+from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult
+from server.web.api.replay_bodies import ReplayBody
 
 _INTERRUPTED: Final = 130
 _LOOK_SECONDS: Final = 1.0

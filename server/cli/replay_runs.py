@@ -15,10 +15,10 @@ from server.cli.replay_screen import failed, show_replays, show_report, show_sta
 from server.cli.run import begin_quietly, run
 from server.conversation.audit import OPERATOR
 from server.conversation.page import Page
-from server.postgres.key_ring import PostgresKeyRing
+from server.postgres.access.key_ring import PostgresKeyRing
 from server.replay.rerun.export import ExportFormat
-from server.replay.rerun.words import Replay
-from server.web.replay_views import ReplayView
+from server.replay.rerun.replay import Replay
+from server.web.api.replay_views import ReplayView
 
 _TEXT: Final = "text"
 

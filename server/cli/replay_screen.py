@@ -10,10 +10,10 @@ from rich.table import Column, Table
 
 from server.cli.chat_text import one_line
 from server.cli.terminal import open_console
+from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayState
 from server.replay.rerun.report import Measure, Measured, ReplayReport
 from server.replay.rerun.result import StoredResult
 from server.replay.rerun.statistics import Distribution
-from server.replay.rerun.words import ItemState, Replay, ReplayEstimate, ReplayState
 
 _DOLLARS: Final = frozenset({Measure.COST_USD})
 

@@ -15,9 +15,9 @@ from server.cli.run import begin_quietly, run
 from server.cli.seed_talk import hold_conversations, open_talk
 from server.cli.terminal import open_bar
 from server.conversation.errors import TenantNotFound, TenantOccupied
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.archive.seeder import Copies, count_tenant_conversations, load_originals, renew_statistics
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
-from server.postgres.seeding import Copies, count_tenant_conversations, load_originals, renew_statistics
 
 _BATCH_TURNS: Final = 2_000
 _LARGEST: Final = 100_000_000

@@ -18,8 +18,8 @@ from server.cli.run import begin_quietly, run
 from server.cli.spans import Moment
 from server.cli.terminal import open_console
 from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
-from server.postgres.key_ring import PostgresKeyRing
-from server.postgres.usage_reports import PostgresUsageReports
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.inspection.usage_reports import PostgresUsageReports
 
 _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
 

@@ -22,8 +22,8 @@ from server.app.settings import Settings
 from server.cli.verify_state import CannotWrite, VerifyState, save_state
 from server.cli.verify_worker import begin_worker, verify_batch
 from server.conversation.errors import DatabaseUnavailable, Internal
-from server.postgres.choosing import ChosenConversation, find_named, list_choice, measure_choice
 from server.postgres.engine import Database
+from server.postgres.replay.conversation_choice import ChosenConversation, find_named, list_choice, measure_choice
 from server.replay.verify.verification import Verified, join_verified
 from server.replay.verify.verifier import VerifyOrder
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 from server import __version__
-from server.postgres.choosing import ConversationChoice
+from server.postgres.replay.conversation_choice import ConversationChoice
 from server.replay.verify.call_walk import CallFilter
 from server.replay.verify.verification import UNREADABLE, Verified, verified_from_json, verified_to_json
 
@@ -39,7 +39,7 @@ class VerifyState:
     """A run, as far as it has come."""
 
     database_mark: str
-    """Of the database that it is about, see `server.postgres.choosing`."""
+    """Of the database that it is about, see `server.postgres.replay.conversation_choice`."""
     choice: ConversationChoice
     named: Sequence[str] | None = None
     """The conversations, where they were named or drawn; else the choice says which."""

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from server.app.settings import Settings
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.walking import PostgresCallWalk
+from server.postgres.replay.call_walk import PostgresCallWalk
 from server.replay.verify.verification import Verified
 from server.replay.verify.verifier import Verifier, VerifyOrder
 from server.telemetry.logs import configure_logs

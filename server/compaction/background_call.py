@@ -34,9 +34,9 @@ from server.conversation.errors import (
 )
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
+from server.conversation.shielding import undisturbed
 from server.conversation.store import History, Store
 from server.conversation.turn import StopReason
-from server.conversation.undisturbed import undisturbed
 from server.payload.cache_plan import expect_aside
 from server.payload.call_records import describe_end
 from server.payload.settings import read_order

@@ -21,10 +21,10 @@ from typing import Final
 from server.compaction.epoch_writer import EpochWriter, Rewrite
 from server.compaction.history_rewriter import HistoryRewriter
 from server.compaction.observer import CompactionObserver
-from server.compaction.openings import Openings
 from server.compaction.planner import CompactionDecision, CompactionPlan
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.compaction.signed import SignedSummariser, wants_signed
+from server.compaction.signed_summaries import Openings
 from server.compaction.source import count_request, decide_compaction, read_state
 from server.compaction.summary import Summariser
 from server.conversation.conversation import ConversationState
@@ -32,8 +32,8 @@ from server.conversation.epoch import Epoch, EpochReason, Segment
 from server.conversation.errors import ConversationBusy, EpochMoved, ProviderFailed, SummaryUnavailable
 from server.conversation.lengths import KnownLengths
 from server.conversation.store import CopiedSegments, History, Store
-from server.payload.held_texts import HeldTexts, StaticText
 from server.payload.renderer import Renderer
+from server.payload.shared_caches import HeldTexts, StaticText
 from server.payload.transcript import build_transcript
 from server.providers.calls import REJECTIONS
 from server.providers.token_estimate import TokenEstimate

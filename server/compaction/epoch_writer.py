@@ -7,7 +7,7 @@ from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
 from server.conversation.errors import Internal
 from server.conversation.store import CopiedSegments, History, Store
 from server.payload.builder import hash_prefix
-from server.payload.held_texts import HeldTexts, StaticText
+from server.payload.shared_caches import HeldTexts, StaticText
 from server.providers.token_estimate import TokenEstimate
 
 

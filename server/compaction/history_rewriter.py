@@ -15,8 +15,8 @@ from server.compaction.summary import Summariser, SummaryRequest
 from server.conversation.epoch import Epoch, EpochReason, Segment
 from server.conversation.errors import CompactionNotFound, EpochMoved, ProviderFailed, SummaryUnavailable
 from server.conversation.store import CopiedSegments, History, Store
-from server.payload.held_texts import StaticText
 from server.payload.renderer import Renderer
+from server.payload.shared_caches import StaticText
 from server.payload.transcript import build_gap, build_summary
 from server.providers.model_profile import find_profile
 

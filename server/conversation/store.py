@@ -12,7 +12,7 @@ What every implementation promises, and `tests/contracts/store_contract.py` chec
 - **Repeatable.** What writes a turn, a call or chunks can be sent again after a lost answer and has the effect of one.
 - **Byte for byte.** Any text comes back as it went in, NUL bytes and lone surrogates included, any bytes likewise.
 - **Announced.** What others may wait for (more of an answer, the end of a turn, a wish to cancel) is announced when it
-  is durable, see `server.conversation.announcements`.
+  is durable, see `server.conversation.notifications`.
 - **Flat.** `accept_turn`, `load_payload_source` and `finish_turn` are one round trip each, and none of them costs more
   in a long conversation than in a short one with the same buffer.
 

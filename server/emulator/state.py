@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from server.emulator.exchange import Exchange
 from server.emulator.faults import FAULT_HEADER, ArmedFaults, parse_fault_header
-from server.emulator.pace import FULL_SPEED, Pace
+from server.emulator.latency import FULL_SPEED, Pace
 from server.emulator.reply import Fault, Turn
 from server.emulator.request_log import RequestLog
 from server.emulator.script import Script

@@ -19,7 +19,7 @@ from pgqueuer.ports.driver import Driver
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from server.conversation.errors import StrataError, Unavailable
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.jobs.job import Job
 
 TENANT: Final = "tenant_id"
@@ -32,7 +32,7 @@ _log = logging.getLogger("strata.jobs")
 class JobFailed(Exception):
     """What the queue's tables learn of an error: its name, and whose job it was where it was somebody's.
 
-    Its text may hold content, and is in the log. `server.postgres.job_reports` reads this one.
+    Its text may hold content, and is in the log. `server.postgres.inspection.job_reports` reads this one.
     """
 
     def __init__(self, error: Exception, queued: pgqueuer.Job) -> None:

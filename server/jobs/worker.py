@@ -18,7 +18,7 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.ports.driver import Driver
 
 from server.conversation.errors import DatabaseUnavailable, StrataError
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, quiet_pgqueuer
 

@@ -24,9 +24,9 @@ from server.payload.arguments import (
 )
 from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
-from server.payload.held_texts import HeldBlobs, HeldTexts, StaticText
 from server.payload.renderer import Renderer, TemplateFailure
 from server.payload.settings import read_order
+from server.payload.shared_caches import HeldBlobs, HeldTexts, StaticText
 from server.providers.continuation import choose_container
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider

@@ -20,7 +20,7 @@ from sqlalchemy.sql import Executable
 
 from server.conversation.errors import DatabaseUnavailable
 from server.postgres.codec import encode_text
-from server.postgres.connecting import (
+from server.postgres.connections import (
     Connection,
     DatabaseOptions,
     connect_to_one,

@@ -29,9 +29,9 @@ from sqlalchemy.pool import NullPool
 
 from server.conversation.bundled import find_bundled
 from server.conversation.errors import MigrationFailed, SchemaAhead, SchemaBehind
-from server.postgres.connecting import Connection, DatabaseOptions, connect, translate, translated_errors
+from server.postgres.connections import Connection, DatabaseOptions, connect, translate, translated_errors
+from server.postgres.replay.conversation_tables import SHADOW_SCHEMA
 from server.postgres.schema import metadata
-from server.postgres.shadow_tables import SHADOW_SCHEMA
 
 Result = TypeVar("Result")
 

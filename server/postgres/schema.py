@@ -1,7 +1,11 @@
 """All tables together. Importing `metadata` from here is what makes sure that none is missing from it."""
 
-from server.postgres import access_tables, inspection_tables, replay_tables, shadow_tables, tables
-from server.postgres.table_parts import metadata
+from server.postgres import tables
+from server.postgres.access import tables as access_tables
+from server.postgres.columns import metadata
+from server.postgres.inspection import tables as inspection_tables
+from server.postgres.replay import conversation_tables as shadow_tables
+from server.postgres.replay import tables as replay_tables
 
 __all__ = ["ROOMS", "metadata"]
 

@@ -41,21 +41,17 @@ from server.conversation.store import (
     RebuildSource,
 )
 from server.conversation.turn import Native, Turn
-from server.postgres import (
-    accepting,
-    assistants,
-    conversations,
-    epochs,
-    erasing,
-    finishing,
-    forking,
-    leases,
-    loading,
-    queueing,
-    reading,
-)
+from server.postgres.compaction import epochs
+from server.postgres.conversation import assistants, conversations
+from server.postgres.conversation import erasure as erasing
+from server.postgres.conversation import forks as forking
 from server.postgres.engine import Database
-from server.postgres.source_rows import HeldRows
+from server.postgres.payload import loading
+from server.postgres.payload.source_rows import HeldRows
+from server.postgres.turns import accept as accepting
+from server.postgres.turns import leases, reading
+from server.postgres.turns import queue as queueing
+from server.postgres.turns import running as finishing
 
 _EVERYTHING = ConversationFilter()
 

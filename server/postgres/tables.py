@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.postgres.table_parts import INSTANT, MONEY, metadata, now
+from server.postgres.columns import INSTANT, MONEY, metadata, now
 
 assistants = Table(
     "assistants",

@@ -19,8 +19,8 @@ from server.replay.rerun.assertions import (
     fail_assertion,
 )
 from server.replay.rerun.json import to_json
+from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AssertionResult
-from server.replay.rerun.words import Assertion
 
 _MAX_EXCEEDED: Final = 3
 """Assertions of one answer that may exceed the limits. After that the others are not evaluated: a replay has many

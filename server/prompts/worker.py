@@ -38,7 +38,7 @@ from server.prompts.limits import RenderLimits
 from server.prompts.templates import read_layer
 from server.replay.rerun.assertions import check_assertions
 from server.replay.rerun.assertions import find_fault as find_assertion_fault
-from server.replay.rerun.words import Assertion
+from server.replay.rerun.replay import Assertion
 
 if sys.platform != "win32":
     import resource

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from server.conversation.announcements import News
 from server.conversation.conversation import OnBusy
 from server.conversation.errors import ConversationBusy, DatabaseUnavailable, ShuttingDown, TurnNotRunning
+from server.conversation.notifications import News
 from server.conversation.store import Accepted, AcceptOutcome, NewInput
 from server.turns.running import RunningTurns
 from server.turns.tools import TurnTools

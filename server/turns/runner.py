@@ -28,17 +28,17 @@ from server.conversation.errors import (
     TurnStalled,
 )
 from server.conversation.payload import Payload
+from server.conversation.shielding import undisturbed
 from server.conversation.store import Finished, NewAnswer, PayloadSource
 from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
 from server.conversation.turn_ending import describe_failure, describe_stop
 from server.conversation.turn_event import end_of as last_event_of
-from server.conversation.undisturbed import undisturbed
 from server.conversation.usage import Usage, add_usages
 from server.payload.call_records import add_costs, bare_end_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
 from server.providers.calls import REJECTIONS, PatientCall
 from server.providers.continuation import fold_earlier, fold_events
-from server.turns.keeper import TurnKeeper
+from server.turns.checkpointer import TurnKeeper
 from server.turns.live import LiveTurn
 from server.turns.observer import TurnTimes
 from server.turns.tools import TurnTools

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from server.conversation.announcements import Announcements, News, Watch
 from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
 from server.conversation.call import Call
 from server.conversation.errors import TurnNotFound
 from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.conversation.notifications import Announcements, News, Watch
 from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, TurnState
 from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted, end_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.caching.keeper import CacheKeeper
-from server.conversation.announcements import Announcements
+from server.conversation.notifications import Announcements
 from server.conversation.store import Store
 from server.payload.preparation import PayloadPreparation
 from server.providers.call_slots import CallSlots

@@ -28,13 +28,17 @@ from server.inspection.port import Inspector
 from server.inspection.saved_views import SavedViews
 from server.inspection.usage_report import UsageReports
 from server.payload.renderer import Renderer
+from server.replay.rerun.admin import ReplayDesk
 from server.replay.rerun.calls import ReplayCalls
-from server.replay.rerun.reading import ReplayDesk
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
-from server.web import (
+from server.web import operations
+from server.web.admin.entry import Entry
+from server.web.admin.page_errors import answer_any_exception
+from server.web.admin.site import build_pages
+from server.web.api import (
     assistant_inspection,
     assistants,
     audit,
@@ -45,7 +49,6 @@ from server.web import (
     inspection,
     jobs,
     keys,
-    operations,
     operator_actions,
     overview,
     replay_calls,
@@ -54,21 +57,18 @@ from server.web import (
     turns,
     usage,
 )
-from server.web.admin.entry import Entry
-from server.web.admin.page_errors import answer_any_exception
-from server.web.admin.site import build_pages
-from server.web.assistants import ProviderNames
+from server.web.api.assistants import ProviderNames
+from server.web.api.turns import TurnOptions
 from server.web.auth import provide_caller
 from server.web.body_budget import BodyBudget
-from server.web.edge import Edge
 from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
+from server.web.middleware import Edge
+from server.web.openapi import build_openapi, note_security
 from server.web.readiness import Readiness
 from server.web.request import StrataRequest, part_of
-from server.web.schema import build_openapi, note_security
 from server.web.sse import StreamOptions
 from server.web.tenant_boundary import TenantBoundary
-from server.web.turns import TurnOptions
 
 ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     operations.check_health,

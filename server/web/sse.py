@@ -38,8 +38,8 @@ from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, T
 from server.conversation.turn import TurnState
 from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
 from server.turns.handle import EventReader
+from server.web.api.views import ModelTurnView, StatusView, UsageView
 from server.web.json_text import encode_json
-from server.web.views import ModelTurnView, StatusView, UsageView
 
 EVENT_STREAM: Final = "text/event-stream"
 MAX_WRITE_BYTES: Final = 64 * 1024

@@ -16,7 +16,7 @@ from server.conversation.audit import Action, Actor, AuditDraft, AuditLog
 from server.conversation.errors import NotFound, OtherTenantReadOnly, ValidationFailed
 from server.inspection.assistants import AssistantInspector
 from server.inspection.port import Inspector
-from server.replay.rerun.reading import ReplayDesk
+from server.replay.rerun.admin import ReplayDesk
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READING_POSTS: Final = frozenset(

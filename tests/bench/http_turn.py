@@ -40,13 +40,13 @@ from server.app.settings import Settings
 from server.app.wiring import open_program
 from server.conversation.api_key import Scope
 from server.emulator.server import emulating
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
 from server.providers.choice import KEY_VARIABLES, ProviderChoice
 from tests.bench.stream_cost import anthropic_pieces, gemini_pieces
 from tests.recordings.replay import Replay
-from tests.support.emulated import BOTH, MODELS
+from tests.support.emulators import BOTH, MODELS
 
 CHUNKS = 50
 CLIENTS = (1, 16)

@@ -5,7 +5,7 @@
 Reads any database, the larger the better, and changes nothing in it: what to look for is drawn from what is there. Each
 statement is run once more under EXPLAIN (ANALYZE, BUFFERS). Rows are those that scans have looked at, whether they
 passed or not, entries of bitmaps among them; pages are those of 8 KiB that were touched, cached or not. They must not
-grow with the tables: `tests/integration/test_inspection_rows.py` compares them at two sizes.
+grow with the tables: `tests/integration/inspection/test_rows.py` compares them at two sizes.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from asyncpg import Record
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.inspection.overview import OverviewBy
 from server.inspection.port import InspectedState, InspectionFilter
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
-from server.postgres.inspection import PostgresInspector
-from server.postgres.overviews import PostgresOverviews
+from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.inspection.overviews import PostgresOverviews
 
 SAMPLE = 2000
 _NOT_TABLES = frozenset({"CTE Scan", "Subquery Scan", "Function Scan", "Values Scan", "WorkTable Scan"})

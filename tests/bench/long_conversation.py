@@ -30,13 +30,21 @@ from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.server import emulating
 from server.emulator.state import build_state
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from tests.bench.http_turn import Serving, in_process
-from tests.support.long_talk import LongTalk, Sample, compare_at_same_buffer, cost_of, open_talk, predict, share_of
+from tests.support.long_conversation_driver import (
+    LongTalk,
+    Sample,
+    compare_at_same_buffer,
+    cost_of,
+    open_talk,
+    predict,
+    share_of,
+)
 
 TURNS = 2_000
 WARM_UP = 100

@@ -25,11 +25,11 @@ import uvloop
 
 from server.emulator.exchange import Exchange, Receive, Scope, Send, read_request
 from server.emulator.server import emulating
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
 from tests.bench.http_turn import Serving, in_process, serve_strata
-from tests.support.emulated import MODELS
+from tests.support.emulators import MODELS
 
 WORDS = 5
 """For each stream, after its first."""

@@ -36,10 +36,10 @@ from server.app.settings import Settings
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.store import RebuildSource
 from server.inspection.past_payload import rebuild_call
+from server.postgres.archive.exporter import list_conversation_ids
 from server.postgres.codec import decode_raw, encode_raw
 from server.postgres.engine import Database
-from server.postgres.exporting import list_conversation_ids
-from server.postgres.walking import PostgresCallWalk
+from server.postgres.replay.call_walk import PostgresCallWalk
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from server.providers.provider import Provider
 from server.replay.verify.answer_check import fold_raw, is_answer
@@ -48,7 +48,7 @@ from server.replay.verify.verification import Counts, add_counts
 from server.replay.verify.verifier import Verifier, VerifyOrder
 from tests.bench.http_turn import in_process
 from tests.bench.long_conversation import serve_emulator
-from tests.support.long_talk import open_talk
+from tests.support.long_conversation_driver import open_talk
 
 TURNS = 4_000
 BATCH = 20

@@ -28,10 +28,10 @@ from server.conversation.conversation import Conversation
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.store import NewAnswer, NewInput
 from server.conversation.turn import Native
-from server.postgres.connecting import Connection, DatabaseOptions, connect
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import Connection, DatabaseOptions, connect
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from tests.support.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input

@@ -19,8 +19,8 @@ from playwright.async_api import (
     async_playwright,
 )
 
-from tests.browser.looking import find_faint_texts, find_unnamed_controls
 from tests.conftest import StrataServer
+from tests.support.browser_driver import find_faint_texts, find_unnamed_controls
 
 FLAGS = (
     "--no-sandbox",

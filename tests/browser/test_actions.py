@@ -11,9 +11,9 @@ from server.conversation.errors import ConversationNotFound
 from server.emulator.reply import FaultKind
 from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
-from tests.support.emulated import BOTH, EmulatedProviders
-from tests.support.turn_talk import user_task
-from tests.support.turn_walk import Walk, asks, begin_walk, tells, until_asked
+from tests.support.conversation_driver import Walk, asks, begin_walk, tells, until_asked
+from tests.support.emulators import BOTH, EmulatedProviders
+from tests.support.turn_service_driver import user_task
 
 EAGER = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges": 1}}
 

@@ -11,9 +11,9 @@ from server.emulator.reply import Reply
 from server.postgres.engine import Database
 from tests.browser.conftest import Visit
 from tests.support.builders import definition
-from tests.support.emulated import EmulatedProviders
-from tests.support.http_talk import open_talk
-from tests.support.page_talk import audited
+from tests.support.emulators import EmulatedProviders
+from tests.support.http_driver import open_talk
+from tests.support.page_driver import audited
 
 ROLES = "You are {{ assistant.name }}, the concierge of {{ hotel }}.\nYou speak with guests.\nYou know the town."
 PROCEDURE = "Ask for the room number first.\n{% if vip %}Offer an upgrade.{% endif %}\nThen look it up."

@@ -9,8 +9,8 @@ from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.browser.conftest import Visit
-from tests.support.emulated import BOTH, EmulatedProviders
-from tests.support.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.emulators import BOTH, EmulatedProviders
 
 LONG = "The harbour opens at six and closes at nine. " * 900
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow \x1b[31m </pre></details>"

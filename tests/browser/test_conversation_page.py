@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from playwright.async_api import expect
 
 from server.emulator.gemini.app import build_gemini_app
-from server.emulator.pace import Pace
+from server.emulator.latency import Pace
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.engine import Database
-from server.postgres.indexing import index_all
+from server.postgres.inspection.indexer import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
 from tests.support.builders import create_conversation, take_exchange
-from tests.support.compaction_walk import NARROW, build_compactor
-from tests.support.emulated import BOTH, EmulatedProviders, Stages
+from tests.support.compaction_driver import NARROW, build_compactor
+from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.emulators import BOTH, EmulatedProviders, Stages
 from tests.support.fakes.compaction_observer import Observed
-from tests.support.turn_talk import user_task
-from tests.support.turn_walk import Walk, asks, begin_walk, tells
+from tests.support.turn_service_driver import user_task
 
 STORY = "The quick brown fox jumps over the lazy dog. " * 6
 

@@ -15,13 +15,13 @@ from server.conversation.block import (
 from server.conversation.conversation import ConversationDraft
 from server.conversation.turn import TurnKind, TurnState
 from server.emulator.reply import Reply, ToolCall
-from server.postgres.indexing import index_all
+from server.postgres.inspection.indexer import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import DESK, Visit
 from tests.support.builders import accept, answer, call_end, call_start, user_input
-from tests.support.emulated import MODELS, EmulatedProviders
-from tests.support.turn_talk import WEATHER
-from tests.support.turn_walk import begin_walk
+from tests.support.conversation_driver import begin_walk
+from tests.support.emulators import MODELS, EmulatedProviders
+from tests.support.turn_service_driver import WEATHER
 
 MARKUP = (
     "</pre></textarea></title></script><script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -10,8 +10,8 @@ from playwright.async_api import expect
 from server.conversation.conversation import ConversationDraft
 from server.conversation.usage import Usage
 from server.postgres.engine import Database
-from server.postgres.indexing import index_all
-from server.postgres.overviews import PostgresOverviews
+from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection.overviews import PostgresOverviews
 from tests.browser.conftest import Visit
 from tests.support.builders import call_end, call_start, create_assistant, take_exchange
 

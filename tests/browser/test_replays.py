@@ -8,9 +8,9 @@ from server.emulator.reply import Reply
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.replay.rerun.source import list_turns
 from tests.browser.conftest import Visit
-from tests.support.emulated import MODELS, EmulatedProviders
-from tests.support.replay_talk import arm_again
-from tests.support.turn_walk import asks, begin_walk, tells
+from tests.support.conversation_driver import asks, begin_walk, tells
+from tests.support.emulators import MODELS, EmulatedProviders
+from tests.support.replay_driver import arm_again
 
 HOSTILE = "It is <img src=x onerror=alert(1)> \u202ewarm in Bergen, and the sun shines."
 

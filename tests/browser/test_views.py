@@ -4,10 +4,10 @@ from playwright.async_api import expect
 
 from server.conversation.audit import OPERATOR
 from server.postgres.engine import Database
-from server.postgres.saved_views import PostgresSavedViews
+from server.postgres.inspection.saved_views import PostgresSavedViews
 from tests.browser.conftest import Visit
 from tests.browser.test_conversations import fill
-from tests.support.page_talk import audited
+from tests.support.page_driver import audited
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow"
 

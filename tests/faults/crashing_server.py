@@ -47,13 +47,13 @@ from server.jobs.job import Job
 from server.jobs.sending import JobSender
 from server.jobs.worker import WorkerOptions, run_worker
 from server.payload.transcript import TranscriptTurn
-from server.postgres.replays import PostgresReplays
+from server.postgres.replay.replays import PostgresReplays
 from server.postgres.store import PostgresStore
 from server.prompts.renderer import JinjaRenderer
 from server.providers.choice import GEMINI, KEY_VARIABLES, ProviderChoice
 from server.providers.provider import Provider, ProviderStream
+from server.replay.rerun.replay import CallPermission, CallSpending, ClaimedItem, ItemLease
 from server.replay.rerun.result import TurnResult
-from server.replay.rerun.words import CallPermission, CallSpending, ClaimedItem, ItemLease
 from server.telemetry.logs import configure_logs
 
 STORE_POINTS = (

@@ -14,11 +14,11 @@ from typing import IO, Any
 import httpx2
 
 from server.conversation.api_key import Scope, Tenant
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
-from tests.support.emulated import EmulatedProviders
-from tests.support.http_talk import Talk
+from tests.support.emulators import EmulatedProviders
+from tests.support.http_driver import Talk
 from tests.support.strata_process import PROJECT, environment
 
 PATIENCE_SECONDS = 20.0

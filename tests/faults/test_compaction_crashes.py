@@ -15,15 +15,15 @@ from server.conversation.epoch import EpochReason
 from server.conversation.store import EpochOutline
 from server.jobs.compaction import SentCompactions
 from server.jobs.sending import JobSender
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from tests.conftest import StrataServer
 from tests.faults.server_fleet import Fleet, Launcher, open_fleet
-from tests.support.compaction_walk import walk_far
-from tests.support.emulated import BOTH, EmulatedProviders
-from tests.support.http_talk import turns
-from tests.support.turn_talk import open_conversation, settle
-from tests.support.turn_walk import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
+from tests.support.compaction_driver import walk_far
+from tests.support.conversation_driver import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
+from tests.support.emulators import BOTH, EmulatedProviders
+from tests.support.http_driver import turns
+from tests.support.turn_service_driver import open_conversation, settle
 
 KILLED = -9
 SUMMARY = "It was about foxes."

@@ -25,9 +25,9 @@ from server.conversation.api_key import Scope, Tenant
 from server.conversation.call import Chunk
 from server.conversation.conversation import ConversationState
 from server.conversation.errors import DatabaseUnavailable, SchemaAhead, SchemaBehind, StrataError
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from tests.support.builders import LEASE_SECONDS, accept, answer, call_end, call_start, create_conversation, user_input

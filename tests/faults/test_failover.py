@@ -20,9 +20,9 @@ from server.app.settings import Settings
 from server.app.wiring import open_program
 from server.conversation.api_key import Scope
 from server.conversation.errors import DatabaseUnavailable
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from tests.support.builders import accept, answer, create_conversation, take_exchange, user_input

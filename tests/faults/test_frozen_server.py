@@ -17,11 +17,11 @@ from server.conversation.api_key import Tenant
 from server.conversation.conversation import Conversation
 from server.conversation.errors import ConversationNotFound, DatabaseUnavailable, QueueFull
 from server.conversation.identifiers import CONVERSATION, decode_id
-from server.postgres.connecting import DatabaseOptions, connect
+from server.postgres.connections import DatabaseOptions, connect
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from tests.support.builders import accept, user_input
-from tests.support.turn_talk import open_conversation
+from tests.support.turn_service_driver import open_conversation
 from tests.support.wire_proxy import WireProxy, open_proxy
 
 PATIENCE_SECONDS = 20.0

@@ -9,12 +9,12 @@ from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.jobs.replay import SentReplays
 from server.jobs.sending import JobSender
+from server.replay.rerun.replay import ItemState, Replay, ReplayLimits, ReplayState
 from server.replay.rerun.result import Outcome
-from server.replay.rerun.words import ItemState, Replay, ReplayLimits, ReplayState
 from tests.faults.server_fleet import Fleet
-from tests.support.emulated import EmulatedProviders
-from tests.support.replay_talk import arm_again, create_replay, draft_of, items_of, results_of
-from tests.support.turn_walk import Walk, asks, assert_all_accepted, begin_walk, tells
+from tests.support.conversation_driver import Walk, asks, assert_all_accepted, begin_walk, tells
+from tests.support.emulators import EmulatedProviders
+from tests.support.replay_driver import arm_again, create_replay, draft_of, items_of, results_of
 
 CONVERSATIONS = 200
 PROVIDER = "anthropic"

@@ -10,12 +10,12 @@ from server.app.wiring import Program
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.replay.rerun.items import ReplayItems
+from server.replay.rerun.replay import ItemState, Replay, ReplayState
 from server.replay.rerun.result import Outcome
-from server.replay.rerun.words import ItemState, Replay, ReplayState
 from tests.conftest import StrataServer
-from tests.support.emulated import EmulatedProviders
-from tests.support.replay_talk import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
-from tests.support.turn_walk import asks, assert_all_accepted, begin_walk, tells
+from tests.support.conversation_driver import asks, assert_all_accepted, begin_walk, tells
+from tests.support.emulators import EmulatedProviders
+from tests.support.replay_driver import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
 
 
 class SleepyStore(PostgresStore):

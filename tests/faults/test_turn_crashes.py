@@ -20,9 +20,9 @@ from server.conversation.call import OUTCOME_UNKNOWN
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.store import PostgresStore
 from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
-from tests.support.emulated import BOTH
-from tests.support.http_talk import Talk, Told, turns
-from tests.support.turn_talk import open_conversation
+from tests.support.emulators import BOTH
+from tests.support.http_driver import Talk, Told, turns
+from tests.support.turn_service_driver import open_conversation
 from tests.support.verifying import verify
 
 KILLED = -9

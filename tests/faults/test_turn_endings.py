@@ -35,9 +35,9 @@ from server.conversation.turn import ModelResponseTurn, TurnState
 from server.emulator.reply import FaultKind
 from server.inspection.call_explanation import OutcomeKind, explain_outcome
 from server.payload.preparation import PayloadPreparation
-from server.postgres.announcements import PostgresAnnouncements
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
+from server.postgres.turns.notifications import PostgresAnnouncements
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
@@ -45,7 +45,7 @@ from server.providers.provider import Fold, Provider, ProviderAnswer, ProviderSt
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turns import keeper as turn_keeper
+from server.turns import checkpointer as turn_keeper
 from server.turns.reaper import Reaper
 from server.turns.request import TurnRequest
 from server.turns.running import RunningTurns
@@ -53,8 +53,9 @@ from server.turns.service import TurnService
 from server.turns.stored import OpenFold
 from server.turns.tools import TurnLimits, TurnTools
 from tests.support.builders import accept, definition, user_input
-from tests.support.emulated import BOTH, MODELS, EmulatedProviders
-from tests.support.turn_talk import (
+from tests.support.conversation_driver import asks, tells, until_asked
+from tests.support.emulators import BOTH, MODELS, EmulatedProviders
+from tests.support.turn_service_driver import (
     WEATHER,
     calls_of,
     open_conversation,
@@ -64,7 +65,6 @@ from tests.support.turn_talk import (
     tool_results,
     user_task,
 )
-from tests.support.turn_walk import asks, tells, until_asked
 from tests.support.verifying import verify
 
 LONG = 3600.0

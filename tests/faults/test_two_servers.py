@@ -16,9 +16,9 @@ from server.emulator.state import build_state
 from server.postgres.store import PostgresStore
 from tests.contracts.provider_rig import Lines
 from tests.faults.server_fleet import PATIENCE_SECONDS, Fleet
-from tests.support.emulated import BOTH, Emulated, EmulatedProviders
-from tests.support.http_talk import Told, turns
-from tests.support.turn_talk import open_conversation
+from tests.support.emulators import BOTH, Emulated, EmulatedProviders
+from tests.support.http_driver import Told, turns
+from tests.support.turn_service_driver import open_conversation
 
 STORY = Reply(thinking="What would be nice?", text="Once upon a time there was a fox who lived by the sea.")
 TASK = {"input": "Tell me a story."}

@@ -19,7 +19,7 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 
 import server
 from server.jobs.queue import build_queries
-from server.postgres.connecting import DatabaseOptions, connect
+from server.postgres.connections import DatabaseOptions, connect
 from server.postgres.embedded.service import describe_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
@@ -40,7 +40,7 @@ from functools import partial
 from pathlib import Path
 from server.jobs.job import Job
 from server.jobs.worker import WorkerOptions, WorkerParts, run_worker
-from server.postgres.connecting import DatabaseOptions, connect, translate
+from server.postgres.connections import DatabaseOptions, connect, translate
 from server.postgres.engine import Database
 from server.postgres.migrations import require_current_schema
 

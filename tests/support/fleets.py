@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.conversation.api_key import Tenant
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from tests.faults.server_fleet import Fleet, Launcher, open_fleet, open_launcher
-from tests.support.emulated import EmulatedProviders
+from tests.support.emulators import EmulatedProviders
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from server.conversation.turn import TurnState
-from tests.support.emulated import BOTH
-from tests.support.turn_walk import Walk, asks, tells
+from tests.support.conversation_driver import Walk, asks, tells
+from tests.support.emulators import BOTH
 
 TEXT = "One two three four five six seven eight."
 

@@ -7,9 +7,9 @@ import asyncpg
 
 from server.app.providers import open_scribes
 from server.app.settings import Settings
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
-from server.postgres.walking import PostgresCallWalk
+from server.postgres.replay.call_walk import PostgresCallWalk
 from server.replay.verify.verification import Verified
 from server.replay.verify.verifier import Verifier, VerifyOrder
 

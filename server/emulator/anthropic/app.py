@@ -10,21 +10,21 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from server.emulator.anthropic import compaction
-from server.emulator.anthropic.acting import Performance, refuse_by, send_events, send_message
 from server.emulator.anthropic.answer import Answer, list_thinking_ids, render_events, render_message
 from server.emulator.anthropic.blocks import build_compaction
 from server.emulator.anthropic.cache import CachePlan, chain_links
 from server.emulator.anthropic.caller import BINDING_CONTROLS, Caller, identify
+from server.emulator.anthropic.caller_state import Desk
 from server.emulator.anthropic.composing import Composed, compose
-from server.emulator.anthropic.desk import Desk
 from server.emulator.anthropic.diagnostics import diagnose, take_fingerprint
 from server.emulator.anthropic.errors import ApiProblem, Refused, invalid
-from server.emulator.anthropic.gate import Admitted, admit
 from server.emulator.anthropic.model_cards import render_model, render_page
 from server.emulator.anthropic.model_rules import load_model
 from server.emulator.anthropic.question import improvise_reply, read_question
+from server.emulator.anthropic.sending import Performance, refuse_by, send_events, send_message
+from server.emulator.anthropic.validation import Admitted, admit
+from server.emulator.asgi import EmulatorFront
 from server.emulator.exchange import ASGIApp, Exchange
-from server.emulator.front import EmulatorFront
 from server.emulator.reply import Fault, FaultKind
 from server.emulator.state import EmulatorState
 

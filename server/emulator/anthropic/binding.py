@@ -16,7 +16,7 @@ from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import MODELS, Model, PrefixCheck
 from server.emulator.anthropic.prefix import Opening, Prefix, hash_json, walk
 from server.emulator.anthropic.prompt import PlacedBlock, find_open_tool_step
-from server.emulator.anthropic.seals import Claims, seal, unseal
+from server.emulator.anthropic.signatures import Claims, seal, unseal
 from server.emulator.signing import Signer
 
 

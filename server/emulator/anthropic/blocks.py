@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from server.emulator.pace import pieces
+from server.emulator.latency import pieces
 from server.emulator.tokens import count_tokens
 
 _JSON_PIECE: Final = 12

@@ -13,7 +13,7 @@ from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import Model
 from server.emulator.anthropic.prefix import Opening, Prefix, close_prefix, hash_json
 from server.emulator.anthropic.prompt import PlacedBlock, place_blocks, read_text
-from server.emulator.anthropic.seals import Claims, seal, unseal
+from server.emulator.anthropic.signatures import Claims, seal, unseal
 from server.emulator.signing import Signer
 
 _SENTENCES: Final = {

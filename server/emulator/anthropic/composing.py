@@ -15,12 +15,12 @@ from server.emulator.anthropic.blocks import (
     build_tool_use,
     build_unknown,
 )
-from server.emulator.anthropic.desk import Desk
-from server.emulator.anthropic.gate import Admitted
+from server.emulator.anthropic.caller_state import Desk
 from server.emulator.anthropic.model_rules import INTERLEAVED, thinking_type
 from server.emulator.anthropic.prompt import find_open_server_calls
 from server.emulator.anthropic.question import find_refusal, is_redaction_wanted, read_question
-from server.emulator.pace import pieces
+from server.emulator.anthropic.validation import Admitted
+from server.emulator.latency import pieces
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
 from server.emulator.tokens import canonical_json, count_tokens
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from server.emulator.asgi import EmulatorFront
 from server.emulator.exchange import Exchange, Request
-from server.emulator.front import EmulatorFront
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.errors import ApiError, invalid, key_missing, key_rejected, model_unknown
 from server.emulator.gemini.explicit_caches import ExplicitCaches

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from server.emulator.gemini.generation_config import GenerationConfig
 from server.emulator.gemini.models import Model
-from server.emulator.pace import pieces
+from server.emulator.latency import pieces
 from server.emulator.reply import Reply
 from server.emulator.tokens import count_json, count_tokens
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from server.emulator.exchange import Exchange
 from server.emulator.gemini.errors import ApiError
 from server.emulator.gemini.faults import error_mid_stream
-from server.emulator.pace import Pace
+from server.emulator.latency import Pace
 from server.emulator.reply import Fault, FaultKind
 
 JSON: Final = "application/json; charset=UTF-8"

@@ -33,7 +33,7 @@ from server.postgres.embedded.binaries import (
 if sys.platform != "win32":
     import fcntl
 
-    from server.postgres.embedded.warden import cluster_name, wait_until
+    from server.postgres.embedded.supervisor import cluster_name, wait_until
 
 ROLE: Final = "strata"
 DATABASE: Final = "strata"

@@ -40,7 +40,7 @@ from server.postgres.embedded.binaries import explain_output, explained
 from server.postgres.embedded.cluster import DATABASE, PORT, ROLE, KernelLock, Place, is_free, kernel_lock, open_own
 
 if sys.platform != "win32":
-    from server.postgres.embedded import warden
+    from server.postgres.embedded import supervisor as warden
 
 START_LIMIT_SECONDS: Final = 300.0
 """A failure is reported at once; only the recovery after a crash takes long, and giving up would make it start over."""

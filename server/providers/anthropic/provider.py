@@ -15,7 +15,7 @@ from server.providers.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import ModelProfile, find_profile, profile_warnings
 from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.holes import Holes
+from server.providers.wire.placeholders import Holes
 from server.providers.wire.stream import VendorCall, WireStream, encode_request
 from server.providers.wire.transport import WireLimits, WireTransport
 from server.providers.wire.unary import call_through

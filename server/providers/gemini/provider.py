@@ -19,7 +19,7 @@ from server.providers.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import find_profile, profile_warnings
 from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.holes import Holes
+from server.providers.wire.placeholders import Holes
 from server.providers.wire.stream import VendorCall, WireStream, encode_request
 from server.providers.wire.transport import WireLimits, WireTransport
 from server.providers.wire.unary import call_through

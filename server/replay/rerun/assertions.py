@@ -26,9 +26,9 @@ from server.conversation.block import JsonValue
 from server.payload.arguments import clone
 from server.replay.rerun.comparison import Said
 from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
+from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts, AssertionResult
 from server.replay.rerun.schema import check_value, find_schema_fault
-from server.replay.rerun.words import Assertion
 
 NAMES: Final = frozenset(
     {

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Final
 
 from server.conversation.errors import PriceUnknown
-from server.replay.rerun.words import CallEstimate, CallPermission, Granted, ReplayLimits, ReplayState, Stopped, Wait
+from server.replay.rerun.replay import CallEstimate, CallPermission, Granted, ReplayLimits, ReplayState, Stopped, Wait
 
 _SETTLING_SECONDS: Final = 1.0
 """How long to wait for calls on their way to turn out cheaper than they might have been."""

@@ -27,7 +27,7 @@ from server.conversation.errors import (
 )
 from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.conversation.store import Store
 from server.payload.call_records import cost_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
@@ -36,9 +36,9 @@ from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.call_estimate import count_tokens, foresee_call, foresee_said, foresee_sent
 from server.replay.rerun.observer import CallPurpose, ReplayObserver
-from server.replay.rerun.patience import Patience
 from server.replay.rerun.port import Replays
-from server.replay.rerun.words import CallEstimate, CallSpending, Granted, ItemLease, Stopped, Wait
+from server.replay.rerun.replay import CallEstimate, CallSpending, Granted, ItemLease, Stopped, Wait
+from server.replay.rerun.retries import Patience
 
 CALL_LOST: Final = "call_lost"
 """The error code of a call whose process died over it."""

@@ -11,7 +11,7 @@ from server.conversation.call import Call
 from server.conversation.usage import Usage
 from server.providers.model_profile import find_profile
 from server.providers.pricing import price_call
-from server.replay.rerun.words import CallEstimate
+from server.replay.rerun.replay import CallEstimate
 
 _LEAST_OUTPUT_TOKENS: Final = 1_024
 _MARGIN: Final = 1.25

@@ -10,7 +10,7 @@ from server.conversation.errors import ConversationNotFound
 from server.inspection.call_view import CallInspection, CallInspector, RebuiltRequest
 from server.inspection.port import Inspector, Timeline
 from server.replay.rerun.port import Replays
-from server.replay.rerun.words import ReplayMode
+from server.replay.rerun.replay import ReplayMode
 
 
 class ReplayCalls:

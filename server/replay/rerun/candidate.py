@@ -10,7 +10,7 @@ from server.payload.settings import check_settings
 from server.providers.choice import KEY_VARIABLES
 from server.providers.model_name import names_in_tables
 from server.providers.model_profile import PROFILES
-from server.replay.rerun.words import Candidate
+from server.replay.rerun.replay import Candidate
 
 
 def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> AssistantDefinition:

@@ -6,7 +6,7 @@ from typing import Final
 
 from server.conversation.errors import ValidationFailed
 from server.replay.rerun.json import to_json
-from server.replay.rerun.words import (
+from server.replay.rerun.replay import (
     CONVERSATION_LIMIT,
     ITEM_LIMIT,
     PARALLELISM_LIMIT,

@@ -16,7 +16,7 @@ from server.payload.renderer import Renderer
 from server.replay.rerun.call import CandidateCalls
 from server.replay.rerun.call_estimate import count_tokens, foresee_call
 from server.replay.rerun.observer import CallPurpose, ReplayObserver
-from server.replay.rerun.words import CallSpending
+from server.replay.rerun.replay import CallSpending
 
 CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver, KnownLengths], Compactor]
 """A compactor of shadows."""

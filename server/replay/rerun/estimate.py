@@ -8,7 +8,7 @@ from typing import Final
 
 from server.conversation.usage import Usage, add_usages
 from server.providers.pricing import PRICES, Price, find_price
-from server.replay.rerun.words import Judge, ReplayDraft, ReplayEstimate, ReplayMode
+from server.replay.rerun.replay import Judge, ReplayDraft, ReplayEstimate, ReplayMode
 
 _MILLION: Final = Decimal(1_000_000)
 _CHARACTERS_PER_TOKEN: Final = 4

@@ -17,8 +17,8 @@ from typing import Any, Final
 from server.conversation.block import JsonValue, ToolCallBlock
 from server.replay.rerun.comparison import Said
 from server.replay.rerun.json import to_json
+from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts, StoredResult
-from server.replay.rerun.words import Assertion
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _LONGEST_CELL: Final = 32_000

@@ -4,12 +4,12 @@ import asyncio
 import logging
 
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
-from server.conversation.undisturbed import undisturbed
+from server.conversation.shielding import undisturbed
 from server.replay.rerun.call import ItemHalted
 from server.replay.rerun.observer import Departure
+from server.replay.rerun.replay import ClaimedItem, ItemState
 from server.replay.rerun.runner import ItemEnd, walk_item
 from server.replay.rerun.tools import ReplayTools
-from server.replay.rerun.words import ClaimedItem, ItemState
 
 _log = logging.getLogger("strata.replay")
 

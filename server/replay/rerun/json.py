@@ -16,8 +16,7 @@ from server.conversation.payload import LayerOrder
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 from server.inspection.port import InspectedState, InspectionFilter
-from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
-from server.replay.rerun.words import (
+from server.replay.rerun.replay import (
     Assertion,
     Candidate,
     Judge,
@@ -27,6 +26,7 @@ from server.replay.rerun.words import (
     ReplayMode,
     Selection,
 )
+from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
 
 _MONEY: Final = ("cost_from", "cost_to")
 _INSTANTS: Final = ("active_after", "active_before")

@@ -13,8 +13,8 @@ from server.conversation.call import Call, CallStart
 from server.conversation.errors import Internal, ProviderFailed, ProviderNotConfigured
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
+from server.conversation.shielding import undisturbed
 from server.conversation.store import Store
-from server.conversation.undisturbed import undisturbed
 from server.inspection.judge_payload import JUDGE, build_judge_payload, read_score, write_question
 from server.payload.call_records import cost_of, describe_end
 from server.payload.settings import read_order
@@ -23,9 +23,9 @@ from server.providers.provider import Provider, ProviderAnswer
 from server.replay.rerun.call import CandidateCalls, insist, listen
 from server.replay.rerun.call_estimate import count_tokens
 from server.replay.rerun.observer import CallPurpose
+from server.replay.rerun.replay import CallSpending, Judge
 from server.replay.rerun.result import JudgeResult
 from server.replay.rerun.walk import WalkStep
-from server.replay.rerun.words import CallSpending, Judge
 
 UNREADABLE: Final = "judge_unreadable"
 """The error code of an answer that holds no score."""

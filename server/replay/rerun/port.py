@@ -30,16 +30,7 @@ from server.conversation.block import Block
 from server.conversation.conversation import Conversation, ConversationDraft
 from server.conversation.page import Page
 from server.conversation.store import ErasureReport
-from server.replay.rerun.result import (
-    AnswerPlace,
-    CallPlace,
-    Exchanged,
-    Outcome,
-    ResultFilter,
-    StoredResult,
-    TurnResult,
-)
-from server.replay.rerun.words import (
+from server.replay.rerun.replay import (
     CallEstimate,
     CallPermission,
     CallSpending,
@@ -53,6 +44,15 @@ from server.replay.rerun.words import (
     ReplayItem,
     ReplayLimits,
     Selection,
+)
+from server.replay.rerun.result import (
+    AnswerPlace,
+    CallPlace,
+    Exchanged,
+    Outcome,
+    ResultFilter,
+    StoredResult,
+    TurnResult,
 )
 
 

@@ -18,8 +18,8 @@ from typing import Final
 from server.conversation.block import JsonValue, ToolCallBlock, ToolResultBlock
 from server.conversation.exact_json import Number
 from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, UserTaskTurn
+from server.replay.rerun.replay import OnMissingResult
 from server.replay.rerun.similarity import measure_similarity
-from server.replay.rerun.words import OnMissingResult
 
 NO_RESULT: Final = {"error": "No result was recorded for this call."}
 """What a synthetic error says."""

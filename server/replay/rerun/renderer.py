@@ -15,8 +15,8 @@ from server.payload.arguments import build_arguments, build_static_arguments
 from server.payload.renderer import InspectedInstructions, RenderedDynamic, RenderedQuestion, RenderedStatic, Renderer
 from server.payload.transcript import TranscriptTurn
 from server.replay.rerun.candidate import keeps_dynamic, keeps_static
+from server.replay.rerun.replay import Candidate
 from server.replay.rerun.source import Moment
-from server.replay.rerun.words import Candidate
 
 RendererOf: TypeAlias = Callable[[Mapping[str, str]], Renderer]
 """A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed` for a

@@ -30,8 +30,8 @@ from server.conversation.errors import (
     ProviderQuotaExceeded,
 )
 from server.conversation.manifest import encode_manifest
+from server.conversation.shielding import undisturbed
 from server.conversation.turn import ModelResponseTurn, TurnState
-from server.conversation.undisturbed import undisturbed
 from server.payload.preparation import PayloadPreparation
 from server.payload.renderer import Renderer
 from server.providers.calls import REJECTIONS
@@ -46,15 +46,15 @@ from server.replay.rerun.answers import (
 from server.replay.rerun.call import CallOutcome, CandidateCalls, insist, recall_outcome
 from server.replay.rerun.candidate import build_definition
 from server.replay.rerun.compaction import ShadowCompaction, SourceLengths
+from server.replay.rerun.conversation import OpenTurn, Shadow, mark_arguments
 from server.replay.rerun.judge import JudgeCalls
 from server.replay.rerun.renderer import ReplayRenderer
+from server.replay.rerun.replay import ClaimedItem, ItemState, ReplayDraft, ReplayMode
 from server.replay.rerun.result import JudgeResult
-from server.replay.rerun.shadow import OpenTurn, Shadow, mark_arguments
 from server.replay.rerun.source import Moment, ReplaySource, list_turns, open_source
 from server.replay.rerun.tools import ReplayTools
 from server.replay.rerun.verdict import CandidateAnswer, build_result, build_subject, is_comparable
 from server.replay.rerun.walk import Stride, Walk, WalkEnd, WalkStep, open_walk
-from server.replay.rerun.words import ClaimedItem, ItemState, ReplayDraft, ReplayMode
 
 _HOPELESS: Final = (ProviderNotConfigured, ProviderAuthentication, ProviderQuotaExceeded)
 """With these no other turn of the conversation would fare better."""

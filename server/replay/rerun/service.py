@@ -17,7 +17,7 @@ from server.replay.rerun.checks import check_draft, check_size
 from server.replay.rerun.port import Replays
 from server.replay.rerun.queue import ReplayQueue
 from server.replay.rerun.renderer import RendererOf
-from server.replay.rerun.words import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
+from server.replay.rerun.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
 
 _LOOKED_AT: Final = 50
 """Conversations whose assistants the candidate is laid over beforehand. What others have is found when they are run."""

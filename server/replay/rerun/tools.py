@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.conversation.lengths import KnownLengths
-from server.conversation.stop_sign import StopSign
+from server.conversation.shutdown import StopSign
 from server.conversation.store import Store
-from server.payload.held_texts import HeldTexts
+from server.payload.shared_caches import HeldTexts
 from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate

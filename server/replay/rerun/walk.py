@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from server.conversation.block import Block, ToolCallBlock
 from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
 from server.replay.rerun.recorded_results import collect_results, serve_results
-from server.replay.rerun.words import OnMissingResult, ReplayMode
+from server.replay.rerun.replay import OnMissingResult, ReplayMode
 
 MOST_STEPS_BEYOND: Final = 16
 """A candidate that takes so many more steps for an exchange than were recorded goes round in circles."""

@@ -20,10 +20,10 @@ from server.inspection.port import Inspector, Timeline
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.api.operator_actions import find_tenant_for
+from server.web.api.turns import wait_for_cancelled
 from server.web.body import LARGEST_BIGINT
-from server.web.operator_actions import find_tenant_for
 from server.web.request import StrataRequest
-from server.web.turns import wait_for_cancelled
 
 _EXCERPT_CHARS: Final = 600
 _KINDS: Final[Mapping[type[Turn], str]] = {

@@ -10,10 +10,10 @@ from server.inspection.operator_actions import AdminActions, Operator
 from server.inspection.port import Inspector, Timeline
 from server.web.admin.action_pages import HEAD, PAGE_OPERATOR, provide_head
 from server.web.admin.entry import read_form
-from server.web.admin.erasure_words import tell_rows
+from server.web.admin.erasure_labels import tell_rows
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
-from server.web.exports import answer_export
+from server.web.api.exports import answer_export
 from server.web.request import StrataRequest
 
 

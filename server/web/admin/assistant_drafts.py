@@ -15,7 +15,7 @@ from server.inspection.assistant_difference import write_json
 from server.inspection.template_checks import Severity, TemplateProblem, list_instructions
 from server.payload.renderer import Renderer
 from server.web.admin.rendering import show_text
-from server.web.assistants import AssistantBody, ProviderNames, check_definition, definition_members
+from server.web.api.assistants import AssistantBody, ProviderNames, check_definition, definition_members
 from server.web.body import DEEPEST, LARGEST_INTEGER, is_deeper
 from server.web.json_text import DuplicateKey, decode_json
 from server.web.validation import trace_path

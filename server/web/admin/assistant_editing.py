@@ -27,7 +27,7 @@ from server.web.admin.assistant_drafts import (
 from server.web.admin.assistant_pages import show_part
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.rendering import answer_page, answer_redirect
-from server.web.assistants import ProviderNames
+from server.web.api.assistants import ProviderNames
 from server.web.body import LARGEST_INTEGER
 from server.web.request import PROBLEM_CODE, StrataRequest
 

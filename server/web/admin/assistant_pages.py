@@ -17,7 +17,7 @@ from server.inspection.assistant_difference import compare_definitions, describe
 from server.inspection.assistants import COUNT_CAP, AssistantInspector, InspectedAssistant
 from server.inspection.template_checks import list_instructions
 from server.web.admin.rendering import answer_page
-from server.web.assistants import AssistantView
+from server.web.api.assistants import AssistantView
 from server.web.body import LARGEST_INTEGER
 from server.web.json_text import answer_json
 from server.web.request import StrataRequest

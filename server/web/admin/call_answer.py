@@ -11,8 +11,8 @@ from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, T
 from server.inspection.call_view import CallInspection
 from server.inspection.hex_dump import Dump, dump_bytes
 from server.inspection.json_outline import ReadableText, outline_document, outline_json, outline_text
-from server.web.admin.page_room import Room, Window, open_window
-from server.web.call_views import name_event
+from server.web.admin.page_budget import Room, Window, open_window
+from server.web.api.call_views import name_event
 
 _DUMP_HEAD: Final = 1536
 _DUMP_TAIL: Final = 512

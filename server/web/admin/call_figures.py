@@ -6,7 +6,7 @@ from typing import Final
 
 from server.inspection.call_view import CallInspection, SentBlock
 from server.inspection.manifest_difference import LayerShare
-from server.web.admin.page_room import Window, open_window
+from server.web.admin.page_budget import Window, open_window
 
 WIDTH: Final = 1000
 """Of a bar, in its own units."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from server.replay.rerun.words import Replay
+from server.replay.rerun.replay import Replay
 
 TURNS_ON_PAGE: Final = 20
 """Of an item of a replay."""

@@ -11,7 +11,7 @@ from server.inspection.call_explanation import explain_repair, explain_template,
 from server.inspection.call_view import CallInspection
 from server.inspection.json_outline import ReadableText, outline_json
 from server.inspection.signature_report import PartSignature, SignatureState
-from server.web.admin.page_room import Room, Window, open_window
+from server.web.admin.page_budget import Room, Window, open_window
 
 _NOTES: Final = 20
 _NOTE_BYTES: Final = 3_000

@@ -18,10 +18,10 @@ from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks
 from server.web.admin.call_notes import show_headers, show_notes, show_signatures, show_usage
 from server.web.admin.call_request import show_difference, show_request
-from server.web.admin.page_room import Room, open_window
+from server.web.admin.page_budget import Room, open_window
 from server.web.admin.rendering import answer_page
-from server.web.call_views import CallView
-from server.web.inspection import answer_bytes
+from server.web.api.call_views import CallView
+from server.web.api.inspection import answer_bytes
 from server.web.json_text import answer_json
 from server.web.request import StrataRequest
 

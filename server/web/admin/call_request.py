@@ -10,7 +10,7 @@ from server.inspection.call_view import CallInspection, RebuiltRequest
 from server.inspection.json_outline import ReadableText, outline_document, outline_json, read_json
 from server.inspection.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
 from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
-from server.web.admin.page_room import Room, Window, open_window
+from server.web.admin.page_budget import Room, Window, open_window
 
 _MEMBER_BYTES: Final = 8_000
 _MEMBERS: Final = 40

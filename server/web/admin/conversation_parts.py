@@ -21,12 +21,12 @@ from server.inspection.timeline import tell_timeline
 from server.turns.handle import EventReader
 from server.turns.service import TurnService
 from server.web.admin.pieces import write_whole
-from server.web.admin.reach import load_owner
 from server.web.admin.shown_turns import content_of
+from server.web.admin.tenant_scope import load_owner
+from server.web.api.images import answer_image, load_image
+from server.web.api.turns import TurnOptions
 from server.web.headers import LastEventId, read_last_event_id
-from server.web.images import answer_image, load_image
 from server.web.sse import TurnStream
-from server.web.turns import TurnOptions
 
 _LISTEN_SECONDS: Final = 60.0
 _PLACE: Final = re.compile(r"[0-9]{1,6}")

@@ -11,8 +11,8 @@ from litestar.params import FromPath, SkipValidation
 from server.conversation.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
 from server.providers.choice import KEY_VARIABLES
-from server.replay.rerun.reading import ReplayDesk
-from server.replay.rerun.words import OnMissingResult, Replay, ReplayMode, ReplayState
+from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.replay import OnMissingResult, Replay, ReplayMode, ReplayState
 from server.web.admin.entry import Entry, read_form
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal

@@ -7,11 +7,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
 from server.inspection.admin_sessions import AdminSession
+from server.replay.rerun.admin import ReplayDesk
 from server.replay.rerun.calls import ReplayCalls
-from server.replay.rerun.reading import ReplayDesk
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.call_pages import answer_call, answer_call_json
-from server.web.inspection import answer_bytes
+from server.web.api.inspection import answer_bytes
 from server.web.request import StrataRequest
 
 _PATH: Final = "/replays/{replay_id:str}/items/{number:int}/calls/{turn_seq:int}/{attempt:int}"

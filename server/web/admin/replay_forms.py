@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from server.conversation.errors import ValidationFailed
-from server.replay.rerun.words import ReplayDraft, ReplayLimits
+from server.replay.rerun.replay import ReplayDraft, ReplayLimits
+from server.web.api.replay_bodies import LimitsBody, ReplayBody
 from server.web.json_text import DuplicateKey, decode_json
-from server.web.replay_bodies import LimitsBody, ReplayBody
 
 FIELDS: Final = (
     "name",

@@ -11,18 +11,18 @@ from litestar.response import Stream
 
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import CallOutline
+from server.replay.rerun.admin import ReplayDesk
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.export import ExportFormat
-from server.replay.rerun.reading import ReplayDesk
+from server.replay.rerun.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
-from server.replay.rerun.words import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
 from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.rendering import answer_page
 from server.web.admin.replay_action_pages import ACTIONS, actions_for
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
 from server.web.admin.replay_turns import show_turn
-from server.web.replays import answer_export
+from server.web.api.replays import answer_export
 from server.web.request import StrataRequest
 
 _ROWS: Final = 50

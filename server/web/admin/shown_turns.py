@@ -24,7 +24,7 @@ from server.inspection.timeline import ToldTurn
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.providers.model_profile import find_profile
 from server.web.admin.pieces import Allowance, Piece
-from server.web.views import find_error
+from server.web.api.views import find_error
 
 BLOCKS_SHOWN: Final = 60
 """Of one turn. The others are in its JSON."""

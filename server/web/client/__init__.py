@@ -34,7 +34,6 @@ from server.web.client.errors import (
     TurnFailed,
 )
 from server.web.client.event import ClientEvent, UnknownEvent
-from server.web.client.patience import Patience
 from server.web.client.requests import (
     AssistantDraft,
     ConversationChange,
@@ -44,6 +43,7 @@ from server.web.client.requests import (
     ToolResult,
     TurnOptions,
 )
+from server.web.client.retries import Patience
 from server.web.client.tool_loop import ToolFunction, ToolLoop, ToolRan
 from server.web.client.turn_stream import TurnStream
 

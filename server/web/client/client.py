@@ -30,7 +30,6 @@ from server.web.client.decoding import (
     turn_start_from_json,
     understanding,
 )
-from server.web.client.patience import OnRetry, Patience, never_mind
 from server.web.client.requests import (
     AssistantDraft,
     ConversationChange,
@@ -42,6 +41,7 @@ from server.web.client.requests import (
     conversation_body,
     turn_body,
 )
+from server.web.client.retries import OnRetry, Patience, never_mind
 from server.web.client.tool_loop import LoopStart, ToolFunction, ToolLoop
 from server.web.client.turn_stream import TurnStream
 

@@ -13,8 +13,8 @@ import httpx2
 from server.conversation.block import JsonValue
 from server.web.client.decoding import decode_json, understanding
 from server.web.client.errors import AnswerMalformed, ClientError, ServerUnreachable, StrataProblem
-from server.web.client.patience import OnRetry, Patience, Waiting
 from server.web.client.requests import encode_body
+from server.web.client.retries import OnRetry, Patience, Waiting
 
 EVENT_STREAM: Final = "text/event-stream"
 _PROBLEM: Final = "application/problem+json"

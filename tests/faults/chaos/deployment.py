@@ -23,9 +23,9 @@ import asyncpg
 import psutil
 
 from server.conversation.api_key import Scope
-from server.postgres.connecting import DatabaseOptions
+from server.postgres.access.key_ring import PostgresKeyRing
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.key_ring import PostgresKeyRing
 from server.postgres.migrations import migrate_up
 from tests.faults.chaos.journal import Journal
 from tests.faults.chaos.providers import ChaosProviders

@@ -18,7 +18,7 @@ import pytest
 import server
 from server.postgres.embedded.binaries import find_programs
 from server.postgres.embedded.service import open_embedded
-from server.postgres.embedded.warden import cluster_name
+from server.postgres.embedded.supervisor import cluster_name
 
 LIMIT_SECONDS = 30.0
 NOBODY = 65534

@@ -17,7 +17,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing, open_tracing
 from server.turns.running import RunningTurns
 from server.web.app import ROUTES, WebParts, assemble
-from server.web.edge import Edge
+from server.web.middleware import Edge
 from tests.support.fakes.key_ring import InMemoryKeyRing
 from tests.support.fakes.probe import SwitchableProbe
 from tests.support.fakes.rate_limiter import CountedRate

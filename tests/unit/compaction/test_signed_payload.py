@@ -19,7 +19,7 @@ from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.conversation.usage import Usage
 from server.payload.history import Step
 from server.providers.anthropic.provider import AnthropicProvider
-from tests.support.fakes.talk import NOW, Speaker, Talk, data_of
+from tests.support.fakes.conversation import NOW, Speaker, Talk, data_of
 from tests.support.strategies import broken_histories
 
 CLAUDE = Speaker(provider=AnthropicProvider("key"), model="claude-fable-5-2")

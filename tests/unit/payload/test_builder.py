@@ -30,7 +30,7 @@ from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
 from tests.contracts.provider_rig import TOOLS
 from tests.support.builders import epoch
-from tests.support.fakes.talk import Speaker, Talk, data_of
+from tests.support.fakes.conversation import Speaker, Talk, data_of
 from tests.support.strategies import broken_histories
 
 GEMINI_PROFILE = find_profile("gemini", "gemini-3.8-flash")

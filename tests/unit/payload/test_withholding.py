@@ -10,7 +10,7 @@ from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
 from server.payload.withholding import Signer, Withheld, find_withheld, note_withheld
 from server.providers.model_profile import find_profile
-from tests.support.fakes.talk import Talk
+from tests.support.fakes.conversation import Talk
 
 HERE = b"here"
 ELSEWHERE = b"elsewhere"

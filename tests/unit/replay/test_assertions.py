@@ -14,9 +14,9 @@ from server.conversation.usage import Usage
 from server.replay.rerun.assertions import NAMES, Subject, check_assertions, describe_subject, find_fault
 from server.replay.rerun.comparison import Said
 from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
+from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts
 from server.replay.rerun.schema import check_value, find_schema_fault
-from server.replay.rerun.words import Assertion
 
 SUBJECT = Subject(
     candidate=Said(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.conversation.errors import PriceUnknown
 from server.replay.rerun.budget import Standing, is_in_the_way, is_spent, next_call_after, plan_call
-from server.replay.rerun.words import CallEstimate, Granted, ReplayLimits, ReplayState, Stopped, Wait
+from server.replay.rerun.replay import CallEstimate, Granted, ReplayLimits, ReplayState, Stopped, Wait
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 A_CALL = CallEstimate(usd=Decimal(1), tokens=10)

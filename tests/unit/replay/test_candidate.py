@@ -4,7 +4,7 @@ from server.conversation.assistant import Instructions
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder
 from server.replay.rerun.candidate import build_definition, keeps_dynamic, keeps_static
-from server.replay.rerun.words import Candidate
+from server.replay.rerun.replay import Candidate
 from tests.support.builders import definition
 
 GEMINI = definition(provider="gemini", model="gemini-3.1-pro-preview", settings={"thinking": "low", "temperature": 1})

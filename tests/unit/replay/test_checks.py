@@ -8,7 +8,7 @@ import pytest
 
 from server.conversation.errors import ValidationFailed
 from server.replay.rerun.checks import check_draft, check_size
-from server.replay.rerun.words import CONVERSATION_LIMIT, Assertion, Judge, ReplayDraft, ReplayLimits, Selection
+from server.replay.rerun.replay import CONVERSATION_LIMIT, Assertion, Judge, ReplayDraft, ReplayLimits, Selection
 
 GOOD = ReplayDraft(name="nightly", selection=Selection())
 

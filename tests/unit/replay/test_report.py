@@ -14,11 +14,11 @@ from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
 from server.replay.rerun.comparison import Said
 from server.replay.rerun.export import CSV_HEADER, FullResult, make_harmless, write_csv_row, write_promptfoo_test
+from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
 from server.replay.rerun.sides import PieceKind, diff_words, pair_calls
 from server.replay.rerun.statistics import Interval, find_interval, student_bound
-from server.replay.rerun.words import Assertion
-from tests.support.replay_rig import result
+from tests.support.replay_builders import result
 
 WORDS = st.lists(st.sampled_from(["a", "b", "is", " ", "\n", "é", ".", "\ud800"]), max_size=40).map("".join)
 

@@ -1,7 +1,7 @@
 from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.conversation.turn import ToolResponseTurn, Turn, UserTaskTurn
+from server.replay.rerun.replay import OnMissingResult, ReplayMode
 from server.replay.rerun.walk import MOST_STEPS_BEYOND, Stride, WalkEnd, open_walk
-from server.replay.rerun.words import OnMissingResult, ReplayMode
 from tests.unit.replay.test_recorded_results import NOW, answer, call, exchange
 
 SAID: tuple[Block, ...] = (TextBlock(text="Well."),)

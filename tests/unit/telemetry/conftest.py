@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.fakes.log_capture import capture_log
-from tests.support.fakes.watched import Watched
+from tests.support.fakes.telemetry import Watched
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from server.conversation.usage import Usage
 from server.telemetry.metrics import Metrics
 from tests.support.builders import A_TIME, call_end, call_start
-from tests.support.fakes.watched import ASSISTANT, SECRET, USAGE, Watched, lease
+from tests.support.fakes.telemetry import ASSISTANT, SECRET, USAGE, Watched, lease
 
 
 def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:

@@ -9,7 +9,7 @@ from server.compaction.report import CompactionOutcome, CompactionReport
 from server.telemetry.compactions import CompactionTelemetry
 from server.telemetry.metrics import Metrics
 from tests.support.builders import call_end, call_start
-from tests.support.fakes.watched import ASSISTANT, USAGE
+from tests.support.fakes.telemetry import ASSISTANT, USAGE
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from server.replay.rerun.result import Outcome
 from server.telemetry.metrics import Metrics
 from server.telemetry.replays import ReplayTelemetry
 from tests.support.builders import call_end, call_start
-from tests.support.fakes.watched import USAGE
+from tests.support.fakes.telemetry import USAGE
 
 
 def test_what_replays_do_is_counted_and_none_of_it_as_live() -> None:

@@ -3,7 +3,7 @@ import pytest
 from server.conversation.turn import TurnState
 from server.turns.observer import TurnTimes
 from tests.support.builders import call_end, call_start
-from tests.support.fakes.watched import ASSISTANT, TIMES, Watched, lease, model_turn
+from tests.support.fakes.telemetry import ASSISTANT, TIMES, Watched, lease, model_turn
 
 
 def test_a_turn_that_ends_is_counted_by_what_it_came_to(watched: Watched) -> None:

@@ -16,7 +16,7 @@ from server.turns.running import RunningTurns
 from tests.support.builders import A_TIME, call_end, call_start
 from tests.support.fakes.collector import attributes_of, open_collector
 from tests.support.fakes.site import open_site
-from tests.support.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, USAGE, Watched, lease, model_turn
+from tests.support.fakes.telemetry import ASSISTANT, CONVERSATION, SECRET, TIMES, USAGE, Watched, lease, model_turn
 
 
 def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) -> None:

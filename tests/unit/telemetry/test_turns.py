@@ -16,7 +16,7 @@ from server.conversation.usage import Usage
 from server.turns.observer import TurnTimes
 from tests.support.builders import call_end, call_start
 from tests.support.fakes.log_capture import capture_log
-from tests.support.fakes.watched import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
+from tests.support.fakes.telemetry import ASSISTANT, CONVERSATION, SECRET, TIMES, Watched, lease, model_turn
 from tests.support.strategies import any_text, blocks, json_objects
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from server.providers.wire.holes import Holes
+from server.providers.wire.placeholders import Holes
 from server.providers.wire.transport import Tap
 from server.providers.wire.written import WrittenParts
 

@@ -1,0 +1,1 @@
+"""Export, import and copies of conversations on Postgres."""

@@ -1,0 +1,1 @@
+"""The register of explicit provider caches on Postgres."""

@@ -1,0 +1,1 @@
+"""Epochs, segments and the lengths of conversations on Postgres."""

@@ -1,0 +1,1 @@
+"""Conversations and assistants on Postgres: created, listed, edited, forked and erased."""

@@ -1,0 +1,239 @@
+"""The indexer: counts facts about conversations and writes their texts for search, behind the turns.
+
+Nothing of it is on a turn's path. It looks for turns that are newer than its last look, with some overlap, since a turn
+carries the time at which its transaction began; and it walks all conversations by key now and then, which finds what
+came with an old date, such as an import. A conversation is counted in portions from its own watermark: each is one
+transaction that holds the conversation against erasure and its facts against other indexers. So any number of them may
+run, and one that dies has lost nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from server.conversation.facts import ConversationFacts
+from server.conversation.turn import Turn
+from server.conversation.turn_text import read_text
+from server.inspection.fact_counting import CountedCall, count_turns
+from server.postgres.codec import decode_json
+from server.postgres.connections import Connection
+from server.postgres.engine import Database, Statement
+from server.postgres.inspection.fact_rows import fact_values, facts_from, labels_of, tenant_word
+from server.postgres.paging import ids_within
+from server.postgres.rows import Row, turn_from, usage_from
+
+PAGE_CONVERSATIONS: Final = 200
+PAGE_TURNS: Final = 50
+"""A turn may be a megabyte."""
+OVERLAP: Final = timedelta(minutes=2)
+"""A turn that took longer to be written is found by the walk."""
+_BEFORE_ALL: Final = UUID(int=0)
+_NAME: Final = "facts"
+
+_BEHIND: Final = """(
+    f.conversation_id IS NULL
+    OR f.through_seq < c.next_seq - CASE WHEN c.lease_token IS NULL THEN 1 ELSE 2 END
+    OR EXISTS (SELECT FROM calls k WHERE k.conversation_id = c.id AND k.turn_seq < f.through_background
+        AND k.ended_at IS NOT NULL)
+)"""
+_PROGRESS: Final = Statement("SELECT now() AS now, (SELECT looked_until FROM index_progress WHERE name = :name)")
+_DUE: Final = Statement(f"""
+WITH moved AS (
+    SELECT DISTINCT conversation_id FROM turns WHERE created_at >= :since
+    UNION
+    SELECT conversation_id FROM calls WHERE started_at >= :since AND turn_seq < 0
+    UNION
+    -- A fork is new, its turns are not.
+    SELECT id FROM conversations WHERE id >= :first_id
+)
+SELECT c.id FROM moved JOIN conversations c ON c.id = moved.conversation_id
+LEFT JOIN conversation_facts f ON f.conversation_id = c.id
+WHERE c.id > :after AND {_BEHIND}
+ORDER BY c.id
+LIMIT :count
+""")  # noqa: S608  reason: constants of this module only
+_WALK: Final = Statement(f"""
+WITH page AS (SELECT * FROM conversations WHERE id > :after ORDER BY id LIMIT :count)
+SELECT c.id, {_BEHIND} AS is_behind FROM page c
+LEFT JOIN conversation_facts f ON f.conversation_id = c.id
+ORDER BY c.id
+""")  # noqa: S608  reason: constants of this module only
+_ADVANCE: Final = Statement("""
+INSERT INTO index_progress (name, looked_until) VALUES (:name, :looked_until)
+ON CONFLICT (name) DO UPDATE SET looked_until = greatest(index_progress.looked_until, excluded.looked_until)
+""")
+_HOLD: Final = Statement("""
+SELECT id, tenant_id, assistant_id, created_at, coalesce(forked_from_seq, 0) AS forked_from_seq
+FROM conversations WHERE id = :conversation FOR KEY SHARE
+""")
+_BEGIN: Final = Statement("""
+INSERT INTO conversation_facts (conversation_id, tenant_id, assistant_id, last_activity_at, labels)
+VALUES (:conversation, :tenant, :assistant, :created_at, :labels::text[])
+ON CONFLICT (conversation_id) DO NOTHING
+""")
+_LOCK: Final = Statement("SELECT * FROM conversation_facts WHERE conversation_id = :conversation FOR UPDATE")
+_TURNS: Final = Statement("""
+SELECT seq, kind, state, blocks, provider, model, attempt, stop_reason, error_code, fresh_input_tokens,
+    cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd, language, args, created_at,
+    revision, ending
+FROM turns WHERE conversation_id = :conversation AND seq > :after ORDER BY seq LIMIT :count
+""")
+_CALLS: Final = Statement("""
+SELECT turn_seq, error_code, fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens,
+    reasoning_tokens, cost_usd, repairs, warnings,
+    (extract(epoch FROM ended_at - started_at) * 1000)::bigint AS duration_ms
+FROM calls
+WHERE conversation_id = :conversation AND ended_at IS NOT NULL
+    AND (turn_seq BETWEEN :first_seq AND :last_seq OR turn_seq < :background)
+ORDER BY turn_seq, attempt
+""")
+_WRITE_TEXTS: Final = Statement("""
+INSERT INTO turn_texts (conversation_id, seq, tenant_id, text, tsv)
+SELECT :conversation, seq, :tenant, text, to_tsvector('simple', text) || array_to_tsvector(ARRAY[:tenant_word::text])
+FROM unnest(:seqs::bigint[], :texts::text[]) AS written (seq, text)
+ON CONFLICT (conversation_id, seq) DO NOTHING
+""")
+_WRITE_FACTS: Final = Statement("""
+UPDATE conversation_facts SET through_seq = :through_seq, through_background = :through_background,
+    assistant_id = :assistant, turn_count = :turn_count, call_count = :call_count, models = :models::text[],
+    providers = :providers::text[], states = :states::text[], stop_reasons = :stop_reasons::text[],
+    error_codes = :error_codes::text[], tool_names = :tool_names::text[], has_repairs = :has_repairs,
+    has_missing_signature = :has_missing_signature, has_withheld_signature = :has_withheld_signature,
+    has_prefix_break = :has_prefix_break, was_reaped = :was_reaped, fresh_input_tokens = :fresh_input_tokens,
+    cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, output_tokens = :output_tokens,
+    reasoning_tokens = :reasoning_tokens, cost_usd = :cost_usd, unpriced_count = :unpriced_count,
+    slowest_call_ms = :slowest_call_ms, last_activity_at = :last_activity_at, excerpt = :excerpt,
+    labels = :labels::text[], counted_at = now()
+WHERE conversation_id = :conversation
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexReport:
+    """What a look has done."""
+
+    conversation_count: int = 0
+    turn_count: int = 0
+
+    def __add__(self, other: "IndexReport") -> "IndexReport":
+        return IndexReport(
+            conversation_count=self.conversation_count + other.conversation_count,
+            turn_count=self.turn_count + other.turn_count,
+        )
+
+
+async def index_news(database: Database) -> IndexReport:
+    """Counts what is new since the last look; at the first look, everything. Raises `DatabaseUnavailable`."""
+    progress = (await database.run(_PROGRESS, name=_NAME))[0]
+    began_at, looked_until = progress["now"], progress["looked_until"]
+    report = await index_all(database) if looked_until is None else await _index_since(database, looked_until)
+    await database.run(_ADVANCE, name=_NAME, looked_until=began_at)
+    return report
+
+
+async def index_all(database: Database) -> IndexReport:
+    """Walks all conversations and counts those that are behind. Can be cut off and repeated."""
+    report, after = IndexReport(), _BEFORE_ALL
+    while rows := await database.run(_WALK, after=after, count=PAGE_CONVERSATIONS):
+        report += await _index_each(database, [row["id"] for row in rows if row["is_behind"]])
+        after = rows[-1]["id"]
+    return report
+
+
+async def index_conversation(database: Database, conversation: UUID) -> IndexReport:
+    """Counts what is new in one conversation. Nothing where it is gone."""
+    turn_count = 0
+    while (counted := await _count_portion(database, conversation)) is not None:
+        turn_count += counted
+        if counted < PAGE_TURNS:
+            return IndexReport(conversation_count=1, turn_count=turn_count)
+    return IndexReport()
+
+
+async def find_progress(database: Database) -> tuple[datetime, datetime | None]:
+    """The database's time, and up to when turns are counted; None before the first look."""
+    row = (await database.run(_PROGRESS, name=_NAME))[0]
+    return row["now"], row["looked_until"]
+
+
+async def _index_since(database: Database, looked_until: datetime) -> IndexReport:
+    since = looked_until - OVERLAP
+    first_id, _ = ids_within(since, None)
+    report, after = IndexReport(), _BEFORE_ALL
+    while rows := await database.run(_DUE, since=since, first_id=first_id, after=after, count=PAGE_CONVERSATIONS):
+        report += await _index_each(database, [row["id"] for row in rows])
+        after = rows[-1]["id"]
+    return report
+
+
+async def _index_each(database: Database, conversations: Sequence[UUID]) -> IndexReport:
+    report = IndexReport()
+    for conversation in conversations:
+        report += await index_conversation(database, conversation)
+    return report
+
+
+async def _count_portion(database: Database, conversation: UUID) -> int | None:
+    """Counts the next turns. How many; None where the conversation is gone."""
+    async with database.transaction() as connection:
+        held = await _fetch(connection, _HOLD, conversation=conversation)
+        if not held:
+            return None
+        key = {"conversation": conversation, "tenant": held[0]["tenant_id"], "assistant": held[0]["assistant_id"]}
+        labels = labels_of(held[0]["tenant_id"], held[0]["assistant_id"], None)
+        await _fetch(connection, _BEGIN, **key, created_at=held[0]["created_at"], labels=labels)
+        facts = facts_from((await _fetch(connection, _LOCK, conversation=conversation))[0])
+        rows = await _fetch(connection, _TURNS, conversation=conversation, after=facts.through_seq, count=PAGE_TURNS)
+        turns = [turn_from(row) for row in rows]
+        calls = await _fetch(
+            connection,
+            _CALLS,
+            conversation=conversation,
+            first_seq=facts.through_seq + 1,
+            last_seq=turns[-1].seq if turns else facts.through_seq,
+            background=facts.through_background,
+        )
+        counted = count_turns(
+            facts, turns, [_call_from(row) for row in calls], own_from_seq=held[0]["forked_from_seq"] + 1
+        )
+        await _write(connection, key, turns, counted)
+    return len(turns)
+
+
+async def _write(connection: Connection, key: dict[str, UUID], turns: Sequence[Turn], facts: ConversationFacts) -> None:
+    texts = {turn.seq: text for turn in turns if (text := read_text(turn.blocks))}
+    await _fetch(
+        connection,
+        _WRITE_TEXTS,
+        conversation=key["conversation"],
+        tenant=key["tenant"],
+        tenant_word=tenant_word(key["tenant"]),
+        seqs=list(texts),
+        texts=list(texts.values()),
+    )
+    await _fetch(
+        connection,
+        _WRITE_FACTS,
+        conversation=key["conversation"],
+        assistant=key["assistant"],
+        labels=labels_of(key["tenant"], key["assistant"], facts),
+        **fact_values(facts),
+    )
+
+
+async def _fetch(connection: Connection, statement: Statement, **values: Any) -> list[Row]:
+    return await connection.fetch(statement.sql, *statement.arguments(values))
+
+
+def _call_from(row: Row) -> CountedCall:
+    return CountedCall(
+        turn_seq=row["turn_seq"],
+        error_code=row["error_code"],
+        usage=usage_from(row),
+        cost_usd=row["cost_usd"],
+        duration_ms=row["duration_ms"],
+        repairs=decode_json(row["repairs"]),
+        warnings=decode_json(row["warnings"]),
+    )

@@ -1,0 +1,1 @@
+"""Maintenance on Postgres: pgqueuer's log and the retention of raw bytes."""

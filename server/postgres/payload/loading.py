@@ -1,0 +1,322 @@
+"""Loading what a payload needs: one statement.
+
+The buffered turns come as one array per column, so that the answer is a single row and nothing is sent twice. What the
+caller holds already is left out, and so are columns that a payload does not look at: the static text is the largest
+part and never changes within an epoch, the blocks of a model's turn repeat its native bytes.
+
+What it joins is found by key, row by row. A plain join would leave the choice to the planner, which thinks the buffer a
+third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL leaves it none.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from server.conversation.call import Call
+from server.conversation.errors import CallNotFound, ConversationNotFound
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.store import History, PayloadSource, RebuildSource
+from server.postgres.codec import decode_raw
+from server.postgres.conversation.conversations import exchange_count_sql
+from server.postgres.engine import Database, Statement
+from server.postgres.paging import in_call_range
+from server.postgres.payload.source_rows import HeldRows
+from server.postgres.rows import (
+    call_from,
+    segment_from,
+)
+from server.providers.continuation import continued_attempts
+
+_SOURCE_SQL: Final = """
+SELECT c.*,
+    a.version AS chosen_version, a.created_at AS assistant_created_at, a.name, a.language, a.description, a.provider,
+    a.model, a.settings,
+    CASE WHEN a.version <> :held_version::int THEN a.instructions END AS instructions,
+    CASE WHEN a.version <> :held_version THEN a.variables END AS variables,
+    CASE WHEN a.version <> :held_version THEN a.tools END AS tools,
+    e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
+    e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
+    e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash, %args% AS epoch_args,
+    e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash, e.rejected,
+    e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
+    CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
+    s.texts AS segment_texts,
+    b.*, i.*, p.*, x.*,
+    %exchange_count% AS counted_exchanges,
+    ARRAY(
+        SELECT started_at FROM calls
+        WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
+        ORDER BY turn_seq DESC, attempt DESC
+        LIMIT 8
+    ) AS recent_call_times
+FROM conversations c
+LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = %epoch%
+JOIN assistants a ON a.id = c.assistant_id AND a.version = %version%
+LEFT JOIN LATERAL (
+    SELECT array_agg(text ORDER BY position) AS texts
+    FROM segments
+    WHERE conversation_id = c.id AND generation = e.generation AND position < e.segment_count
+        AND e.static_hash <> ALL(:held_hashes)
+) s ON true
+CROSS JOIN LATERAL (
+    -- In the order of the subquery, which the primary key gives for nothing; ORDER BY in each would sort each.
+    SELECT array_agg(seq) AS turn_seqs,
+        array_agg(kind) AS turn_kinds,
+        array_agg(state) AS turn_states,
+        array_agg(native) AS turn_natives,
+        array_agg(dialect) AS turn_dialects,
+        array_agg(blocks) AS turn_blocks,
+        array_agg(provider) AS turn_providers,
+        array_agg(model) AS turn_models,
+        array_agg(model_version) AS turn_model_versions,
+        array_agg(account) AS turn_accounts,
+        array_agg(language) AS turn_languages,
+        array_agg(args) AS turn_args,
+        array_agg(prefix_hash) AS turn_prefix_hashes,
+        array_agg(dynamic) AS turn_dynamics,
+        array_agg(output_tokens) AS turn_output_tokens,
+        array_agg(reasoning_tokens) AS turn_reasoning_tokens,
+        array_agg(created_at) AS turn_times
+    FROM (
+        SELECT t.seq, t.kind, t.state, t.native, t.dialect, t.provider, t.model, t.model_version, t.account, t.language,
+            t.args, t.output_tokens, t.reasoning_tokens, t.created_at,
+            CASE WHEN t.kind = 'model_response' AND (
+                t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
+            ) THEN t.blocks END AS blocks,
+            k.dynamic, k.prefix_hash
+        FROM turns t
+        LEFT JOIN LATERAL (
+            SELECT CASE WHEN layer_order = 'append_only' THEN nullif(dynamic, '') END AS dynamic,
+                (SELECT prefix_hash FROM epochs
+                 WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS prefix_hash
+            FROM calls
+            WHERE conversation_id = t.conversation_id AND turn_seq = t.seq AND attempt = t.attempt
+            LIMIT 1
+        ) k ON true
+        WHERE t.conversation_id = c.id AND t.seq >= %first% AND t.seq <= %last%
+        ORDER BY t.seq
+    ) AS turn
+) b
+CROSS JOIN LATERAL (
+    SELECT array_agg(shown.sha256) AS blob_hashes,
+        array_agg(blob.media_type) AS blob_types,
+        array_agg(blob.data) AS blob_data
+    FROM (
+        SELECT DISTINCT sha256 FROM blob_references
+        WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:held_blobs::bytea[])
+            AND %blobs%
+    ) AS shown
+    CROSS JOIN LATERAL (
+        SELECT media_type, data FROM blobs WHERE tenant_id = c.tenant_id AND sha256 = shown.sha256 LIMIT 1
+    ) AS blob
+) i
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN request_hash <> :held_request::bytea THEN manifest END AS previous_manifest,
+        request_hash AS previous_request_hash, coalesce(layer_order, 'layered') AS previous_order,
+        provider AS previous_provider, model AS previous_model, account AS previous_account,
+        started_at AS previous_started_at, response_id AS previous_response_id, caching AS previous_caching,
+        coalesce(fresh_input_tokens, 0) AS fresh_input_tokens, coalesce(cache_read_tokens, 0) AS cache_read_tokens,
+        coalesce(cache_write_tokens, 0) AS cache_write_tokens, coalesce(output_tokens, 0) AS output_tokens,
+        coalesce(reasoning_tokens, 0) AS reasoning_tokens, epoch AS previous_epoch,
+        jsonb_path_query_first(warnings, '$[*] ? (@.kind == "container")') AS previous_container,
+        (SELECT prefix_hash FROM epochs
+         WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
+    FROM calls
+    -- Below zero are summaries, which nothing follows. Without a hash are calls of which nothing was recorded.
+    WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger% AND request_hash <> ''
+    ORDER BY turn_seq DESC, attempt DESC
+    LIMIT 1
+) p ON true
+LEFT JOIN LATERAL (
+    SELECT k.id AS cache_id, k.provider AS cache_provider, k.account AS cache_account, k.model AS cache_model,
+        k.prefix_hash AS cache_prefix_hash, k.name AS cache_name, k.token_count AS cache_token_count,
+        k.expires_at AS cache_expires_at
+    FROM (SELECT cache_id FROM provider_cache_uses WHERE conversation_id = c.id LIMIT 1) AS used
+    CROSS JOIN LATERAL (SELECT * FROM provider_caches WHERE id = used.cache_id AND removing_at IS NULL LIMIT 1) AS k
+) x ON true
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+"""
+
+
+def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
+    sql = _SOURCE_SQL
+    for place, expression in {
+        "blobs": blobs,
+        "args": "NULL::json",
+        "exchange_count": exchange_count_sql("c"),
+        **places,
+    }.items():
+        sql = sql.replace(f"%{place}%", expression)
+    return Statement(sql)
+
+
+_LOAD: Final = _source_statement(
+    epoch="c.epoch",
+    # The newest input decides. Within a tool loop the epoch that began it goes on, whatever was edited meanwhile.
+    version="""CASE WHEN (
+        SELECT kind FROM turns WHERE conversation_id = c.id AND seq = c.next_seq - 2
+    ) = 'tool_response' THEN coalesce(e.assistant_version, c.assistant_version) ELSE c.assistant_version END""",
+    first="c.buffer_start_seq",
+    last="c.next_seq",
+    trigger="c.next_seq - 2",
+)
+_LOAD_PAST: Final = _source_statement(
+    epoch=":epoch::int",
+    version="coalesce(e.assistant_version, c.assistant_version)",
+    first="coalesce(e.buffer_start_seq, 1)",
+    last=":trigger_seq::bigint",
+    trigger=":trigger_seq::bigint",
+    args="e.args",
+    exchange_count="""(
+        SELECT count(*) FROM turns WHERE conversation_id = c.id AND kind = 'user_task' AND seq <= :trigger_seq
+    )""",
+)
+_LOAD_HISTORY: Final = _source_statement(
+    epoch="c.epoch",
+    version="coalesce(e.assistant_version, c.assistant_version)",
+    first="c.buffer_start_seq",
+    last="c.next_seq",
+    trigger="c.next_seq",
+    blobs="false",
+)
+_SEGMENTS: Final = Statement("""
+SELECT (SELECT coalesce(max(generation), 0) FROM segments WHERE conversation_id = :conversation) AS newest_generation,
+    s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count,
+    CASE WHEN :with_texts::bool AND s.position < :segment_count THEN s.text END AS text
+FROM (VALUES (true)) AS always
+-- One more than the epoch has: where it is there, it was written before and undone.
+LEFT JOIN segments s ON s.conversation_id = :conversation AND s.generation = :generation::int
+    AND s.position <= :segment_count::int
+ORDER BY s.position
+""")
+_CALL: Final = Statement("""
+SELECT k.turn_seq, k.attempt, k.provider, k.model, k.account, k.epoch, k.started_at, k.manifest, k.request_hash,
+    k.layer_order, k.dynamic, k.cache_expected_tokens, k.repairs, k.template_failures, k.warnings,
+    k.first_byte_at, k.ended_at, k.status, k.headers, k.error_code, k.fresh_input_tokens, k.cache_read_tokens,
+    k.cache_write_tokens, k.output_tokens, k.reasoning_tokens, k.usage_reported, k.cost_usd, k.cache_miss_reason,
+    k.caching, k.response_id,
+    NULL::bytea AS raw_response
+FROM conversations c
+LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+""")
+_RAW_OF_ATTEMPTS: Final = Statement(
+    "SELECT attempt, raw_response FROM calls "
+    "WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = ANY(:attempts::smallint[])"
+)
+_LARGEST_ATTEMPT: Final = 2**15 - 1
+_NO_VERSION: Final = 0
+
+
+async def load_payload_source(
+    database: Database,
+    held: HeldRows,
+    tenant_id: str,
+    conversation_id: str,
+    *,
+    held_static_hashes: Sequence[bytes],
+    held_blobs: Sequence[bytes],
+) -> PayloadSource:
+    """See the port."""
+    conversation = decode_id(CONVERSATION, conversation_id)
+    known = held.find(conversation)
+    rows = await database.run(
+        _LOAD,
+        conversation=conversation,
+        tenant=decode_id(TENANT, tenant_id),
+        held_hashes=list(held_static_hashes),
+        held_blobs=list(held_blobs),
+        held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
+        held_request=known.request_hash,
+    )
+    if not rows:
+        raise ConversationNotFound
+    return held.read(rows[0], known)
+
+
+async def load_rebuild_source(
+    database: Database, held: HeldRows, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
+) -> RebuildSource:
+    """See the port."""
+    key: dict[str, Any] = {
+        "conversation": decode_id(CONVERSATION, conversation_id),
+        "tenant": decode_id(TENANT, tenant_id),
+    }
+    # Two looks: the first says where the second has to look, and what either finds does not change.
+    found = await database.run(
+        _CALL, **key, turn_seq=in_call_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
+    )
+    if not found:
+        raise ConversationNotFound
+    if found[0]["turn_seq"] is None:
+        raise CallNotFound
+    call = call_from(found[0])
+    rows = await database.run(
+        _LOAD_PAST,
+        **key,
+        epoch=call.start.epoch,
+        trigger_seq=call.trigger_seq,
+        held_hashes=[],
+        held_blobs=[],
+        held_version=_NO_VERSION,
+        held_request=b"",
+    )
+    if not rows:
+        raise ConversationNotFound
+    continued = await load_continued(database, key["conversation"], call)
+    return RebuildSource(call=call, source=held.read(rows[0]), continued=continued)
+
+
+async def load_continued(database: Database, conversation: UUID | None, call: Call) -> tuple[bytes | None, ...]:
+    """The raw bytes of the calls that a call continues, in order; None where they are gone."""
+    attempts = continued_attempts(call.start)
+    if not attempts:
+        return ()
+    rows = await database.run(
+        _RAW_OF_ATTEMPTS, conversation=conversation, turn_seq=call.turn_seq, attempts=list(attempts)
+    )
+    found = {row["attempt"]: row["raw_response"] for row in rows}
+    stored = [found.get(attempt) for attempt in attempts]
+    return tuple(None if raw is None else decode_raw(raw) for raw in stored)
+
+
+async def load_history(
+    database: Database,
+    held: HeldRows,
+    tenant_id: str,
+    conversation_id: str,
+    *,
+    held_static_hashes: Sequence[bytes],
+) -> History:
+    """See the port."""
+    conversation = decode_id(CONVERSATION, conversation_id)
+    rows = await database.run(
+        _LOAD_HISTORY,
+        conversation=conversation,
+        tenant=decode_id(TENANT, tenant_id),
+        held_hashes=list(held_static_hashes),
+        held_blobs=[],
+        held_version=_NO_VERSION,
+        held_request=b"",
+    )
+    if not rows:
+        raise ConversationNotFound
+    source = held.read(rows[0])
+    epoch = source.epoch
+    if epoch is None:
+        return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
+    # A second look, at rows that the first has named: those of an epoch never change.
+    found = await database.run(
+        _SEGMENTS,
+        conversation=conversation,
+        generation=epoch.generation,
+        segment_count=epoch.segment_count,
+        with_texts=source.static_text is not None,
+    )
+    written = [row for row in found if row["position"] is not None]
+    return History(
+        source=source,
+        segments=tuple(segment_from(row, epoch.generation) for row in written[: epoch.segment_count]),
+        newest_generation=found[0]["newest_generation"],
+        is_open_ended=len(written) == epoch.segment_count,
+    )

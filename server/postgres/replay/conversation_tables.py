@@ -1,0 +1,32 @@
+"""The tables of the conversations that replays write: those of the live ones once more, in a schema of their own."""
+
+from typing import Final
+
+# The tables must be declared before they can be listed.
+from server.postgres.access import tables as access_tables  # noqa: F401  reason: as above
+from server.postgres.columns import metadata
+from server.postgres.inspection import tables as inspection_tables  # noqa: F401  reason: as above
+from server.postgres.replay import tables as replay_tables  # noqa: F401  reason: as above
+from server.postgres.tables import assistants, blobs, conversations, provider_caches, templates
+
+SHADOW_SCHEMA: Final = "replay"
+_OUTSIDE_SHADOWS: Final = frozenset({"replay_items", "replay_results"})
+SHADOWS: Final = {
+    table.name: table.to_metadata(
+        metadata,
+        schema=SHADOW_SCHEMA,
+        # Whose they are is said by the same table.
+        referred_schema_fn=lambda *_: None,
+    )
+    for table in (
+        assistants,
+        conversations,
+        templates,
+        blobs,
+        provider_caches,
+        *(table for table in metadata.sorted_tables if "conversation_id" in table.c),
+    )
+    if table.name not in _OUTSIDE_SHADOWS
+}
+"""By the names of the tables whose shape they have. A connection that looks into schema `replay` first finds them in
+place of the live ones, see `server.postgres.replay.conversations`."""

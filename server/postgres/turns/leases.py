@@ -1,0 +1,114 @@
+"""Leases from outside the turn that holds them: asked to end, found expired, taken over, handed back.
+
+What the holder itself does with its lease is in `finishing`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Integer, bindparam, func, select, update
+
+from server.conversation.conversation import Lease
+from server.conversation.errors import ConversationNotFound, LeaseLost, TurnNotRunning
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
+from server.conversation.notifications import News
+from server.postgres.codec import decode_text
+from server.postgres.engine import Database, Statement
+from server.postgres.paging import bounded, in_range
+from server.postgres.tables import conversations
+from server.postgres.turns.channels import announce_sql
+
+_c = conversations.c
+
+_REQUEST_CANCEL: Final = Statement(f"""
+WITH seen AS (
+    SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
+),
+marked AS (
+    UPDATE conversations SET cancel_requested_at = coalesce(cancel_requested_at, now())
+    WHERE id = (SELECT id FROM seen) AND lease_token IS NOT NULL
+        AND (:turn_seq::bigint IS NULL OR lease_turn_seq = :turn_seq)
+    RETURNING id, lease_turn_seq
+)
+SELECT marked.lease_turn_seq, (SELECT {announce_sql(News.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
+FROM seen LEFT JOIN marked ON true
+""")  # noqa: S608  reason: constants of this module only
+_EXPIRED: Final = select(_c.tenant_id, _c.id, _c.lease_token, _c.lease_owner, _c.lease_turn_seq).where(
+    _c.lease_token.is_not(None), _c.lease_expires_at < func.now()
+)
+_LIST_EXPIRED: Final = Statement(_EXPIRED.order_by(_c.id).limit(bindparam("count", type_=Integer)))
+_FIND_EXPIRED: Final = Statement(_EXPIRED.where(_c.id == bindparam("conversation")))
+_TAKE_OVER: Final = Statement("""
+UPDATE conversations SET
+    lease_token = :new_token,
+    lease_owner = :owner,
+    lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
+WHERE id = :conversation AND ((lease_token = :token AND lease_expires_at < now()) OR lease_token = :new_token)
+RETURNING id
+""")
+_SURRENDER: Final = Statement(
+    update(conversations)
+    .where(_c.lease_token.is_not(None), _c.lease_owner == bindparam("owner"))
+    .values(lease_expires_at=func.now())
+    .returning(_c.id)
+)
+
+
+async def request_cancel(database: Database, tenant_id: str, conversation_id: str, turn_seq: int | None) -> int:
+    """See the port."""
+    rows = await database.run(
+        _REQUEST_CANCEL,
+        conversation=decode_id(CONVERSATION, conversation_id),
+        tenant=decode_id(TENANT, tenant_id),
+        turn_seq=None if turn_seq is None else in_range(turn_seq),
+    )
+    if not rows:
+        raise ConversationNotFound
+    running: int | None = rows[0]["lease_turn_seq"]
+    if running is None:
+        raise TurnNotRunning
+    return running
+
+
+async def list_expired_leases(
+    database: Database, conversation_id: str | None, limit: int
+) -> Sequence[tuple[str, Lease]]:
+    """See the port."""
+    if conversation_id is None:
+        rows = await database.run(_LIST_EXPIRED, count=bounded(limit))
+    else:
+        rows = await database.run(_FIND_EXPIRED, conversation=decode_id(CONVERSATION, conversation_id))
+    return [
+        (
+            encode_id(TENANT, row["tenant_id"]),
+            Lease(
+                conversation_id=encode_id(CONVERSATION, row["id"]),
+                token=row["lease_token"],
+                owner=decode_text(row["lease_owner"]),
+                turn_seq=row["lease_turn_seq"],
+            ),
+        )
+        for row in rows
+    ]
+
+
+async def take_over_lease(database: Database, lease: Lease, token: UUID, owner: str, lease_seconds: float) -> Lease:
+    """See the port."""
+    rows = await database.run(
+        _TAKE_OVER,
+        conversation=decode_id(CONVERSATION, lease.conversation_id),
+        token=lease.token,
+        new_token=token,
+        owner=owner,
+        lease_seconds=lease_seconds,
+    )
+    if not rows:
+        raise LeaseLost
+    return replace(lease, token=token, owner=owner)
+
+
+async def surrender_leases(database: Database, owner: str) -> int:
+    """See the port."""
+    return len(await database.run(_SURRENDER, owner=owner))

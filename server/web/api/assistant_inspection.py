@@ -1,0 +1,222 @@
+"""Assistants for operators over HTTP: versions, differences, and trying out instructions, under `/admin/api`."""
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated, Final
+
+from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
+from pydantic import ConfigDict, Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.assistant import Assistant, Instructions
+from server.conversation.errors import (
+    AssistantNotFound,
+    BodyMalformed,
+    BodyTooLarge,
+    ConversationNotFound,
+    CursorInvalid,
+    DatabaseUnavailable,
+    KeyRejected,
+    MediaTypeUnsupported,
+    ScopeMissing,
+    TemplateWorkersBusy,
+    ValidationFailed,
+)
+from server.conversation.page import PAGE_LIMIT
+from server.inspection.assistant_difference import compare_definitions
+from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.assistants import AssistantInspector
+from server.web.api.assistant_views import (
+    AssistantOutlinePage,
+    AssistantOutlineView,
+    CheckView,
+    ComparedVersionView,
+    DifferenceView,
+    InspectedAssistantView,
+    PromptView,
+    VersionPage,
+    VersionView,
+)
+from server.web.api.assistants import InstructionsBody
+from server.web.api.inspection import choose_tenant, reach_of
+from server.web.auth import admin_only
+from server.web.body import LARGEST_INTEGER, Body, JsonObject
+from server.web.errors import document_errors
+from server.web.json_text import answer_json
+
+_ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
+_BODY_ERRORS: Final = (*_ERRORS, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, AssistantNotFound)
+
+
+class TriedBody(Body):
+    """Instructions to try out. What is left out is as the newest version has it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"instructions": {"roles": "You know {{ city }}."}}]})
+
+    instructions: InstructionsBody | None = Field(default=None, description="In the place of the version's own.")
+    variables: JsonObject | None = Field(default=None, description="In the place of the version's own.")
+
+    def put_into(self, assistant: Assistant) -> Assistant:
+        """The assistant as it would be."""
+        definition = assistant.definition
+        if self.instructions is not None:
+            definition = replace(definition, instructions=Instructions(**self.instructions.model_dump()))
+        if self.variables is not None:
+            definition = replace(definition, variables=self.variables)
+        return replace(assistant, definition=definition)
+
+
+class RenderBody(TriedBody):
+    """What to render, and with which arguments."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1, "args": {"city": "Oslo"}}]})
+
+    version: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description="Else the newest.")
+    args: JsonObject | None = Field(default=None, description="Over those of the conversation.")
+    conversation_id: str | None = Field(default=None, description="Whose args, mode and the rest to take.")
+
+
+@get(
+    "/admin/api/assistants",
+    guards=[admin_only],
+    summary="Assistants with their numbers",
+    response_description="A page of them.",
+    description="The newest version of each, newest assistant first. `tenant` names another tenant than the key's, or "
+    "`all`: that takes the scope `superadmin`.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, CursorInvalid),
+)
+async def inspect_assistants(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    tenant: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[AssistantOutlinePage]:
+    """A page of the list."""
+    page = await assistant_inspector.list_assistants(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
+    data = [AssistantOutlineView.of(outline) for outline in page.items]
+    return answer_json(AssistantOutlinePage(data=data, next_cursor=page.next_cursor))
+
+
+@get(
+    "/admin/api/assistants/{assistant_id:str}",
+    guards=[admin_only],
+    summary="An assistant and who uses it",
+    response_description="Its newest version.",
+    description="The newest version, and how many conversations are on which.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, AssistantNotFound),
+)
+async def inspect_assistant(
+    assistant_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+) -> Response[InspectedAssistantView]:
+    """The newest version."""
+    return answer_json(
+        InspectedAssistantView.of(await assistant_inspector.load_assistant(reach_of(caller), assistant_id))
+    )
+
+
+@get(
+    "/admin/api/assistants/{assistant_id:str}/versions",
+    guards=[admin_only],
+    summary="The versions of an assistant",
+    response_description="A page of them.",
+    description="Newest first.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, AssistantNotFound, CursorInvalid),
+)
+async def list_versions(
+    assistant_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[VersionPage]:
+    """A page of them."""
+    page = await assistant_inspector.list_versions(reach_of(caller), assistant_id, cursor=cursor, limit=limit)
+    return answer_json(
+        VersionPage(data=[VersionView.of(outline) for outline in page.items], next_cursor=page.next_cursor)
+    )
+
+
+@get(
+    "/admin/api/assistants/{assistant_id:str}/versions/{version:int}",
+    guards=[admin_only],
+    summary="One version, and what changed",
+    response_description="The version.",
+    description="With `against` also what is different from that version, field by field, texts by lines.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, AssistantNotFound),
+)
+async def inspect_version(
+    assistant_id: FromPath[str],
+    version: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    against: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_INTEGER)] = None,
+) -> Response[ComparedVersionView]:
+    """The version, compared where that is asked for."""
+    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, version)
+    difference = None
+    if against is not None:
+        other = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, against)
+        # In a thread: large definitions take a while.
+        compared = await asyncio.to_thread(compare_definitions, other.assistant.definition, found.assistant.definition)
+        difference = DifferenceView.of(against, compared)
+    view = InspectedAssistantView.of(found)
+    return answer_json(ComparedVersionView(**dict(view), difference=difference))
+
+
+@post(
+    "/admin/api/assistants/{assistant_id:str}/render",
+    guards=[admin_only],
+    status_code=200,
+    summary="Render the static prompt",
+    response_description="The text.",
+    description="The static layer as a conversation with these args would begin with it, without history. Nothing is "
+    "saved. A template that fails gives its source, and is named in `problems`.",
+    tags=["inspection"],
+    responses=document_errors(*_BODY_ERRORS, ConversationNotFound, TemplateWorkersBusy),
+)
+async def render_prompt(
+    assistant_id: FromPath[str],
+    data: JSONBody[RenderBody],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
+) -> Response[PromptView]:
+    """The rendered text."""
+    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, data.version)
+    prompt = await assistant_editor.render(
+        found.tenant_id, data.put_into(found.assistant), args=data.args, conversation_id=data.conversation_id
+    )
+    return answer_json(PromptView.of(found.assistant.version, prompt))
+
+
+@post(
+    "/admin/api/assistants/{assistant_id:str}/check",
+    guards=[admin_only],
+    status_code=200,
+    summary="Check instructions before saving them",
+    response_description="What is wrong with them.",
+    description="All errors with their lines: what does not parse, what depends on the clock or the message; and "
+    "warnings for names that stand for nothing. Nothing is saved.",
+    tags=["inspection"],
+    responses=document_errors(*_BODY_ERRORS, TemplateWorkersBusy),
+)
+async def check_instructions(
+    assistant_id: FromPath[str],
+    data: JSONBody[TriedBody],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
+) -> Response[CheckView]:
+    """The problems."""
+    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id)
+    checked = await assistant_editor.check(found.tenant_id, data.put_into(found.assistant).definition)
+    return answer_json(CheckView.of(checked))

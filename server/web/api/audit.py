@@ -1,0 +1,115 @@
+"""The audit log over HTTP."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from litestar import Response, get
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromQuery, QueryParameter, SkipValidation
+from pydantic import Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import AuditEntry, AuditFilter, AuditLog, Outcome
+from server.conversation.errors import CursorInvalid, DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
+from server.conversation.page import PAGE_LIMIT, Page
+from server.web.api.block_views import View
+from server.web.api.inspection import choose_tenant
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME
+from server.web.auth import admin_only
+from server.web.errors import document_errors
+from server.web.json_text import answer_json
+from server.web.validation import in_utc
+
+
+class AuditEntryView(View):
+    """What somebody did, or tried to do."""
+
+    id: str = Field(examples=["audit_01jd0z8s3bf6h9kq2m4n6p8r0t"])
+    happened_at: datetime = Field(examples=[EXAMPLE_TIME])
+    tenant_id: str | None = Field(
+        description="Whose data it was about; null where nobody can say.",
+        examples=["tenant_01jd0z8s3bf6h9kq2m4n6p8r0t"],
+    )
+    action: str = Field(examples=["conversation.erase"])
+    outcome: Outcome = Field(examples=["done"])
+    object_id: str | None = Field(description="What it was done to.", examples=[CONVERSATION_ID])
+    api_key_id: str | None = Field(
+        description="Who; null: the command line, or an unknown key.", examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"]
+    )
+    session_id: str | None = Field(description="Null: not through a page.", examples=[None])
+    address: str | None = Field(description="Null: the command line.", examples=["192.0.2.7"])
+    details: Mapping[str, Any] = Field(description="Facts, never content or secrets.", examples=[{}])
+
+    @classmethod
+    def of(cls, entry: AuditEntry) -> Self:
+        """The view of a row."""
+        return cls(
+            id=entry.id,
+            happened_at=entry.happened_at,
+            tenant_id=entry.tenant_id,
+            action=entry.action,
+            outcome=entry.outcome,
+            object_id=entry.object_id,
+            api_key_id=entry.actor.key_id,
+            session_id=entry.actor.session_id,
+            address=entry.actor.address,
+            details=entry.details,
+        )
+
+
+class AuditPage(View):
+    """Rows of the log, newest first."""
+
+    data: list[AuditEntryView]
+    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+
+    @classmethod
+    def of(cls, page: Page[AuditEntry]) -> Self:
+        """The view of a page."""
+        return cls(data=[AuditEntryView.of(entry) for entry in page.items], next_cursor=page.next_cursor)
+
+
+def provide_wanted(
+    *,
+    action: FromQuery[str | None] = None,
+    api_key_id: FromQuery[str | None] = None,
+    object_id: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
+    since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
+    until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
+) -> AuditFilter:
+    """Which rows are wanted."""
+    return AuditFilter(
+        action=action,
+        key_id=api_key_id,
+        object_id=object_id,
+        outcome=outcome,
+        since=in_utc("from", since),
+        until=in_utc("to", until),
+    )
+
+
+@get(
+    "/admin/api/audit",
+    guards=[admin_only],
+    dependencies={"wanted": Provide(provide_wanted, sync_to_thread=False)},
+    summary="The audit log",
+    response_description="A page of it.",
+    description="What operators did, newest first. All filters can be combined. `tenant` names another tenant than the "
+    "key's, or `all`, which has also the rows of nobody, such as logins with unknown keys: that takes the scope "
+    "`superadmin`.",
+    tags=["inspection"],
+    responses=document_errors(ValidationFailed, CursorInvalid, KeyRejected, ScopeMissing, DatabaseUnavailable),
+)
+async def list_audit_entries(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    audit_log: NamedDependency[SkipValidation[AuditLog]],
+    wanted: NamedDependency[SkipValidation[AuditFilter]],
+    tenant: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 50,
+) -> Response[AuditPage]:
+    """A page of the log."""
+    page = await audit_log.list_entries(choose_tenant(caller, tenant), wanted, cursor=cursor, limit=limit)
+    return answer_json(AuditPage.of(page))

@@ -1,0 +1,342 @@
+"""What operators see of one call, as JSON.
+
+Of the parts' signatures it tells lengths and fingerprints. The frames have them in full, and so have the raw response
+and the request, which two routes of their own give as bytes.
+"""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final, Self
+
+from pydantic import Field
+
+from server.conversation.call import CallEnd, CallStart
+from server.conversation.event import ProviderEvent
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry
+from server.conversation.turn import StopReason
+from server.inspection.call_view import CallInspection, FoldedAnswer, RebuiltRequest, RequestProof, SentBlock
+from server.inspection.manifest_difference import BlockChange, ComparedBlock, LayerShare
+from server.inspection.signature_report import PartSignature, SignatureState
+from server.providers.pricing import Cost
+from server.web.api.block_views import BlockView, View, view_blocks
+from server.web.api.inspection_views import TENANT_ID, CallOutlineView
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView
+
+_HASH: Final = "9f86d081884c7d659a2feaa0c55ad015"
+_LONG_HASH: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+EVENT_LIMIT: Final = 2000
+"""Of a long answer so many events are told; the bytes are all there."""
+_EVENT_NAMES: Final = {
+    "ThinkingDelta": "thinking.delta",
+    "TextDelta": "text.delta",
+    "ToolCallBegin": "tool_call.begin",
+    "ToolCallDelta": "tool_call.delta",
+    "ToolCallEnd": "tool_call.end",
+    "UsageReported": "usage",
+}
+
+
+def name_event(event: ProviderEvent) -> str:
+    """What an event is called wherever it is shown."""
+    return _EVENT_NAMES[type(event).__name__]
+
+
+class LayerView(View):
+    """How much of the request a layer is."""
+
+    layer: Layer = Field(examples=["static"])
+    blocks: int = Field(examples=[2])
+    bytes: int = Field(examples=[8200])
+    tokens: int = Field(examples=[2100])
+
+    @classmethod
+    def of(cls, share: LayerShare) -> Self:
+        """The view of a share."""
+        return cls(layer=share.layer, blocks=share.block_count, bytes=share.size_bytes, tokens=share.token_count)
+
+
+class ManifestEntryView(View):
+    """A block of a request, by what it is."""
+
+    layer: Layer = Field(examples=["buffered"])
+    kind: str = Field(description="`tools`, `static`, `dynamic`, `opening` or `message`.", examples=["message"])
+    role: str = Field(examples=["user"])
+    seq: int | None = Field(description="The turn that it is made of.", examples=[1])
+    hash: str = Field(examples=[_HASH])
+    length: int = Field(description="Bytes.", examples=[120])
+    marked: bool = Field(description="A cache marker stands behind it.", examples=[False])
+
+    @classmethod
+    def of(cls, entry: ManifestEntry) -> Self:
+        """The view of an entry."""
+        return cls(
+            layer=entry.layer,
+            kind=entry.kind,
+            role=entry.role,
+            seq=entry.seq,
+            hash=entry.hash,
+            length=entry.length,
+            marked=entry.marked,
+        )
+
+
+class SentBlockView(ManifestEntryView):
+    """A block with its share of the request."""
+
+    bytes: int = Field(description="Without a dynamic block that it holds.", examples=[120])
+    tokens: int = Field(examples=[30])
+
+    @classmethod
+    def showing(cls, block: SentBlock) -> Self:
+        """The view of a block."""
+        entry = ManifestEntryView.of(block.entry)
+        return cls(**entry.model_dump(), bytes=block.size_bytes, tokens=block.token_count)
+
+
+class ComparedBlockView(ManifestEntryView):
+    """A block of this request or of the one before."""
+
+    change: BlockChange = Field(examples=["same"])
+
+    @classmethod
+    def comparing(cls, block: ComparedBlock) -> Self:
+        """The view of a block."""
+        return cls(**ManifestEntryView.of(block.entry).model_dump(), change=block.change)
+
+
+class RequestView(View):
+    """The request, made again from what is stored."""
+
+    proof: RequestProof = Field(description="Whether its bytes have the stored hash.", examples=["equal"])
+    bytes: int | None = Field(examples=[9100])
+    stored_hash: str = Field(examples=[_LONG_HASH])
+    rebuilt_hash: str | None = Field(examples=[_LONG_HASH])
+    first_difference: int | None = Field(description="The first block that differs.", examples=[None])
+    error_code: str | None = Field(description="Why it could not be made.", examples=[None])
+
+    @classmethod
+    def of(cls, request: RebuiltRequest) -> Self:
+        """The view of a request."""
+        return cls(
+            proof=request.proof,
+            bytes=None if request.body is None else len(request.body),
+            stored_hash=request.stored_hash,
+            rebuilt_hash=request.rebuilt_hash,
+            first_difference=request.first_difference,
+            error_code=request.error_code,
+        )
+
+
+class SignatureView(View):
+    """The signature of a part."""
+
+    seq: int = Field(examples=[2])
+    place: int = Field(description="Of the block in its turn, from 0.", examples=[0])
+    block_type: str = Field(examples=["thinking"])
+    state: SignatureState = Field(examples=["present"])
+    length: int | None = Field(examples=[48])
+    fingerprint: str | None = Field(examples=["0123456789abcdef"])
+    reason: str | None = Field(description="Why it was withheld.", examples=[None])
+
+    @classmethod
+    def of(cls, part: PartSignature) -> Self:
+        """The view of a signature."""
+        return cls(**asdict(part))
+
+
+class EventView(View):
+    """An event that the bytes mean."""
+
+    type: str = Field(examples=["text.delta"])
+    data: dict[str, Any] = Field(examples=[{"text": "It rains."}])
+
+    @classmethod
+    def of(cls, event: ProviderEvent) -> Self:
+        """The view of an event."""
+        return cls(type=name_event(event), data=asdict(event))
+
+
+class FoldedView(View):
+    """What the raw bytes mean, read again now."""
+
+    events: list[EventView]
+    event_count: int = Field(description="How many there are; a long answer is told in part.", examples=[12])
+    blocks: list[BlockView]
+    stop_reason: StopReason | None = Field(examples=["end_turn"])
+    error_code: str | None = Field(description="Why reading ended early.", examples=[None])
+
+    @classmethod
+    def of(cls, folded: FoldedAnswer) -> Self:
+        """The view of an answer."""
+        return cls(
+            events=[EventView.of(event) for event in folded.events[:EVENT_LIMIT]],
+            event_count=len(folded.events),
+            blocks=view_blocks(folded.answer.blocks),
+            stop_reason=folded.answer.stop_reason,
+            error_code=folded.error_code,
+        )
+
+
+class CostView(View):
+    """What the call cost by bucket, in USD. Null: the price is not known."""
+
+    fresh_input: float | None = Field(examples=[0.00024])
+    cache_read: float | None = Field(examples=[0.00082])
+    cache_write: float | None = Field(examples=[0.0])
+    output: float | None = Field(examples=[0.0005])
+    reasoning: float | None = Field(examples=[0.0002])
+    total: float | None = Field(examples=[0.00176])
+
+    @classmethod
+    def of(cls, cost: Cost) -> Self:
+        """The view of a cost."""
+        buckets = (cost.fresh_input_usd, cost.cache_read_usd, cost.cache_write_usd, cost.output_usd, cost.reasoning_usd)
+        fresh, read, write, output, reasoning = [None if usd is None else float(usd) for usd in buckets]
+        total = cost.total_usd
+        return cls(
+            fresh_input=fresh,
+            cache_read=read,
+            cache_write=write,
+            output=output,
+            reasoning=reasoning,
+            total=None if total is None else float(total),
+        )
+
+
+class CallOutlineRef(View):
+    """Which call."""
+
+    turn_seq: int = Field(examples=[2])
+    attempt: int = Field(examples=[1])
+
+
+class FrameView(View):
+    """One record off the wire."""
+
+    event: str = Field(description="Empty where the record names none.", examples=[""])
+    data: str = Field(description="Bytes that are no UTF-8 are replaced.", examples=['{"candidates":[]}'])
+
+
+class CallView(View):
+    """All that is known of a call."""
+
+    tenant_id: str = Field(examples=[TENANT_ID])
+    conversation_id: str = Field(examples=[CONVERSATION_ID])
+    turn_seq: int = Field(examples=[2])
+    attempt: int = Field(examples=[1])
+    provider: str = Field(examples=["gemini"])
+    model: str = Field(examples=["gemini-3.1-pro-preview"])
+    account: str = Field(description="Fingerprint of the credentials.", examples=["0123456789abcdef"])
+    epoch: int = Field(examples=[1])
+    layer_order: LayerOrder = Field(examples=["layered"])
+    dynamic: str = Field(description="The dynamic layer as it was sent.", examples=['{"todos":["pack"]}'])
+    attempts: list[CallOutlineView] = Field(description="All calls for the same turn.")
+    layers: list[LayerView]
+    blocks: list[SentBlockView] = Field(description="The manifest.")
+    tokens_reported: bool = Field(
+        description="Whether the tokens are the provider's own count, shared out by bytes; else they are estimates.",
+        examples=[True],
+    )
+    request: RequestView
+    previous: CallOutlineRef | None = Field(description="The call before it; null: there is none.")
+    next: CallOutlineRef | None = Field(description="The call after it; null: there is none.")
+    difference: list[ComparedBlockView] = Field(description="To the request of the call before it, block by block.")
+    sent_signatures: list[SignatureView] = Field(description="Of the answers that were sent back.")
+    received_signatures: list[SignatureView]
+    repairs: list[dict[str, Any]] = Field(examples=[[]])
+    template_failures: list[dict[str, Any]] = Field(examples=[[]])
+    warnings: list[dict[str, Any]] = Field(examples=[[]])
+    caching: dict[str, Any] = Field(description="What was asked of the cache.", examples=[{"cache_seconds": 300}])
+    cache_expected_tokens: int | None = Field(examples=[4096])
+    cache_miss_reason: str | None = Field(description="Why less came.", examples=[None])
+    started_at: datetime = Field(examples=[EXAMPLE_TIME])
+    first_byte_at: datetime | None = Field(examples=[EXAMPLE_TIME])
+    ended_at: datetime | None = Field(examples=[EXAMPLE_TIME])
+    status: int | None = Field(examples=[200])
+    headers: dict[str, str] = Field(examples=[{"request-id": "req_1"}])
+    response_id: str | None = Field(examples=["resp_1"])
+    error_code: str | None = Field(examples=[None])
+    usage: UsageView | None
+    usage_reported: dict[str, Any] | None = Field(
+        description="The provider's own words.", examples=[{"promptTokenCount": 15}]
+    )
+    cost: CostView | None
+    raw_bytes: int | None = Field(description="Null: none are kept.", examples=[2210])
+    frames: list[FrameView]
+    frame_count: int = Field(examples=[12])
+    folded: FoldedView | None
+    differs_from_turn: bool = Field(
+        description="Whether the bytes, read again now, say anything else than the stored turn.", examples=[False]
+    )
+
+    @classmethod
+    def of(cls, found: CallInspection) -> Self:
+        """The view of a call."""
+        return cls(
+            tenant_id=found.tenant_id,
+            conversation_id=found.conversation_id,
+            turn_seq=found.call.turn_seq,
+            attempts=[CallOutlineView.of(call) for call in found.attempts],
+            **_read_start(found.call.start),
+            **_read_end(found.call.end),
+            **_views_of(found),
+        )
+
+
+_START: Final = (
+    "attempt",
+    "provider",
+    "model",
+    "account",
+    "epoch",
+    "layer_order",
+    "cache_expected_tokens",
+    "started_at",
+)
+_END: Final = ("cache_miss_reason", "first_byte_at", "ended_at", "status", "response_id", "error_code")
+
+
+def _read_start(start: CallStart) -> dict[str, Any]:
+    return {
+        **{name: getattr(start, name) for name in _START},
+        "dynamic": start.dynamic.decode("utf-8", "surrogatepass"),
+        "caching": dict(start.caching),
+        "repairs": [dict(note) for note in start.repairs],
+        "template_failures": [dict(note) for note in start.template_failures],
+        "warnings": [dict(note) for note in start.warnings],
+    }
+
+
+def _read_end(end: CallEnd | None) -> dict[str, Any]:
+    reported = None if end is None else end.usage_reported
+    return {
+        **{name: None if end is None else getattr(end, name) for name in _END},
+        "headers": {} if end is None else dict(end.headers),
+        "usage": None if end is None else UsageView.of(end.usage),
+        "usage_reported": None if reported is None else dict(reported),
+        "raw_bytes": None if end is None or end.raw_response is None else len(end.raw_response),
+    }
+
+
+def _views_of(found: CallInspection) -> dict[str, Any]:
+    previous, following = found.previous, found.next_place
+    return {
+        "layers": [LayerView.of(share) for share in found.layers],
+        "blocks": [SentBlockView.showing(block) for block in found.blocks],
+        "tokens_reported": found.are_tokens_reported,
+        "request": RequestView.of(found.request),
+        "previous": None
+        if previous is None
+        else CallOutlineRef(turn_seq=previous.turn_seq, attempt=previous.start.attempt),
+        "next": None if following is None else CallOutlineRef(turn_seq=following.turn_seq, attempt=following.attempt),
+        "difference": [ComparedBlockView.comparing(block) for block in found.difference],
+        "sent_signatures": [SignatureView.of(part) for part in found.sent_signatures],
+        "received_signatures": [SignatureView.of(part) for part in found.received_signatures],
+        "cost": None if found.cost is None else CostView.of(found.cost),
+        "frames": [
+            FrameView(event=event, data=data.decode("utf-8", "replace")) for event, data in found.frames[:EVENT_LIMIT]
+        ],
+        "frame_count": len(found.frames),
+        "folded": None if found.folded is None else FoldedView.of(found.folded),
+        "differs_from_turn": found.differs_from_turn,
+    }

@@ -1,0 +1,272 @@
+"""Conversations over HTTP. The revision is their `etag`: a client that says which one it has seen is kept from writing
+over what it has not.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Self
+
+from litestar import Response, delete, get, patch, post, put
+from litestar.datastructures import ResponseHeader
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
+from pydantic import Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.errors import (
+    AssistantNotFound,
+    ConversationBusy,
+    ConversationNotFound,
+    CursorInvalid,
+    RevisionMismatch,
+    TurnNotFound,
+)
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import ConversationChange, ConversationFilter, ErasureReport, Store
+from server.web.api.block_views import View
+from server.web.api.conversation_body import ConversationBody, ConversationEdit, ForkBody
+from server.web.api.views import ConversationView
+from server.web.auth import client_only
+from server.web.body import CONTEXT_LIMIT
+from server.web.errors import document_client_errors
+from server.web.headers import IfMatch, IfNoneMatch, is_unchanged, read_expected_revision, write_etag
+from server.web.json_text import answer_json
+from server.web.validation import in_utc, refuse
+
+_ETAG: Final = [ResponseHeader(name="etag", description="The revision, in quotes.", documentation_only=True)]
+
+
+class ConversationPage(View):
+    """Conversations, newest first."""
+
+    data: list[ConversationView]
+    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+
+
+class ErasureView(View):
+    """What went with a conversation, or would go."""
+
+    dry_run: bool = Field(examples=[True])
+    rows: dict[str, int] = Field(description="Rows by table.", examples=[{"conversations": 1, "turns": 2}])
+    stored_bytes: int | None = Field(
+        description="What these rows take in the database. Null but for a dry run.", examples=[48200]
+    )
+
+    @classmethod
+    def of(cls, report: ErasureReport, *, dry_run: bool) -> Self:
+        """The view of a report."""
+        return cls(dry_run=dry_run, rows=dict(report.rows), stored_bytes=report.stored_bytes)
+
+
+_NOT_MODIFIED: Final = ResponseSpec(
+    data_container=None, generate_examples=False, description="The conversation is at the revision that you have."
+)
+
+
+@post(
+    "/v1/conversations",
+    guards=[client_only],
+    summary="Begin a conversation",
+    response_description="The conversation.",
+    description="It stays on the assistant's version that it begins with, until it is moved.",
+    response_headers=_ETAG,
+    tags=["conversations"],
+    responses=document_client_errors(AssistantNotFound, body=True),
+)
+async def create_conversation(
+    data: JSONBody[ConversationBody],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[ConversationView]:
+    """The conversation without any turn."""
+    draft = ConversationDraft(**{name: getattr(data, name) for name in type(data).model_fields})
+    return _answer(await store.create_conversation(caller.tenant_id, draft), created=True)
+
+
+@get(
+    "/v1/conversations",
+    guards=[client_only],
+    summary="All conversations",
+    response_description="A page of them.",
+    description="Newest first. Filters can be combined; times are compared with `created_at`.",
+    tags=["conversations"],
+    responses=document_client_errors(CursorInvalid),
+)
+async def list_conversations(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    assistant_id: FromQuery[str | None] = None,
+    identifier: FromQuery[str | None] = None,
+    created_after: FromQuery[datetime | None] = None,
+    created_before: FromQuery[datetime | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[ConversationPage]:
+    """A page of the tenant's conversations."""
+    filters = ConversationFilter(
+        assistant_id=assistant_id,
+        identifier=identifier,
+        created_after=in_utc("created_after", created_after),
+        created_before=in_utc("created_before", created_before),
+    )
+    page = await store.list_conversations(caller.tenant_id, filters=filters, cursor=cursor, limit=limit)
+    return answer_json(
+        ConversationPage(data=[ConversationView.showing(item) for item in page.items], next_cursor=page.next_cursor)
+    )
+
+
+@get(
+    "/v1/conversations/{conversation_id:str}",
+    guards=[client_only],
+    summary="One conversation",
+    response_description="The conversation.",
+    description="Without its turns. `state` says whether it is idle, running, or waits for tools.",
+    response_headers=_ETAG,
+    tags=["conversations"],
+    responses={304: _NOT_MODIFIED, **document_client_errors(ConversationNotFound)},
+)
+async def show_conversation(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    if_none_match: IfNoneMatch = None,
+) -> Response[ConversationView]:
+    """The conversation, or 304."""
+    conversation = await store.load_conversation(caller.tenant_id, conversation_id)
+    if is_unchanged(if_none_match, conversation.revision):
+        unchanged: Response[Any] = Response(
+            content=None, status_code=304, headers={"etag": write_etag(conversation.revision)}
+        )
+        return unchanged
+    return _answer(conversation)
+
+
+@patch(
+    "/v1/conversations/{conversation_id:str}",
+    guards=[client_only],
+    summary="Change a conversation",
+    response_description="The conversation as it is now.",
+    description="What is absent stays. A running turn is not disturbed: it keeps what it began with.",
+    response_headers=_ETAG,
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, AssistantNotFound, RevisionMismatch, body=True),
+)
+async def change_conversation(
+    conversation_id: FromPath[str],
+    data: JSONBody[ConversationEdit],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    if_match: IfMatch = None,
+) -> Response[ConversationView]:
+    """The conversation after the change."""
+    expected_revision = read_expected_revision(if_match, data.expected_revision)
+    changed = data.model_fields_set
+    change = ConversationChange(
+        assistant_version=await _version(data, store, caller.tenant_id, conversation_id),
+        args=data.args if "args" in changed else None,
+        context=data.context if "context" in changed else None,
+        metadata=data.metadata if "metadata" in changed else None,
+    )
+    return await _change(store, caller.tenant_id, conversation_id, change, expected_revision)
+
+
+@put(
+    "/v1/conversations/{conversation_id:str}/context",
+    guards=[client_only],
+    summary="Replace the context",
+    response_description="The conversation as it is now.",
+    description="The body is the content of the dynamic layer: `file_references`, `artifacts`, `todos`, and whatever "
+    "your own template shows.",
+    response_headers=_ETAG,
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, RevisionMismatch, body=True),
+)
+async def replace_context(
+    conversation_id: FromPath[str],
+    data: JSONBody[dict[str, Any]],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    if_match: IfMatch = None,
+) -> Response[ConversationView]:
+    """The conversation with the new context."""
+    try:
+        context = CONTEXT_LIMIT.check(data)
+    except ValueError as error:
+        raise refuse("", str(error)) from None
+    expected_revision = read_expected_revision(if_match)
+    return await _change(
+        store, caller.tenant_id, conversation_id, ConversationChange(context=context), expected_revision
+    )
+
+
+@delete(
+    "/v1/conversations/{conversation_id:str}",
+    guards=[client_only],
+    status_code=200,
+    summary="Erase a conversation",
+    response_description="What went, or would go.",
+    description="Every turn, all raw bytes, segments, caches, replays. With `dry_run=true` nothing goes.",
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, ConversationBusy),
+)
+async def erase_conversation(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    *,
+    dry_run: FromQuery[bool] = False,
+) -> Response[ErasureView]:
+    """The rows by table."""
+    report = await store.erase_conversation(caller.tenant_id, conversation_id, dry_run=dry_run)
+    return answer_json(ErasureView.of(report, dry_run=dry_run))
+
+
+@post(
+    "/v1/conversations/{conversation_id:str}/fork",
+    guards=[client_only],
+    summary="Fork a conversation",
+    response_description="The new conversation.",
+    description="A new conversation with the turns up to and including `at_seq`; its first request begins with the "
+    "same bytes as the original's. The original is not touched.",
+    response_headers=_ETAG,
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, TurnNotFound, body=True),
+)
+async def fork_conversation(
+    conversation_id: FromPath[str],
+    data: JSONBody[ForkBody],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[ConversationView]:
+    """The new conversation."""
+    fork = await store.fork_conversation(caller.tenant_id, conversation_id, data.at_seq)
+    return _answer(await _with_calls(store, caller.tenant_id, fork), created=True)
+
+
+async def _change(
+    store: Store, tenant_id: str, conversation_id: str, change: ConversationChange, expected_revision: int | None
+) -> Response[Any]:
+    changed = await store.change_conversation(tenant_id, conversation_id, change, expected_revision=expected_revision)
+    return _answer(await _with_calls(store, tenant_id, changed))
+
+
+async def _with_calls(store: Store, tenant_id: str, conversation: Conversation) -> Conversation:
+    """Only loading fills in what the pending calls ask for."""
+    if not conversation.pending_call_ids:
+        return conversation
+    return await store.load_conversation(tenant_id, conversation.id)
+
+
+async def _version(edit: ConversationEdit, store: Store, tenant_id: str, conversation_id: str) -> int | None:
+    if edit.assistant_version != "latest":
+        return edit.assistant_version or None
+    conversation = await store.load_conversation(tenant_id, conversation_id)
+    return (await store.load_assistant(tenant_id, conversation.assistant_id)).version
+
+
+def _answer(conversation: Conversation, *, created: bool = False) -> Response[Any]:
+    headers = {"etag": write_etag(conversation.revision)}
+    if created:
+        headers["location"] = f"/v1/conversations/{conversation.id}"
+    return answer_json(ConversationView.showing(conversation), 201 if created else 200, headers)

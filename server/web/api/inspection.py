@@ -1,0 +1,187 @@
+"""Inspection over HTTP: lists, timelines and calls for operators, under `/admin/api`."""
+
+from typing import Annotated, Final
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
+
+from server.conversation.api_key import ApiKey, Scope
+from server.conversation.errors import (
+    CallNotFound,
+    ConversationNotFound,
+    CursorInvalid,
+    DatabaseUnavailable,
+    KeyRejected,
+    ScopeMissing,
+    ValidationFailed,
+)
+from server.conversation.page import PAGE_LIMIT
+from server.inspection.call_view import CallInspector
+from server.inspection.port import TIMELINE_LIMIT, InspectionFilter, Inspector
+from server.web.api.call_views import CallView
+from server.web.api.inspection_filters import FILTERS
+from server.web.api.inspection_views import InspectionPageView, TimelineView
+from server.web.auth import admin_only
+from server.web.errors import document_errors
+from server.web.json_text import answer_json
+from server.web.validation import refuse
+
+ALL_TENANTS: Final = "all"
+_OCTETS: Final = "application/octet-stream"
+_ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
+
+
+def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
+    """Whose conversations a list shows; None for all. Raises `ScopeMissing` for any but the caller's own."""
+    if tenant is None or tenant == caller.tenant_id:
+        return caller.tenant_id
+    if not caller.opens(Scope.SUPERADMIN):
+        raise ScopeMissing(scope=Scope.SUPERADMIN.value)
+    return None if tenant == ALL_TENANTS else tenant
+
+
+def reach_of(caller: ApiKey) -> str | None:
+    """Among whose conversations one may be opened; None for all."""
+    return None if caller.opens(Scope.SUPERADMIN) else caller.tenant_id
+
+
+@get(
+    "/admin/api/conversations",
+    guards=[admin_only],
+    dependencies=FILTERS,
+    summary="Conversations by activity",
+    response_description="A page of them.",
+    description="Newest activity first. All filters can be combined. `text` are words that one turn has, `phrase` is "
+    "what it says literally. Facts are counted some seconds behind the turns. Counts are estimates unless they say "
+    "otherwise. `tenant` names another tenant than the key's, or `all`: that takes the scope `superadmin`.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, CursorInvalid),
+)
+async def inspect_conversations(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    filters: NamedDependency[SkipValidation[InspectionFilter]],
+    tenant: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[InspectionPageView]:
+    """A page of the list."""
+    page = await inspector.list_conversations(
+        choose_tenant(caller, tenant), filters=filters, cursor=cursor, limit=limit
+    )
+    return answer_json(InspectionPageView.of(page))
+
+
+@get(
+    "/admin/api/conversations/{conversation_id:str}",
+    guards=[admin_only],
+    summary="A conversation as it went",
+    response_description="A part of its timeline.",
+    description="The newest turns, those behind `after`, before `before`, or around `around`, in their order, "
+    "each with the calls that were made for it and the context that it was answered in; the turn that runs now; and "
+    "where compactions cut. Where turns are very large there are fewer than `limit`.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, ConversationNotFound),
+)
+async def inspect_conversation(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    after: Annotated[int | None, QueryParameter(ge=0)] = None,
+    before: Annotated[int | None, QueryParameter(ge=0)] = None,
+    around: Annotated[int | None, QueryParameter(ge=0)] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=TIMELINE_LIMIT)] = 50,
+) -> Response[TimelineView]:
+    """A part of the timeline."""
+    if sum(place is not None for place in (after, before, around)) > 1:
+        raise refuse("around", "Expected one of `after`, `before` and `around`", source="query")
+    timeline = await inspector.load_timeline(
+        reach_of(caller), conversation_id, after_seq=after, before_seq=before, around_seq=around, limit=limit
+    )
+    return answer_json(TimelineView.of(timeline))
+
+
+@get(
+    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}",
+    guards=[admin_only],
+    summary="One call to a provider",
+    response_description="All that is known of it.",
+    description="The four layers, the manifest, the request made again and compared with its stored hash, what came "
+    "back as frames and as events, signatures, repairs, caching, cost by bucket, and the difference to the request of "
+    "the call before. `turn_seq` is below zero for calls of no turn.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS, ConversationNotFound, CallNotFound),
+)
+async def inspect_call(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    call_inspector: NamedDependency[SkipValidation[CallInspector]],
+) -> Response[CallView]:
+    """The call."""
+    found = await call_inspector.inspect_call(reach_of(caller), conversation_id, turn_seq, attempt)
+    return answer_json(CallView.of(found))
+
+
+_BYTES: Final = ResponseSpec(
+    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes, as they are."
+)
+
+
+@get(
+    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/response",
+    guards=[admin_only],
+    media_type=_OCTETS,
+    summary="The raw response of a call",
+    response_description="The bytes, as they came from the wire.",
+    description="Every byte of the body, signatures included. Empty where nothing came, or retention has removed it.",
+    tags=["inspection"],
+    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
+)
+async def show_response(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+) -> Response[bytes]:
+    """The raw bytes."""
+    stored = await inspector.load_stored_call(reach_of(caller), conversation_id, turn_seq, attempt)
+    end = stored.call.end
+    return answer_bytes(b"" if end is None or end.raw_response is None else end.raw_response, "response")
+
+
+@get(
+    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/request",
+    guards=[admin_only],
+    media_type=_OCTETS,
+    summary="The request of a call",
+    response_description="The bytes, made again from what is stored.",
+    description="`x-strata-proof` says whether they have the stored hash: `equal`, `different`, or `impossible`, then "
+    "there are none.",
+    tags=["inspection"],
+    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
+)
+async def show_request(
+    conversation_id: FromPath[str],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    call_inspector: NamedDependency[SkipValidation[CallInspector]],
+) -> Response[bytes]:
+    """The bytes of the request."""
+    request = await call_inspector.rebuild_request(reach_of(caller), conversation_id, turn_seq, attempt)
+    return answer_bytes(request.body or b"", "request", {"x-strata-proof": request.proof.value})
+
+
+def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) -> Response[bytes]:
+    """As a download: whatever the bytes say, no browser shows them as a page."""
+    shared = {
+        "content-disposition": f'attachment; filename="{name}.bin"',
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+    }
+    return Response(content=body, media_type=_OCTETS, headers={**shared, **(headers or {})})

@@ -1,0 +1,80 @@
+"""A tenant's background jobs, over HTTP."""
+
+from datetime import datetime
+from typing import Any, Self
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
+from pydantic import Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing
+from server.inspection.job_report import JobReports, JobStatus
+from server.web.api.block_views import View
+from server.web.api.views import EXAMPLE_TIME
+from server.web.auth import admin_only
+from server.web.errors import document_errors
+from server.web.json_text import answer_json
+
+
+class JobStatusView(View):
+    """The tenant's jobs of one name."""
+
+    name: str = Field(examples=["compaction"])
+    waiting: int = Field(description="Those that could begin now.", examples=[2])
+    running: int = Field(
+        description="Also those of a worker that has died, until another one takes them over.", examples=[1]
+    )
+    later: int = Field(description="Those that wait for their time.", examples=[0])
+    postponed: int = Field(description="Of those that wait, how many were tried before.", examples=[0])
+    failed: int = Field(description="Those that were given up in the last 24 hours.", examples=[0])
+    oldest_waiting_at: datetime | None = Field(
+        description="Since when the first of those that wait could have begun.", examples=[EXAMPLE_TIME]
+    )
+    last_error: str | None = Field(
+        description="Why one was given up or postponed last: an error's code or class.",
+        examples=["summary_unavailable"],
+    )
+    last_error_at: datetime | None = Field(examples=[EXAMPLE_TIME])
+
+    @classmethod
+    def of(cls, status: JobStatus) -> Self:
+        """The view of a status."""
+        return cls(
+            name=status.name,
+            waiting=status.waiting_count,
+            running=status.running_count,
+            later=status.later_count,
+            postponed=status.postponed_count,
+            failed=status.failed_count,
+            oldest_waiting_at=status.oldest_waiting_at,
+            last_error=status.last_error,
+            last_error_at=status.last_error_at,
+        )
+
+
+class JobListView(View):
+    """By name, those of which there is something to tell."""
+
+    data: list[JobStatusView]
+
+
+@get(
+    "/admin/api/jobs",
+    guards=[admin_only],
+    summary="Background jobs",
+    response_description="The jobs of the key's tenant, by name.",
+    description="What waits, runs and has failed lately. Names without any job are left out, and so are the jobs of "
+    "the server itself: `strata jobs` shows those of everybody.",
+    tags=["jobs"],
+    responses=document_errors(KeyRejected, ScopeMissing, DatabaseUnavailable),
+)
+async def report_jobs(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    job_reports: NamedDependency[SkipValidation[JobReports]],
+) -> Response[JobListView]:
+    """The jobs of the caller's tenant."""
+    statuses = await job_reports.report_jobs(caller.tenant_id)
+    answer: Response[Any] = answer_json(JobListView(data=[JobStatusView.of(status) for status in statuses]))
+    return answer

@@ -1,0 +1,159 @@
+"""Saved views over HTTP: filters of the list of conversations, by name."""
+
+from datetime import datetime
+from typing import Annotated, Final, Self
+from urllib.parse import urlencode
+
+from litestar import Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, SkipValidation
+from pydantic import ConfigDict, Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.audit import Actor
+from server.conversation.errors import (
+    BodyMalformed,
+    BodyTooLarge,
+    DatabaseUnavailable,
+    KeyRejected,
+    MediaTypeUnsupported,
+    ScopeMissing,
+    ValidationFailed,
+    ViewExists,
+    ViewLimitReached,
+    ViewNotFound,
+)
+from server.inspection.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
+from server.web.admin.conversation_filters import FILTER_NAMES, read_filters
+from server.web.admin.entry import Entry
+from server.web.api.block_views import View
+from server.web.api.views import EXAMPLE_TIME
+from server.web.auth import admin_only
+from server.web.body import Body, TextLimit
+from server.web.errors import document_errors
+from server.web.json_text import answer_json
+from server.web.request import StrataRequest
+from server.web.validation import refuse
+
+_VIEW_ID: Final = "view_01jd0z8s3bf6h9kq2m4n6p8r0t"
+_EXAMPLE: Final = {"error_code": "provider_overloaded", "active_within": "7d"}
+_ERRORS: Final = (KeyRejected, ScopeMissing, DatabaseUnavailable)
+
+
+class SavedViewBody(Body):
+    """Filters to be kept."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "Overloads of the week", "filters": {**_EXAMPLE}}]}
+    )
+
+    name: Annotated[str, TextLimit(NAME_LIMIT, blank=False)] = Field(description="One view per name.")
+    filters: dict[str, str] = Field(
+        min_length=1,
+        max_length=len(FILTER_NAMES),
+        description="As in the query string of `/admin/api/conversations`, all of them as strings; flags as `1`. Times "
+        "that go on with the clock are said with `active_within`.",
+    )
+
+
+class SavedViewView(View):
+    """Filters with a name."""
+
+    id: str = Field(examples=[_VIEW_ID])
+    name: str = Field(examples=["Overloads of the week"])
+    filters: dict[str, str] = Field(examples=[_EXAMPLE])
+    page: str = Field(
+        description="The list with these filters, for people.",
+        examples=["/admin/conversations?error_code=provider_overloaded&active_within=7d"],
+    )
+    api_key_id: str | None = Field(description="Whose key saved it.", examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"])
+    created_at: datetime = Field(examples=[EXAMPLE_TIME])
+
+    @classmethod
+    def of(cls, view: SavedView) -> Self:
+        """The view of a view."""
+        return cls(
+            id=view.id,
+            name=view.name,
+            filters=dict(view.filters),
+            page=f"/admin/conversations?{urlencode(view.filters, errors='replace')}",
+            api_key_id=view.key_id,
+            created_at=view.created_at,
+        )
+
+
+class SavedViewPage(View):
+    """Saved views, by name."""
+
+    data: list[SavedViewView]
+    next_cursor: str | None = Field(default=None, description="Null: there are no more.", examples=[None])
+
+
+@get(
+    "/admin/api/views",
+    guards=[admin_only],
+    summary="The saved views of the tenant",
+    response_description="All of them, by name.",
+    description="Filters of the list of conversations that operators come back to.",
+    tags=["inspection"],
+    responses=document_errors(*_ERRORS),
+)
+async def list_views(
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    saved_views: NamedDependency[SkipValidation[SavedViews]],
+) -> Response[SavedViewPage]:
+    """All on one page: there are few."""
+    views = await saved_views.list_views(caller.tenant_id)
+    return answer_json(SavedViewPage(data=[SavedViewView.of(view) for view in views]))
+
+
+@post(
+    "/admin/api/views",
+    guards=[admin_only],
+    status_code=201,
+    summary="Save a view",
+    response_description="The view.",
+    description="Keeps filters under a name. It is written to the audit log.",
+    tags=["inspection"],
+    responses=document_errors(
+        ValidationFailed, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, ViewExists, ViewLimitReached, *_ERRORS
+    ),
+)
+async def save_view(
+    request: StrataRequest,
+    data: JSONBody[SavedViewBody],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    saved_views: NamedDependency[SkipValidation[SavedViews]],
+    entry: NamedDependency[SkipValidation[Entry]],
+) -> Response[SavedViewView]:
+    """The new view. Filters that the list would not take are refused now, and so are unknown ones."""
+    for name in data.filters:
+        if name not in FILTER_NAMES:
+            raise refuse("filters", f"Expected filters among {', '.join(FILTER_NAMES)}")
+    _, filled = read_filters(data.filters)
+    if not filled:
+        raise refuse("filters", "Expected a filter that is not empty")
+    actor = Actor(key_id=caller.id, address=entry.address_of(request))
+    view = await saved_views.save_view(caller.tenant_id, clean_name(data.name), filled, actor)
+    return answer_json(SavedViewView.of(view), 201)
+
+
+@delete(
+    "/admin/api/views/{view_id:str}",
+    guards=[admin_only],
+    status_code=204,
+    summary="Delete a saved view",
+    response_description="It is gone.",
+    description="The conversations that it shows stay. It is written to the audit log.",
+    tags=["inspection"],
+    responses=document_errors(ViewNotFound, *_ERRORS),
+)
+async def delete_view(
+    request: StrataRequest,
+    view_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    saved_views: NamedDependency[SkipValidation[SavedViews]],
+    entry: NamedDependency[SkipValidation[Entry]],
+) -> None:
+    """Nothing is answered."""
+    await saved_views.delete_view(caller.tenant_id, view_id, Actor(key_id=caller.id, address=entry.address_of(request)))

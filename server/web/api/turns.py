@@ -1,0 +1,348 @@
+"""Turns over HTTP: taking one, listening to one, cancelling one, reading them.
+
+A turn belongs to the server. What these handlers answer with only listens to it, in one of three ways: a stream of
+events, an answer when it has ended, or none at all.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+from uuid import uuid4
+
+from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
+from pydantic import ConfigDict, Field
+
+from server.conversation.api_key import ApiKey
+from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
+from server.conversation.errors import (
+    ConversationBusy,
+    ConversationNotFound,
+    CursorInvalid,
+    HistoryRuleBroken,
+    IdempotencyKeyReused,
+    Internal,
+    ProviderFailed,
+    QueueFull,
+    RevisionMismatch,
+    ShuttingDown,
+    TurnInterrupted,
+    TurnNotFound,
+    TurnNotRunning,
+    every_error,
+)
+from server.conversation.page import PAGE_LIMIT
+from server.conversation.store import NewInput, Store
+from server.conversation.turn import TurnState
+from server.conversation.turn_ending import FAILURE_MEMBERS
+from server.conversation.turn_event import TurnEnded
+from server.turns.handle import TurnHandle
+from server.turns.request import TurnRequest
+from server.turns.service import TurnService
+from server.web.api.block_views import View
+from server.web.api.turn_body import TurnInput, read_turn_request
+from server.web.api.views import (
+    InputTurnView,
+    ModelTurnView,
+    RunningAnswer,
+    RunningTurnView,
+    StatusView,
+    TurnAnswer,
+    find_error,
+    view_turn,
+)
+from server.web.auth import REFUSAL, client_only, client_sparing_duplicates
+from server.web.body import LARGEST_BIGINT, Body
+from server.web.errors import ANSWERS, answer_headers, build_problem, document_client_errors
+from server.web.headers import LastEventId, TurnHeaders, read_last_event_id, wants_stream
+from server.web.json_text import answer_json, encode_json
+from server.web.problem import PROBLEM_MEDIA_TYPE
+from server.web.request import PROBLEM_CODE, StrataRequest, request_id_of
+from server.web.sse import StreamOptions, TurnStream
+
+_CANCEL_SECONDS: Final = 10.0
+"""How long a request to cancel waits for the turn to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """What an operator chose about turns over HTTP."""
+
+    image_limit_bytes: int
+    stream: StreamOptions
+
+
+class CancelBody(Body):
+    """Which turn to cancel."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"turn_seq": 2}]})
+
+    turn_seq: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_BIGINT,
+        description="The number of the answer. Keeps a late request from cancelling the turn after.",
+    )
+
+
+class TurnPage(View):
+    """Turns in their order."""
+
+    data: list[InputTurnView | ModelTurnView]
+    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+
+
+ACCEPTED: Final = ResponseSpec(
+    data_container=RunningAnswer, generate_examples=False, description="The input is durable, the turn runs."
+)
+
+
+_NOTHING_LEFT: Final = ResponseSpec(
+    data_container=None, generate_examples=False, description="The turn has ended, and all of it was heard."
+)
+
+
+@post(
+    "/v1/conversations/{conversation_id:str}/turns",
+    guards=[client_sparing_duplicates],
+    status_code=200,
+    summary="Take a turn",
+    response_description="How the turn ended. With `Accept: text/event-stream`: its events, as they come.",
+    description="Send what is new: a task of the user, or the results of all pending tool calls. The input is durable "
+    "before the model is asked, and the answer before it is announced. A disconnect does not cancel the turn.\n\n"
+    "`Accept: application/json` waits for the end, `Accept: text/event-stream` streams, `Prefer: respond-async` "
+    "answers 202 at once. A turn that fails is answered with the problem of its error, which has the turn in `turn`.",
+    tags=["turns"],
+    responses={
+        202: ACCEPTED,
+        **document_client_errors(
+            ConversationNotFound,
+            HistoryRuleBroken,
+            ConversationBusy,
+            QueueFull,
+            RevisionMismatch,
+            IdempotencyKeyReused,
+            ShuttingDown,
+            TurnInterrupted,
+            *every_error(ProviderFailed),
+            body=True,
+        ),
+    },
+)
+async def take_turn(
+    request: StrataRequest,
+    conversation_id: FromPath[str],
+    data: JSONBody[TurnInput],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    turn_service: NamedDependency[SkipValidation[TurnService]],
+    turn_options: NamedDependency[SkipValidation[TurnOptions]],
+    turn_headers: NamedDependency[SkipValidation[TurnHeaders]],
+) -> Response[TurnAnswer]:
+    """A stream, the end, or the promise of one."""
+    asked = await read_turn_request(
+        conversation_id, data, turn_headers, image_limit_bytes=turn_options.image_limit_bytes
+    )
+    request.forget_body()
+    await _keep_to_the_rate(request, store, caller.tenant_id, asked)
+    handle = await turn_service.take_turn(caller.tenant_id, asked)
+    headers = {"idempotency-replayed": "true"} if handle.duplicate else {}
+    if wants_stream(request.headers.get("accept")):
+        return _stream(handle, turn_options, headers)
+    if turn_headers.prefers_no_waiting:
+        conversation = await store.load_conversation(caller.tenant_id, conversation_id)
+        if _runs(conversation, handle.seq) or not handle.duplicate:
+            return _answer_running(handle.seq, conversation, {**headers, "preference-applied": "respond-async"})
+    return _answer_ended(request, await handle.wait(), headers)
+
+
+@get(
+    "/v1/conversations/{conversation_id:str}/turns",
+    guards=[client_only],
+    summary="The turns of a conversation",
+    response_description="A page of them.",
+    description="Oldest first, or newest first with `order=desc`. A running answer is not among them.",
+    tags=["turns"],
+    responses=document_client_errors(ConversationNotFound, CursorInvalid),
+)
+async def list_turns(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "asc",
+) -> Response[TurnPage]:
+    """A page of turns."""
+    page = await store.list_turns(
+        caller.tenant_id, conversation_id, cursor=cursor, limit=limit, newest_first=order == "desc"
+    )
+    return answer_json(TurnPage(data=[view_turn(turn) for turn in page.items], next_cursor=page.next_cursor))
+
+
+@get(
+    "/v1/conversations/{conversation_id:str}/turns/{seq:int}",
+    guards=[client_only],
+    summary="One turn",
+    response_description="The turn.",
+    description="An answer that is still being made has the state `running` and nothing else yet; its events have "
+    "what was said so far.",
+    tags=["turns"],
+    responses=document_client_errors(ConversationNotFound, TurnNotFound),
+)
+async def show_turn(
+    conversation_id: FromPath[str],
+    seq: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+) -> Response[InputTurnView | ModelTurnView | RunningTurnView]:
+    """The turn, durable or running."""
+    try:
+        return answer_json(view_turn(await store.load_turn(caller.tenant_id, conversation_id, seq)))
+    except TurnNotFound:
+        if _runs(await store.load_conversation(caller.tenant_id, conversation_id), seq):
+            return answer_json(RunningTurnView(seq=seq), headers={"retry-after": "1"})
+    # It may have ended between the two looks.
+    return answer_json(view_turn(await store.load_turn(caller.tenant_id, conversation_id, seq)))
+
+
+@get(
+    "/v1/conversations/{conversation_id:str}/turns/{seq:int}/events",
+    guards=[client_only],
+    summary="The events of a turn",
+    response_description="The events, from the first or from the one after `last-event-id`.",
+    description="While the turn runs and long after, from any server process. The numbers of events do not change. "
+    "Where none is left, the answer is 204, which keeps a browser from asking again.",
+    tags=["turns"],
+    responses={204: _NOTHING_LEFT, **document_client_errors(ConversationNotFound, TurnNotFound)},
+)
+async def follow_turn(
+    conversation_id: FromPath[str],
+    seq: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    turn_service: NamedDependency[SkipValidation[TurnService]],
+    turn_options: NamedDependency[SkipValidation[TurnOptions]],
+    after: Annotated[
+        int | None, QueryParameter(ge=0, description="As `last-event-id`, for clients that cannot set headers.")
+    ] = None,
+    last_event_id: LastEventId = None,
+) -> Response[bytes]:
+    """A stream."""
+    place = read_last_event_id(last_event_id, after)
+    handle = await turn_service.follow_turn(caller.tenant_id, conversation_id, seq)
+    return _stream(handle, turn_options, {}, after=place)
+
+
+@post(
+    "/v1/conversations/{conversation_id:str}/cancel",
+    guards=[client_only],
+    status_code=200,
+    summary="Cancel the running turn",
+    response_description="The turn as it ended.",
+    description="What had arrived is kept. Waits for the turn to end, 10 seconds at most; 202 where it has not.",
+    tags=["turns"],
+    responses={
+        202: ACCEPTED,
+        **document_client_errors(ConversationNotFound, TurnNotRunning, body=True),
+    },
+)
+async def cancel_turn(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    turn_service: NamedDependency[SkipValidation[TurnService]],
+    data: JSONBody[CancelBody | None] = None,
+) -> Response[TurnAnswer]:
+    """The end of the turn, or the promise of it."""
+    handle = await turn_service.cancel_turn(caller.tenant_id, conversation_id, None if data is None else data.turn_seq)
+    return await answer_cancelled(handle, store, caller.tenant_id, {})
+
+
+async def answer_cancelled(
+    handle: TurnHandle, store: Store, tenant_id: str, headers: Mapping[str, str]
+) -> Response[Any]:
+    """The turn as it ended; where it takes its time, that it runs, with the headers."""
+    ended = await wait_for_cancelled(handle)
+    if ended is not None:
+        return answer_json(_view_end(ended))
+    return _answer_running(handle.seq, await store.load_conversation(tenant_id, handle.conversation_id), headers)
+
+
+async def wait_for_cancelled(handle: TurnHandle) -> TurnEnded | None:
+    """How a turn ended that was asked to stop; None where it takes its time."""
+    try:
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            return await handle.wait()
+    except TimeoutError:
+        return None
+
+
+async def _keep_to_the_rate(request: StrataRequest, store: Store, tenant_id: str, asked: TurnRequest) -> None:
+    """Raises the `RateLimited` that the guard kept back, unless the turn was accepted before."""
+    refusal = request.scope["state"].get(REFUSAL)
+    if refusal is None:
+        return
+    turn = NewInput(
+        conversation_id=asked.conversation_id,
+        kind=asked.kind,
+        blocks=asked.blocks,
+        body_hash=asked.body_hash,
+        lease_token=uuid4(),
+        lease_owner="",
+        lease_seconds=0,
+        idempotency_key=asked.idempotency_key,
+        announces_retry=asked.announces_retry,
+    )
+    if await store.find_duplicate(tenant_id, turn) is None:
+        raise refusal
+
+
+def _runs(conversation: Conversation, seq: int) -> bool:
+    """Whether this is the number of the answer that is being made."""
+    return conversation.state is ConversationState.RUNNING and conversation.next_seq == seq + 1
+
+
+def _stream(handle: TurnHandle, options: TurnOptions, headers: Mapping[str, str], *, after: int = 0) -> Response[Any]:
+    return TurnStream(handle.read(after), options.stream, headers=headers)
+
+
+def _answer_running(seq: int, conversation: Conversation, headers: Mapping[str, str]) -> Response[Any]:
+    status = ConversationStatus(
+        id=conversation.id,
+        revision=conversation.revision,
+        state=conversation.state,
+        pending_calls=conversation.pending_calls,
+    )
+    answer = RunningAnswer(turn=RunningTurnView(seq=seq), conversation=StatusView.of(status))
+    return answer_json(answer, 202, {"location": f"/v1/conversations/{conversation.id}/turns/{seq}", **headers})
+
+
+def _view_end(ended: TurnEnded) -> TurnAnswer:
+    return TurnAnswer(turn=ModelTurnView.of(ended.turn), conversation=StatusView.of(ended.conversation))
+
+
+def _answer_ended(request: StrataRequest, ended: TurnEnded, headers: dict[str, str]) -> Response[Any]:
+    """The turn; where it did not come to its end by itself or by somebody's wish, the problem of its error.
+
+    A client must not repeat such a request by itself: without a key it would take another turn, with a key it would
+    get the same one.
+    """
+    view = _view_end(ended)
+    if ended.turn.state in {TurnState.COMPLETE, TurnState.CANCELLED}:
+        return answer_json(view, 200, headers)
+    kind = (find_error(view.turn.error.code) if view.turn.error else None) or Internal
+    request.scope["state"][PROBLEM_CODE] = kind.code
+    error = kind(**{name: value for name in FAILURE_MEMBERS if (value := ended.turn.ending.get(name)) is not None})
+    problem = build_problem(error, request_id_of(request.scope)).model_dump(exclude_none=True)
+    # A delay of the provider's own; the usual one of the code would promise that trying again helps.
+    waiting = answer_headers(error) if "retry_after_seconds" in error.details else {}
+    members = {"conversation_id": ended.conversation.id, "turn_seq": ended.turn.seq, **view.model_dump()}
+    return Response(
+        content=encode_json({**problem, **members}),
+        status_code=ANSWERS[kind].status,
+        media_type=PROBLEM_MEDIA_TYPE,
+        headers={**headers, **waiting, "x-should-retry": "false"},
+    )

@@ -1,0 +1,129 @@
+"""`strata inspect` on a real database."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from server.conversation.api_key import Tenant
+from server.emulator.reply import FaultKind
+from server.postgres.connections import DatabaseOptions
+from server.postgres.engine import Database
+from server.postgres.inspection.indexer import index_news
+from server.postgres.store import PostgresStore
+from server.providers.choice import GEMINI
+from tests.conftest import StrataServer
+from tests.support.builders import NASTY, create_conversation, take_exchange
+from tests.support.conversation_driver import asks, begin_walk, tells
+from tests.support.emulators import EmulatedProviders
+from tests.support.strata_process import strata, strata_here
+
+
+@pytest.fixture
+def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -> dict[str, str]:  # noqa: ARG001  reason: emptied first
+    return {"STRATA_DATABASE_URL": database_options.url, "STRATA_DATA_DIR": str(tmp_path)}
+
+
+def shown(env: dict[str, str], *arguments: str) -> str:
+    result = strata_here("inspect", *arguments, env=env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+async def test_conversations_are_listed_with_filters_and_nothing_that_a_terminal_obeys(
+    env: dict[str, str], database: Database, store: PostgresStore, tenant: Tenant
+) -> None:
+    conversation = await create_conversation(store, tenant.id)
+    await take_exchange(
+        store,
+        tenant.id,
+        conversation.id,
+        f"[red]{NASTY} and what follows goes on for longer than a column is wide, and on, and on",
+    )
+    await index_news(database)
+
+    listed = strata("inspect", "list", "--provider", "gemini", "--tenant", "acme", env=env).stdout
+    assert conversation.id in listed
+    # However long the text is, no number is cut for it.
+    assert re.search(r"│ +2 │ +\d[\d,]* │ +[\d.]+ │ \d{4}-\d\d-\d\d", listed)
+    assert "\x1b" not in listed
+    assert "\u202e" not in listed
+    assert "[red]NUL" in listed
+    assert conversation.id not in shown(env, "list", "--provider", "anthropic")
+    page = json.loads(shown(env, "list", "--text", "lone", "--json"))
+    assert [item["id"] for item in page["data"]] == [conversation.id]
+
+    timeline = shown(env, "conversation", conversation.id)
+    assert "turn 2, model" in timeline
+    assert "\x1b" not in timeline
+    assert "\x00" not in timeline
+
+
+async def test_a_call_is_shown_with_its_proof_and_its_bytes(
+    strata_server: StrataServer, emulated: EmulatedProviders, env: dict[str, str]
+) -> None:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await walk.task("How is Oslo?", asks("Oslo"), tells("Cold."))
+
+    text = shown(env, "call", walk.conversation_id, "4")
+    for said in (
+        "outcome   answered [end_turn]. The model finished. HTTP 200.",
+        "request   equal, ",
+        "cache     less than possible, expected 0, read 0 [below_minimum].",
+        "Compared with turn 2, attempt 1:",
+        " the same\n",
+        "+ trigger message tool turn 3",
+        "turn 4 thinking, received: unsigned",
+        "Cold.",
+    ):
+        assert said in text
+    call = json.loads(shown(env, "call", walk.conversation_id, "4", "--json"))
+    request = shown(env, "call", walk.conversation_id, "4", "--request")
+    assert hashlib.sha256(request.encode()).hexdigest() == call["request"]["stored_hash"]
+    assert shown(env, "call", walk.conversation_id, "4", "--response").startswith("data: ")
+
+
+async def test_a_call_that_went_wrong_says_so_and_nothing_that_a_terminal_obeys(
+    strata_server: StrataServer, emulated: EmulatedProviders, env: dict[str, str], database: Database
+) -> None:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    hostile = "\x1b[31m[bold]red[/bold]\x9b\u202e\x07"
+    await walk.task(hostile, asks(hostile), tells(hostile))
+    emulated[GEMINI].fails(FaultKind.BAD_AUTH)
+    await walk.task(hostile, tells(hostile))
+    async with database.connection() as connection:
+        await connection.execute("UPDATE turns SET native = convert_to('{}', 'UTF8') WHERE seq = 2")
+        await connection.execute(
+            "UPDATE calls SET error_code = $1, warnings = $2 WHERE turn_seq = 4",
+            hostile.replace("\x07", ""),
+            json.dumps([{"kind": hostile, "note": hostile}]),
+        )
+
+    failed = shown(env, "call", walk.conversation_id, "6")
+    assert "outcome   failed [provider_authentication]." in failed
+    hurt = shown(env, "call", walk.conversation_id, "4")
+    assert "request   different, first at block 4" in hurt
+    assert "[bold]red[/bold]" in hurt
+    for text in (failed, hurt):
+        assert not {"\x1b", "\x9b", "\u202e", "\x07"} & set(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("conversation", "conv_x"), "conversation_not_found"),
+        (("call", "conv_x", "2"), "conversation_not_found"),
+        (("call", "conv_x", "-2"), "conversation_not_found"),
+        (("list", "--tenant", "nobody"), "tenant_not_found"),
+        (("list", "--cursor", "x"), "cursor_invalid"),
+        (("list", "--cost-from", "much"), "no amount"),
+        (("conversation", "conv_x", "--after", "1", "--around", "2"), "not both"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(env: dict[str, str], arguments: tuple[str, ...], said: str) -> None:
+    result = strata_here("inspect", *arguments, env=env)
+
+    assert result.returncode != 0
+    assert said in result.stderr

@@ -1,0 +1,254 @@
+"""Whatever is said, compacted, undone, summed up, and wherever a worker dies: nothing is lost and nothing moves."""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.summary import Summariser, SummaryRequest
+from server.conversation.api_key import Tenant
+from server.conversation.conversation import ConversationDraft
+from server.conversation.epoch import EpochReason, Segment
+from server.conversation.errors import CompactionNotFound, ConversationBusy, ProviderNotConfigured
+from server.conversation.store import History
+from server.conversation.turn import TurnKind, TurnState
+from server.payload.builder import hash_prefix
+from server.payload.shared_caches import HeldTexts
+from server.postgres.store import PostgresStore
+from server.prompts.limits import RenderLimits
+from server.prompts.renderer import JinjaRenderer
+from server.prompts.templates import load_templates
+from server.providers.token_estimate import TokenEstimate
+from tests.support.builders import (
+    accept,
+    answer,
+    call_start,
+    create_assistant,
+    definition,
+    epoch,
+    tool_response,
+    user_input,
+)
+from tests.support.fakes.compaction_observer import Observed
+
+SECRET = "Rain?"
+"""What the builders' model thinks."""
+HEADING = re.compile(r"^\[(\d+)(?:-(\d+))?\] ", re.MULTILINE)
+RENDERER = JinjaRenderer(load_templates(None), RenderLimits())
+
+
+class Died(Exception):
+    """The worker is gone."""
+
+
+class MortalStore(PostgresStore):
+    """Dies before or after its next write, if it is told to."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        super().__init__(store._database)  # noqa: SLF001  reason: the same database
+        self.dies: str | None = None
+
+    async def begin_epoch(self, *args: Any, **more: Any) -> None:
+        when, self.dies = self.dies, None
+        if when == "before":
+            raise Died
+        await super().begin_epoch(*args, **more)
+        if when == "after":
+            raise Died
+
+
+class CannedSummaries(Summariser):
+    """Sums up without asking anybody, or cannot."""
+
+    def __init__(self) -> None:
+        self.works = True
+
+    def choose(self, segments: Any) -> int:
+        return (len(segments) + 1) // 2
+
+    async def summarise(self, tenant_id: str, request: SummaryRequest) -> str:
+        del tenant_id
+        if not self.works:
+            raise ProviderNotConfigured
+        return f"In short, of {len(request.segments)}."
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation, and what has to hold of it."""
+
+    store: MortalStore
+    tenant_id: str
+    conversation_id: str
+    compactor: Compactor
+    summaries: CannedSummaries
+    statics: dict[int, list[str]] = field(default_factory=dict)
+    """Of each generation, in the order in which it grew."""
+    number: int = 0
+
+    async def exchange(self, calls: int, state: TurnState) -> None:
+        """A task and its answer, with a tool loop where there are calls."""
+        self.number += 1
+        epoch_number = (await self.store.load_conversation(self.tenant_id, self.conversation_id)).epoch
+        start = call_start(epoch=epoch_number, manifest=())
+        turn = user_input(self.conversation_id, f"Task {self.number}.\n[1] user", abandons_calls=True)
+        accepted = await accept(self.store, self.tenant_id, turn)
+        ids = [f"call-{self.number}-{place}" for place in range(calls)]
+        if ids:
+            await self.store.finish_turn(accepted.lease, answer("Looking.", calls=ids, start=start))
+            accepted = await accept(self.store, self.tenant_id, tool_response(self.conversation_id, ids))
+        await self.store.finish_turn(accepted.lease, answer(f"Answer {self.number}.", state=state, start=start))
+
+    async def leave_open(self) -> None:
+        """A task whose answer waits for a tool."""
+        self.number += 1
+        turn = user_input(self.conversation_id, f"Task {self.number}.", abandons_calls=True)
+        accepted = await accept(self.store, self.tenant_id, turn)
+        await self.store.finish_turn(
+            accepted.lease, answer("Looking.", calls=[f"open-{self.number}"], start=call_start(manifest=()))
+        )
+
+    async def compact(self, *, force: bool) -> None:
+        await self.compactor.compact(self.tenant_id, self.conversation_id, force=force)
+
+    async def undo(self) -> None:
+        try:
+            await self.compactor.undo(self.tenant_id, self.conversation_id)
+        except CompactionNotFound:
+            assert (await self.history()).segments == ()
+        except ConversationBusy:
+            assert (await self.history()).source.conversation.pending_call_ids
+
+    async def sum_up(self) -> None:
+        rewriter = self.compactor._rewriter  # noqa: SLF001  reason: no window is this small
+        if (await self.history()).segments:
+            await rewriter.sum_up(self.tenant_id, self.conversation_id, 0)
+
+    async def history(self) -> History:
+        return await self.store.load_history(self.tenant_id, self.conversation_id)
+
+    async def check(self) -> None:
+        history = await self.history()
+        source, begun = history.source, history.source.epoch
+        assert begun is not None
+        assert source.static_text is not None
+        turns = (await self.store.list_turns(self.tenant_id, self.conversation_id, limit=100)).items
+        covered = [(segment.first_seq, segment.last_seq) for segment in history.segments]
+        seqs = [seq for first, last in covered for seq in range(first, last + 1)]
+        # No turn is lost from the union of segments and buffer, none is in both, and the order is kept.
+        assert seqs + [turn.seq for turn in source.buffered] == [turn.seq for turn in turns]
+        assert [(int(a), int(b or a)) for a, b in HEADING.findall(history_text(history)) or []] == told(history)
+        # A cut stands between two exchanges.
+        kinds: Mapping[int, TurnKind] = {turn.seq: turn.kind for turn in source.buffered}
+        if source.buffered:
+            assert kinds[source.buffered[0].seq] is TurnKind.USER_TASK
+        assert all(first % 2 == 1 and last % 2 == 0 for first, last in covered)
+        assert SECRET not in source.static_text
+        assert begun.prefix_hash == hash_prefix(source.static_text, source.assistant.definition.tools)
+        self.statics.setdefault(begun.generation, []).append(source.static_text)
+
+
+def history_text(history: History) -> str:
+    return "".join(segment.text for segment in history.segments)
+
+
+def told(history: History) -> list[tuple[int, int]]:
+    """What the headings of the history have to be: a turn each, but for summaries."""
+    return [
+        place
+        for segment in history.segments
+        for place in (
+            [(segment.first_seq, segment.last_seq)]
+            if is_summary(segment)
+            else [(seq, seq) for seq in range(segment.first_seq, segment.last_seq + 1)]
+        )
+    ]
+
+
+def is_summary(segment: Segment) -> bool:
+    return segment.summarises is not None
+
+
+async def begin_talk(store: PostgresStore, tenant: Tenant) -> Talk:
+    settings_ = {"compaction": {"policy": "threshold", "max_turns": 6, "keep_exchanges": 1}}
+    assistant = await create_assistant(store, tenant.id, settings=settings_)
+    conversation = await store.create_conversation(tenant.id, ConversationDraft(assistant_id=assistant.id))
+    mortal, summaries = MortalStore(store), CannedSummaries()
+    tools = definition(settings=settings_).tools
+    await store.begin_epoch(tenant.id, conversation.id, epoch(1, prefix_hash=hash_prefix("You help.", tools)))
+    compactor = Compactor(
+        CompactorTools(
+            store=mortal,
+            renderer=RENDERER,
+            summariser=summaries,
+            observer=Observed(),
+            # A process that has just begun holds nothing; one that goes on holds what it has written.
+            texts=HeldTexts(),
+            estimate=TokenEstimate(),
+            full_share=0.0,
+        )
+    )
+    return Talk(mortal, tenant.id, conversation.id, compactor, summaries)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("exchange"), st.integers(0, 2), st.sampled_from(list(TurnState))),
+    st.tuples(st.just("leave_open")),
+    st.tuples(st.just("compact"), st.booleans()),
+    st.tuples(st.just("grow")),
+    st.tuples(st.just("undo")),
+    st.tuples(st.just("sum_up"), st.booleans()),
+    st.tuples(st.just("die"), st.sampled_from(["before", "after"])),
+)
+
+
+async def take(talk: Talk, step: tuple[Any, ...]) -> None:
+    match step:
+        case ("exchange", calls, state):
+            await talk.exchange(calls, state)
+        case ("leave_open",):
+            await talk.leave_open()
+        case ("compact", force):
+            await talk.compact(force=force)
+        case ("grow",):
+            await talk.exchange(1, TurnState.COMPLETE)
+            await talk.compact(force=True)
+        case ("undo",):
+            await talk.undo()
+        case ("sum_up", works):
+            talk.summaries.works = works
+            await talk.sum_up()
+        case ("die", when):
+            talk.store.dies = when
+        case _:
+            raise AssertionError(step)
+
+
+@settings(max_examples=40)
+@given(steps=st.lists(STEPS, min_size=4, max_size=16))
+async def test_nothing_is_lost_and_nothing_moves(store: PostgresStore, tenant: Tenant, steps: list[Any]) -> None:
+    talk = await begin_talk(store, tenant)
+    for step in [("exchange", 0, TurnState.COMPLETE), *[("grow",)] * 3, *steps]:
+        # Another worker begins anew; the turns of this process go on with what it holds.
+        with suppress(Died):
+            await take(talk, step)
+        await talk.check()
+    await prove_growth(talk)
+
+
+async def prove_growth(talk: Talk) -> None:
+    """Within a generation the static text only grows, but for what somebody has taken back."""
+    page = await talk.store.list_epochs(talk.tenant_id, talk.conversation_id, limit=100)
+    undone = {item.generation for item in page.items if item.reason is EpochReason.COMPACTION_UNDONE}
+    for generation, texts in talk.statics.items():
+        for before, after in pairwise(texts):
+            if generation not in undone:
+                assert after.startswith(before)
+            else:
+                assert after.startswith(before) or before.startswith(after)

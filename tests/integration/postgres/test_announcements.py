@@ -1,0 +1,324 @@
+"""News between processes over real LISTEN and NOTIFY, and what is left of them when the connection goes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from uuid import uuid4
+
+import pytest
+
+from server.conversation.api_key import Tenant
+from server.conversation.call import Chunk
+from server.conversation.errors import LeaseLost
+from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.notifications import Announcements, News
+from server.postgres.connections import DatabaseOptions
+from server.postgres.engine import Database
+from server.postgres.store import PostgresStore
+from server.postgres.turns.channels import CONVERSATION_CHANNEL
+from server.postgres.turns.notifications import ListeningPace, PostgresAnnouncements
+from tests.support.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
+from tests.support.wire_proxy import WireProxy, open_proxy
+
+QUICK = ListeningPace(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
+LONG = 20.0
+"""Seconds for what must come; only a failure takes them."""
+
+
+@asynccontextmanager
+async def open_ears(options: DatabaseOptions, pace: ListeningPace = QUICK) -> AsyncIterator[PostgresAnnouncements]:
+    """What a process hears, from the moment that it hears."""
+    async with PostgresAnnouncements(options, pace=pace) as ears:
+        async with asyncio.timeout(LONG):
+            await ears.until_hearing()
+        yield ears
+
+
+@pytest.fixture
+async def ears(database: Database) -> AsyncIterator[PostgresAnnouncements]:
+    async with open_ears(database.options) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def proxy(database: Database) -> AsyncIterator[WireProxy]:
+    async with open_proxy(database.options.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def far_options(database: Database, proxy: WireProxy) -> DatabaseOptions:
+    return replace(database.options, url=proxy.url())
+
+
+def losses_of(ears: PostgresAnnouncements) -> asyncio.Event:
+    """Set when something may have been missed."""
+    missed = asyncio.Event()
+    ears.listen(CONVERSATION_CHANNEL, heard=lambda _: None, missed=missed.set)
+    return missed
+
+
+async def announce(database: Database, said: str) -> None:
+    async with database.connection() as connection:
+        await connection.execute("SELECT pg_notify($1, $2)", CONVERSATION_CHANNEL, said)
+
+
+async def count_sessions(database: Database, application_name: str) -> int:
+    async with database.connection() as connection:
+        count: int = await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", application_name
+        )
+    return count
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Polls what cannot be waited for."""
+    async with asyncio.timeout(LONG):
+        while not await condition():  # noqa: ASYNC110  reason: nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def is_without_session(database: Database, application_name: str) -> bool:
+    return await count_sessions(database, application_name) == 0
+
+
+async def has_records(caplog: pytest.LogCaptureFixture) -> bool:
+    return bool(caplog.records)
+
+
+def test_they_are_what_the_port_asks_for(database: Database) -> None:
+    announcements: Announcements = PostgresAnnouncements(database.options)
+    assert isinstance(announcements, PostgresAnnouncements)
+
+
+class TestTheStoreAnnounces:
+    async def test_what_others_may_wait_for(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        with (
+            ears.watch(conversation.id, News.GROWN) as grown,
+            ears.watch(conversation.id, News.CANCELLING) as cancelling,
+            ears.watch(conversation.id, News.ENDED) as ended,
+            ears.watch(conversation.id, *News) as anything,
+        ):
+            chunk = Chunk(attempt=1, offset=0, data=b"abc")
+            await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
+            assert await grown.wait(LONG)
+            await store.request_cancel(tenant.id, conversation.id)
+            assert await cancelling.wait(LONG)
+            assert not await ended.wait(0)
+            await store.finish_turn(accepted.lease, answer())
+            assert await ended.wait(LONG)
+            assert await anything.wait(0)
+            # Each was said once.
+            assert not any([await watch.wait(0) for watch in (grown, cancelling, ended, anything)])
+
+    async def test_a_turn_that_ended_without_a_call(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        with ears.watch(conversation.id, News.ENDED) as ended:
+            await store.finish_turn(accepted.lease, answer(start=None, end=None))
+            assert await ended.wait(LONG)
+
+    async def test_that_somebody_gave_up_waiting(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        ticket = await store.enter_queue(tenant.id, conversation.id, limit=5, seconds=LEASE_SECONDS)
+        with ears.watch(conversation.id, News.ENDED) as ended:
+            await store.leave_queue(conversation.id, ticket)
+            assert await ended.wait(LONG)
+
+    async def test_nothing_where_nothing_was_written(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        chunk = Chunk(attempt=1, offset=0, data=b"abc")
+        await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
+        stranger = replace(accepted.lease, token=token())
+        with (
+            ears.watch(conversation.id, News.GROWN, News.ENDED) as watch,
+            ears.watch(conversation.id, News.CANCELLING) as cancelling,
+        ):
+            await store.request_cancel(tenant.id, conversation.id)
+            assert await cancelling.wait(LONG)
+            await watch.wait(0)
+            # A heartbeat, a repetition, and somebody who has no right to it.
+            await store.append_chunks(accepted.lease, [], lease_seconds=LEASE_SECONDS)
+            await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
+            for attempt in (
+                store.append_chunks(stranger, [chunk], lease_seconds=LEASE_SECONDS),
+                store.finish_turn(stranger, answer()),
+            ):
+                with pytest.raises(LeaseLost):
+                    await attempt
+            await store.leave_queue(conversation.id, 77)
+            # Announcements come in the order of what they announce: when this one is here, the others would be.
+            await store.request_cancel(tenant.id, conversation.id)
+            assert await cancelling.wait(LONG)
+            assert not await watch.wait(0)
+
+
+class TestAWatch:
+    async def test_is_of_one_conversation(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        one, other = [await create_conversation(store, tenant.id) for _ in range(2)]
+        leases = [(await accept(store, tenant.id, user_input(conversation.id))).lease for conversation in (one, other)]
+        with ears.watch(one.id, News.ENDED) as mine, ears.watch(other.id, News.ENDED) as theirs:
+            await store.finish_turn(leases[1], answer())
+            assert await theirs.wait(LONG)
+            assert not await mine.wait(0)
+
+    async def test_remembers_what_came_before_anybody_waited(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        with ears.watch(conversation.id, News.ENDED) as early, ears.watch(conversation.id, News.ENDED) as barrier:
+            await store.finish_turn(accepted.lease, answer())
+            assert await barrier.wait(LONG)
+            with ears.watch(conversation.id, News.ENDED) as late:
+                assert not await late.wait(0)
+            assert await early.wait(0)
+
+    async def test_of_which_there_are_many_each_is_woken(
+        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+
+        async def wait() -> bool:
+            with ears.watch(conversation.id, News.ENDED) as watch:
+                return await watch.wait(LONG)
+
+        waiting = [asyncio.create_task(wait()) for _ in range(20)]
+        await asyncio.sleep(0)
+        await store.finish_turn(accepted.lease, answer())
+        assert all(await asyncio.gather(*waiting))
+
+    async def test_that_is_over_leaves_nothing_behind(self, ears: PostgresAnnouncements) -> None:
+        conversation_id = new_id(CONVERSATION)
+        with ears.watch(conversation_id, News.ENDED), ears.watch(conversation_id, News.ENDED):
+            pass
+        with ears.watch("not an id", News.ENDED) as watch:
+            assert not await watch.wait(0)
+        assert not ears._watches  # noqa: SLF001  reason: what is left is not to be seen from outside
+
+    async def test_is_not_disturbed_by_what_is_not_ours(
+        self, ears: PostgresAnnouncements, database: Database, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        with ears.watch(conversation.id, *News) as watch:
+            for said in ("", "x", str(uuid4()), "é" * 1000, "None" + "e"):
+                await announce(database, said)
+            await store.finish_turn(accepted.lease, answer())
+            assert await watch.wait(LONG)
+        assert ears.hearing
+
+    async def test_in_every_process_hears_the_same(
+        self, ears: PostgresAnnouncements, database: Database, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        async with open_ears(database.options) as others:
+            with ears.watch(conversation.id, News.ENDED) as mine, others.watch(conversation.id, News.ENDED) as theirs:
+                await store.finish_turn(accepted.lease, answer())
+                assert await mine.wait(LONG)
+                assert await theirs.wait(LONG)
+
+
+class TestTheConnection:
+    async def test_that_was_ended_is_made_again_and_everybody_is_woken(
+        self, database: Database, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        options = replace(database.options, application_name=f"ears {uuid4()}")
+        async with open_ears(options) as ears:
+            with ears.watch(conversation.id, News.ENDED) as watch, ears.watch(new_id(CONVERSATION)) as nothing:
+                async with database.connection() as connection:
+                    await connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1",
+                        options.application_name,
+                    )
+                assert await watch.wait(LONG)
+                assert await nothing.wait(LONG)
+                async with asyncio.timeout(LONG):
+                    await ears.until_hearing()
+                assert await count_sessions(database, options.application_name) == 1
+                await watch.wait(0)
+                await store.finish_turn(accepted.lease, answer())
+                assert await watch.wait(LONG)
+
+    async def test_that_is_refused_for_a_while_wakes_everybody_when_it_is_back(
+        self, far_options: DatabaseOptions, proxy: WireProxy, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        accepted = await accept(store, tenant.id, user_input(conversation.id))
+        async with open_ears(far_options) as ears:
+            missed = losses_of(ears)
+            await proxy.lose_database()
+            await asyncio.wait_for(missed.wait(), LONG)
+            assert not ears.hearing
+            with ears.watch(conversation.id, News.ENDED) as watch:
+                await store.finish_turn(accepted.lease, answer())
+                assert not await watch.wait(0.2)
+                await proxy.accept()
+                assert await watch.wait(LONG)
+            assert ears.hearing
+
+    async def test_that_fell_silent_is_noticed(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
+        async with open_ears(far_options) as ears:
+            missed = losses_of(ears)
+            proxy.swallow()
+            await asyncio.wait_for(missed.wait(), LONG)
+            assert not ears.hearing
+            proxy.flow()
+            async with asyncio.timeout(LONG):
+                await ears.until_hearing()
+
+    async def test_need_not_be_there_at_the_start(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
+        await proxy.refuse()
+        async with PostgresAnnouncements(far_options, pace=QUICK) as ears:
+            with ears.watch(new_id(CONVERSATION), News.ENDED) as watch:
+                assert not await watch.wait(0.05)
+                await proxy.accept()
+                assert await watch.wait(LONG)
+            assert ears.hearing
+
+    async def test_is_one_and_ends_with_the_block(self, database: Database) -> None:
+        options = replace(database.options, application_name=f"ears {uuid4()}")
+        async with open_ears(options) as ears:
+            assert await count_sessions(database, options.application_name) == 1
+        assert not ears.hearing
+        await eventually(partial(is_without_session, database, options.application_name))
+
+    async def test_that_is_silent_does_not_hold_up_the_end(
+        self, far_options: DatabaseOptions, proxy: WireProxy
+    ) -> None:
+        async with asyncio.timeout(LONG):
+            async with open_ears(far_options, replace(QUICK, silence_seconds=3600)):
+                proxy.swallow()
+
+    async def test_to_a_database_that_takes_no_writes_is_no_use(
+        self, database: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        url = database.options.url
+        joined = "&" if "?" in url else "?"
+        options = replace(database.options, url=f"{url}{joined}default_transaction_read_only=on")
+        with caplog.at_level(logging.WARNING, "strata.announcements"):
+            async with PostgresAnnouncements(options, pace=QUICK) as ears:
+                await eventually(partial(has_records, caplog))
+                assert not ears.hearing
+        [record] = caplog.records
+        assert (record.message, vars(record)["reason"]) == ("announcements.lost", "The database has become read-only.")

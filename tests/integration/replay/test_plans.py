@@ -1,0 +1,67 @@
+# ruff: noqa: SLF001  # reason: it looks at the statements themselves
+"""What runs and shows a replay reads no more rows than it needs, however many items and results there are."""
+
+import re
+
+import pytest
+
+from server.postgres.conversation.erasable import LIVE, SHADOWY
+from server.postgres.engine import Database, Statement
+from server.postgres.replay import answers as replay_answers
+from server.postgres.replay import erasure as replay_erasing
+from server.postgres.replay import items as replay_items
+from server.postgres.replay import results as replay_results
+from server.postgres.replay import runs as replay_runs
+from server.postgres.replay import spending as replay_spending
+from server.postgres.replay import statements as replay_statements
+from server.replay.rerun.result import ResultOrder
+from tests.integration.postgres.test_plans import explain
+
+ORDERED = {
+    "the next that waits": replay_items._FIND_WAITING,
+    "the next whose owner died": replay_items._FIND_EXPIRED,
+    "items": replay_items._LIST,
+    "items in a state": replay_items._LIST_IN_STATE,
+    "results": replay_results._statement_for(ResultOrder.PLACE, ()),
+    "results of an item": replay_results._statement_for(ResultOrder.PLACE, ("number",)),
+    "worst results": replay_results._statement_for(ResultOrder.WORST, ()),
+    "worst results of a kind": replay_results._statement_for(ResultOrder.WORST, ("outcome", "kind", "failed")),
+    "replays of one": replay_runs._LIST_ONE,
+    "replays of all": replay_runs._LIST_ALL,
+    "a batch to erase": replay_erasing._LIST_BATCH,
+}
+BY_KEY = {
+    "claim": replay_items._CLAIM,
+    "count running": replay_items._COUNT_RUNNING,
+    "renew": replay_items._RENEW,
+    "lock": replay_items._LOCK,
+    "whether anything is open": replay_statements._HAS_OPEN,
+    "abandoned": replay_items._LIST_ABANDONED,
+    "open work": replay_items._LIST_OPEN,
+    "reserve": replay_spending._RESERVE,
+    "settle": replay_spending._SETTLE,
+    "record": replay_results._RECORD,
+    "answers": replay_answers._LOAD,
+    "calls of the judge": replay_answers._JUDGE_CALLS,
+    "outcomes of items": replay_results._COUNT,
+    "load": replay_runs._LOAD,
+    "find": replay_runs._FIND,
+    **{f"erase {name}": statement for name, statement in (*LIVE._deletions, *SHADOWY._deletions)},
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+async def test_a_page_is_read_in_the_order_of_an_index_and_its_limit_ends_the_reading(
+    database: Database, name: str
+) -> None:
+    plan = await explain(database, ORDERED[name])
+    assert "Limit" in plan
+    assert not re.search(r"Seq Scan|Sort", plan), plan
+
+
+@pytest.mark.parametrize("name", BY_KEY)
+async def test_a_step_of_a_replay_finds_its_rows_by_key(database: Database, name: str) -> None:
+    statement: Statement = BY_KEY[name]
+    plan = await explain(database, statement)
+    assert "Seq Scan" not in plan, plan
+    assert "Index" in plan

@@ -1,0 +1,251 @@
+"""Reports of replays: the database counts what a reader of all results would, and only for whom they are."""
+
+import html
+import random
+import re
+import statistics
+from collections.abc import Callable
+from decimal import Decimal
+
+import pytest
+
+from server.conversation.api_key import Scope
+from server.conversation.audit import OPERATOR
+from server.conversation.block import TextBlock
+from server.conversation.call import Call
+from server.conversation.errors import ReplayNotFound
+from server.conversation.usage import Usage
+from server.postgres.replay.replays import PostgresReplays
+from server.postgres.replay.reports import PostgresReplayReports
+from server.postgres.store import PostgresStore
+from server.replay.rerun.admin import ReplayReader
+from server.replay.rerun.replay import ItemState
+from server.replay.rerun.report import Measure
+from server.replay.rerun.result import AnswerFacts, AssertionResult, DivergenceKind, JudgeResult, Outcome, TurnResult
+from server.replay.rerun.statistics import Distribution, Interval
+from tests.bench.inspection_rows import WatchedDatabase
+from tests.conftest import StrataServer
+from tests.support.builders import call_end, call_start, create_conversation
+from tests.support.page_driver import open_operator
+from tests.support.replay_builders import ReplayRig, draft, result
+
+
+def facts(luck: random.Random) -> AnswerFacts:
+    return AnswerFacts(
+        usage=Usage(fresh_input_tokens=luck.randrange(1, 99), cache_read_tokens=luck.randrange(50), output_tokens=3),
+        cost_usd=Decimal(luck.randrange(1, 9)) / 1000 if luck.random() < 0.8 else None,
+        latency_ms=luck.randrange(9, 999),
+    )
+
+
+def some_result(luck: random.Random, place: int) -> TurnResult:
+    outcome = luck.choice(list(Outcome))
+    return result(
+        place,
+        outcome=outcome,
+        kinds=(DivergenceKind.TEXT,) if outcome is Outcome.DIFFERENT else (),
+        similarity=luck.random() if outcome in {Outcome.SAME, Outcome.DIFFERENT} else None,
+        recorded=facts(luck),
+        candidate=facts(luck),
+        assertions=(AssertionResult(name="it's é", passed=luck.random() < 0.5),),
+        judge=JudgeResult(score=luck.random()) if luck.random() < 0.5 else None,
+    )
+
+
+FACTS: dict[Measure, Callable[[AnswerFacts], float | None]] = {
+    Measure.INPUT_TOKENS: lambda facts: facts.usage.fresh_input_tokens + facts.usage.cache_read_tokens,
+    Measure.OUTPUT_TOKENS: lambda facts: facts.usage.output_tokens + facts.usage.reasoning_tokens,
+    Measure.COST_USD: lambda facts: None if facts.cost_usd is None else float(facts.cost_usd),
+    Measure.CACHE_SHARE: lambda facts: (
+        facts.usage.cache_read_tokens / (facts.usage.fresh_input_tokens + facts.usage.cache_read_tokens)
+    ),
+    Measure.LATENCY_MS: lambda facts: facts.latency_ms,
+}
+STUDENT = 4.302653
+"""Beyond what 2.5 in a hundred lie with two degrees of freedom, from a table of another house."""
+
+
+def values_of(measure: Measure, told: TurnResult) -> tuple[float | None, float | None]:
+    """What the candidate took and what was recorded, without any of the code that is tested."""
+    if measure is Measure.SIMILARITY:
+        return told.similarity, None
+    if measure is Measure.JUDGE_SCORE:
+        return None if told.judge is None else told.judge.score, None
+    assert told.candidate is not None
+    assert told.recorded is not None
+    return FACTS[measure](told.candidate), FACTS[measure](told.recorded)
+
+
+def check_distribution(found: Distribution, values: list[float], low: float, high: float) -> None:
+    assert (found.count, found.least, found.most) == (len(values), min(values), max(values))
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    cuts = statistics.quantiles(values, n=20, method="inclusive")
+    assert found.quantiles == pytest.approx([cuts[place] for place in (0, 4, 9, 14, 18)])
+    bins = [0] * 16
+    for value in values:
+        bins[min(int((value - low) / (high - low) * 16), 15) if high > low else 0] += 1
+    assert list(found.bins) == bins
+
+
+def check_interval(found: Interval | None, means: list[float], *, is_share: bool) -> None:
+    assert found is not None
+    half = STUDENT * statistics.stdev(means) / len(means) ** 0.5
+    middle = statistics.fmean(means)
+    high = min(middle + half, 1) if is_share else middle + half
+    assert (found.low, found.high) == pytest.approx((max(middle - half, 0), high), rel=1e-4, abs=1e-6)
+
+
+async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
+    luck = random.Random(7)  # noqa: S311  reason: the same numbers each time
+    replay = await rig.begin(3, repetitions=3)
+    written: list[tuple[int, TurnResult]] = []
+    for _ in range(replay.item_count):
+        claimed = await rig.claim(replay)
+        for place in range(1, 6):
+            told = some_result(luck, place)
+            await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
+            written.append((claimed.item.repetition, told))
+        await rig.replays.end_item(claimed.lease, ItemState.DONE)
+    results = [told for _, told in written]
+
+    report = await PostgresReplayReports(rig.database).report_replay(rig.tenant.id, replay.id)
+    assert report.outcomes == {outcome: sum(told.outcome is outcome for told in results) for outcome in Outcome}
+    assert report.kinds[DivergenceKind.TEXT] == report.outcomes[Outcome.DIFFERENT]
+    [count] = report.assertions
+    assert (count.name, count.failed) == ("it's é", sum(not told.assertions[0].passed for told in results))
+    assert [found.measure for found in report.measures] == list(Measure)
+    for found in report.measures:
+        there = [
+            (number, *values_of(found.measure, told)) for number, told in written if told.outcome is not Outcome.FAILED
+        ]
+        alone = found.measure not in FACTS
+        pairs = [
+            (number, candidate, recorded)
+            for number, candidate, recorded in there
+            if candidate is not None and (alone or recorded is not None)
+        ]
+        recorded = [value for _, _, value in pairs if value is not None]
+        candidate = [value for _, value, _ in pairs]
+        low, high = min(candidate + recorded), max(candidate + recorded)
+        assert (found.low, found.high) == (low, high)
+        check_distribution(found.candidate, candidate, low, high)
+        by_repetition = [[value for number, value, _ in pairs if number == wanted] for wanted in (1, 2, 3)]
+        is_share = found.measure in {Measure.SIMILARITY, Measure.JUDGE_SCORE, Measure.CACHE_SHARE}
+        means = [statistics.fmean(values) for values in by_repetition]
+        check_interval(found.candidate.interval, means, is_share=is_share)
+        if alone:
+            assert found.recorded is None
+        else:
+            assert found.recorded is not None
+            assert found.recorded.interval is None
+            check_distribution(found.recorded, recorded, low, high)
+    compared = {
+        wanted: [
+            told.outcome is Outcome.SAME
+            for number, told in written
+            if number == wanted and told.outcome in {Outcome.SAME, Outcome.DIFFERENT}
+        ]
+        for wanted in (1, 2, 3)
+    }
+    assert report.same_share == pytest.approx(statistics.fmean(flag for flags in compared.values() for flag in flags))
+    check_interval(report.same_interval, [statistics.fmean(flags) for flags in compared.values()], is_share=True)
+
+
+async def test_a_repetition_that_is_not_whole_says_nothing_of_how_sure_a_mean_is(rig: ReplayRig) -> None:
+    replay = await rig.begin(2, repetitions=2)
+    reports = PostgresReplayReports(rig.database)
+    for latency in (10, 20, 11, 23):
+        claimed = await rig.claim(replay)
+        told = result(1, candidate=AnswerFacts(latency_ms=latency), recorded=AnswerFacts(latency_ms=15))
+        await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
+        # Three of four: the mean of the second repetition is that of another conversation alone.
+        report = await reports.report_replay(rig.tenant.id, replay.id)
+        [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
+        assert (measured.candidate.interval, report.same_interval) == (None, None)
+        await rig.replays.end_item(claimed.lease, ItemState.DONE)
+    report = await reports.report_replay(rig.tenant.id, replay.id)
+    [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
+    assert measured.candidate.interval is not None
+    assert measured.candidate.mean == 16
+    assert report.same_interval == Interval(low=1.0, high=1.0)
+
+
+async def test_a_replay_without_results_has_a_report_and_no_stranger_gets_one(rig: ReplayRig) -> None:
+    replay = await rig.begin()
+    reports = PostgresReplayReports(rig.database)
+    empty = await reports.report_replay(rig.tenant.id, replay.id)
+    assert (empty.result_count, empty.same_share, empty.measures) == (0, None, [])
+    with pytest.raises(ReplayNotFound):
+        await reports.report_replay("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id)
+
+
+async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: ReplayRig) -> None:
+    watched = WatchedDatabase(rig.database.options)
+    reader = ReplayReader(PostgresReplays(watched, rig.shadows))
+    needed = []
+    for item_count, answer_count in ((1, 3), (10, 6), (11, 10)):
+        replay = await rig.begin(item_count)
+        for _ in range(item_count):
+            claimed = await rig.claim(replay)
+            for place in range(1, answer_count + 1):
+                await rig.replays.record_result(claimed.lease, result(place), [TextBlock(text=f"{place}")])
+            await rig.replays.end_item(claimed.lease, ItemState.DONE)
+        watched.queries = 0
+        read = [full async for full in reader.walk(replay)]
+        needed.append(watched.queries)
+        assert [full.candidate.text for full in read] == [f"{n}" for n in range(1, answer_count + 1)] * item_count
+        assert {full.task for full in read} == {"Hello"}
+        assert {full.stored.result.place for full in read if full.recorded is not None} == {1}
+    await watched.close()
+    # A page of three answers, one of sixty from ten conversations, and two pages.
+    assert needed == [needed[0], needed[0], 2 * needed[0]]
+
+
+async def test_a_verdict_leads_to_the_call_that_gave_it(rig: ReplayRig) -> None:
+    replay = await rig.begin()
+    shadow = await rig.shadow((await rig.claim(replay)).lease)
+    # The first place at the second attempt, the second at none, the third before and after a compaction.
+    made = ((-1, 1, 1, "x"), (-1, 2, 1, None), (-1, 3, 2, "x"), (-1, 4, 2, "x"), (-1, 5, 3, None), (-2, 1, 3, None))
+    for turn_seq, attempt, place, error in made:
+        note = {"kind": "judge", "place": place, "question": "?"}
+        start = call_start(attempt=attempt, epoch=-turn_seq, warnings=({"kind": "other", "place": "x"}, note))
+        call = Call(turn_seq=turn_seq, start=start, end=call_end(error_code=error))
+        await PostgresStore(rig.shadows).record_call(rig.tenant.id, shadow.id, call)
+    find = rig.replays.find_judge_calls
+    assert await find(rig.tenant.id, replay.id, 1, [1, 2, 3, 4]) == {1: (-1, 2), 2: (-1, 4), 3: (-2, 1)}
+    assert await find(rig.tenant.id, replay.id, 1, [2]) == {2: (-1, 4)}
+    assert await find("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id, 1, [1]) == {}
+
+
+async def test_pages_show_a_replay_to_its_tenant_and_to_super_admins(strata_server: StrataServer) -> None:
+    theirs = await strata_server.key_ring.create_tenant("other")
+    program, tenant_id = strata_server.program, strata_server.tenant.id
+    conversation = await create_conversation(program.store, tenant_id)
+    many = draft(limits={"repetitions": 52})
+    replay = await program.replays.replays.create_replay(tenant_id, many, [conversation.id], actor=OPERATOR)
+    pages = [
+        f"/admin/replays/{replay.id}{part}"
+        for part in ("", "/progress", "/items", "/items?state=waiting", "/items/1", "/export", "/delete")
+    ]
+    for scope, status in ((Scope.ADMIN, 404), (Scope.SUPERADMIN, 200)):
+        _, key = await strata_server.key_ring.create_key(
+            tenant_id=theirs.id, name="x", scopes=frozenset({scope}), expires_at=None
+        )
+        async with open_operator(strata_server.url) as operator:
+            await operator.log_in(key)
+            assert [(await operator.get(page)).status_code for page in pages[:-1]] == [status] * (len(pages) - 1), scope
+            # Of another tenant a superadmin reads everything and deletes nothing.
+            assert (await operator.get(pages[-1])).status_code == (404 if status == 404 else 403)
+            token = await operator.csrf_token()
+            if status == 404:
+                posted = await operator.send(f"/admin/replays/{replay.id}/cancel", {"csrf_token": token})
+                assert posted.status_code == 404
+            unknown = await operator.get(f"/admin/replays/{replay.id}/frobnicate")
+            assert unknown.status_code == (404 if status == 404 else 403)
+            if status == 200:
+                link = re.search(r'rel="next" href="([^"]+)"', (await operator.get(pages[3])).text)
+                assert link is not None
+                behind = (await operator.get(html.unescape(link[1]))).text
+                assert re.findall(r">Item (\d+)<", behind) == ["51", "52"]
+                assert "state=waiting" in link[1]
+                assert (await operator.get(f"{pages[2]}?cursor=nonsense")).status_code == 400

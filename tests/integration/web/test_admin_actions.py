@@ -1,0 +1,104 @@
+"""What operators do is done, and told in the audit log, whatever becomes of it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from server.conversation.audit import Action, Actor, AuditFilter, Outcome
+from server.conversation.errors import CompactionNotFound, ConversationBusy, ConversationNotFound, TurnNotRunning
+from server.conversation.identifiers import API_KEY, new_id
+from server.inspection.operator_actions import ActionTools, AdminActions, Operator
+from server.postgres.archive.exporter import PostgresArchives
+from server.postgres.engine import Database
+from server.postgres.inspection.audit_log import PostgresAuditLog
+from server.providers.choice import GEMINI
+from tests.conftest import StrataServer
+from tests.support.builders import accept, user_input
+from tests.support.compaction_driver import NARROW
+from tests.support.conversation_driver import Walk, begin_walk, tells
+from tests.support.emulators import EmulatedProviders
+
+
+@pytest.fixture
+async def walk(strata_server: StrataServer, emulated: EmulatedProviders) -> Walk:
+    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI, settings=NARROW)
+    for number in range(3):
+        await walk.task(f"Task {number}.", tells("Done."))
+    return walk
+
+
+@pytest.fixture
+def actions(strata_server: StrataServer, database: Database) -> AdminActions:
+    program = strata_server.program
+    return AdminActions(
+        ActionTools(
+            store=program.store,
+            turn_service=program.turn_service,
+            compactor=program.background.compactor,
+            archives=PostgresArchives(database),
+            audit_log=PostgresAuditLog(database),
+        )
+    )
+
+
+@pytest.fixture
+def operator(strata_server: StrataServer) -> Operator:
+    return Operator(tenant_id=strata_server.tenant.id, actor=Actor(key_id=new_id(API_KEY), address="127.0.0.1"))
+
+
+async def told(database: Database, operator: Operator) -> list[tuple[str, str | None, Outcome, Mapping[str, object]]]:
+    page = await PostgresAuditLog(database).list_entries(operator.tenant_id, AuditFilter(key_id=operator.actor.key_id))
+    return [(entry.action, entry.object_id, entry.outcome, entry.details) for entry in reversed(page.items)]
+
+
+async def test_what_is_done_is_told_with_what_came_of_it(
+    actions: AdminActions, operator: Operator, walk: Walk, database: Database
+) -> None:
+    conversation_id = walk.conversation_id
+    made = await actions.fork(operator, conversation_id, 2)
+    compacted = await actions.compact(operator, conversation_id, force=True)
+    await actions.undo_compaction(operator, conversation_id)
+    lines = [line async for line in actions.export(operator, conversation_id)]
+    report = await actions.erase(operator, conversation_id)
+    rows = await told(database, operator)
+    assert [row[:3] for row in rows] == [
+        (action, conversation_id, Outcome.DONE)
+        for action in (Action.FORK, Action.COMPACT, Action.UNDO_COMPACTION, Action.EXPORT, Action.ERASE)
+    ]
+    assert rows[0][3] == {"at_seq": 2, "made": made.id}
+    assert rows[1][3]["epoch"] == compacted.epoch
+    assert rows[4][3] == {"rows": dict(report.rows)}
+    assert len(lines) > 10
+
+
+async def test_what_fails_is_told_with_its_code(
+    actions: AdminActions, operator: Operator, walk: Walk, database: Database
+) -> None:
+    conversation_id = walk.conversation_id
+    with pytest.raises(TurnNotRunning):
+        await actions.cancel(operator, conversation_id)
+    with pytest.raises(CompactionNotFound):
+        await actions.undo_compaction(operator, conversation_id)
+    await accept(walk.program.store, operator.tenant_id, user_input(conversation_id))
+    with pytest.raises(ConversationBusy):
+        await actions.erase(operator, conversation_id)
+    with pytest.raises(ConversationBusy):
+        await anext(actions.export(operator, conversation_id))
+    with pytest.raises(ConversationNotFound):
+        await actions.fork(operator, "conv_x", 2)
+    assert [(action, outcome, details["code"]) for action, _, outcome, details in await told(database, operator)] == [
+        (Action.CANCEL, Outcome.FAILED, "turn_not_running"),
+        (Action.UNDO_COMPACTION, Outcome.FAILED, "compaction_not_found"),
+        (Action.ERASE, Outcome.FAILED, "conversation_busy"),
+        (Action.EXPORT, Outcome.FAILED, "conversation_busy"),
+        (Action.FORK, Outcome.FAILED, "conversation_not_found"),
+    ]
+
+
+async def test_a_dry_run_changes_nothing_and_leaves_no_row(
+    actions: AdminActions, operator: Operator, walk: Walk, database: Database
+) -> None:
+    assert (await actions.erase(operator, walk.conversation_id, dry_run=True)).rows["turns"] == 6
+    assert (await actions.compact(operator, walk.conversation_id, force=True, dry_run=True)).is_dry_run
+    assert len(await walk.turns()) == 6
+    assert await told(database, operator) == []

@@ -1,0 +1,92 @@
+"""Talking to a running server over HTTP, as a client without any library of ours would."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from tests.conftest import StrataServer
+from tests.support.emulators import MODELS
+
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "The weather in a city", "parameters": _CITY}
+
+Told = tuple[int, str, Any]
+"""An event: its number, its name, its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """One key's view of a server."""
+
+    client: httpx2.AsyncClient
+    key: str
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx2.Response:
+        """One request. Underscores in the names of headers are hyphens."""
+        return await self.client.request(method, path, headers=self.headers(headers), **_content(body))
+
+    async def expect(self, status: int, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The JSON of an answer that has to have this status."""
+        answer = await self.ask(method, path, body, **headers)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def begin(self, provider: str = "gemini", **body: Any) -> str:
+        """A conversation with a new assistant of the provider's that has one tool. Its id."""
+        definition = {"name": "helper", "provider": provider, "model": MODELS[provider], "tools": [WEATHER]}
+        assistant = await self.expect(201, "POST", "/v1/assistants", definition)
+        made = await self.expect(201, "POST", "/v1/conversations", {"assistant_id": assistant["id"], **body})
+        return str(made["id"])
+
+    async def say(self, conversation_id: str, text: str = "Tell me a story.", **headers: str) -> Any:
+        """Takes a turn and waits for its end."""
+        return await self.expect(200, "POST", turns(conversation_id), {"input": text}, **headers)
+
+    @asynccontextmanager
+    async def listen(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> AsyncIterator[tuple[httpx2.Response, AsyncIterator[Told]]]:
+        """A stream that is open, and its events as they come."""
+        wanted = self.headers({"accept": "text/event-stream", **headers})
+        async with self.client.stream(method, path, headers=wanted, **_content(body)) as answer:
+            yield answer, _events(answer)
+
+    async def hear(self, method: str, path: str, body: Any = None, **headers: str) -> list[Told]:
+        """All events of a stream."""
+        async with self.listen(method, path, body, **headers) as (answer, events):
+            assert answer.status_code == 200, (await answer.aread()).decode()
+            return [event async for event in events]
+
+    def headers(self, more: dict[str, str]) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}", **{name.replace("_", "-"): more[name] for name in more}}
+
+
+def turns(conversation_id: str, seq: int | None = None) -> str:
+    return f"/v1/conversations/{conversation_id}/turns" + ("" if seq is None else f"/{seq}")
+
+
+@asynccontextmanager
+async def open_talk(server: StrataServer, key: str | None = None) -> AsyncIterator[Talk]:
+    async with httpx2.AsyncClient(base_url=server.url, timeout=30) as client:
+        yield Talk(client=client, key=key or server.client_key)
+
+
+async def _events(answer: httpx2.Response) -> AsyncIterator[Told]:
+    fields: dict[str, str] = {}
+    async for line in answer.aiter_lines():
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def _content(body: Any) -> dict[str, Any]:
+    if body is None:
+        return {}
+    return {"content": body} if isinstance(body, bytes) else {"content": json.dumps(body).encode()}

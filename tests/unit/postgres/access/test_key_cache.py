@@ -1,0 +1,227 @@
+"""A key that was looked up is remembered for as long as that is safe, and not a moment longer."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, issue_key_text, parse_key_text
+from server.conversation.errors import DatabaseUnavailable
+from server.conversation.identifiers import API_KEY, decode_id
+from server.conversation.key_ring import KeyRing
+from server.postgres.access import key_cache as remembered_keys
+from server.postgres.access.key_cache import RememberedKeys
+from server.postgres.turns.channels import KEY_CHANNEL
+from tests.support.fakes.key_ring import InMemoryKeyRing
+
+
+class StubEars:
+    """Hears what the test says."""
+
+    def __init__(self) -> None:
+        self.hearing = True
+        self.hear: Callable[[str], None] = lambda _: None
+        self.miss: Callable[[], None] = lambda: None
+
+    def listen(self, channel: str, *, heard: Callable[[str], None], missed: Callable[[], None]) -> None:
+        assert channel == KEY_CHANNEL
+        self.hear, self.miss = heard, missed
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Memory:
+    """Remembered keys with everything that they depend on in the test's hand."""
+
+    def __init__(self) -> None:
+        self.key_ring, self.ears, self.clock = InMemoryKeyRing(), StubEars(), Clock()
+        self.time = datetime.now(UTC)
+        self.keys = RememberedKeys(self.key_ring, self.ears, clock=self.clock, now=lambda: self.time)
+
+    async def make_key(self, lives: timedelta | None = None) -> tuple[ApiKey, PresentedKey]:
+        tenants = await self.key_ring.list_tenants()
+        tenant = tenants[0] if tenants else await self.keys.create_tenant("acme")
+        expires_at = None if lives is None else datetime.now(UTC) + lives
+        key, text = await self.keys.create_key(
+            tenant_id=tenant.id, name="k", scopes=frozenset({Scope.CLIENT}), expires_at=expires_at
+        )
+        presented = parse_key_text(text)
+        assert presented is not None
+        return key, presented
+
+    async def finds(self, presented: PresentedKey, *, asking: bool) -> bool:
+        """Whether the key opens, and that the key ring was asked or not."""
+        before = self.key_ring.lookups
+        found = await self.keys.find_live_key(presented)
+        assert self.key_ring.lookups - before == asking
+        return found is not None
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def test_they_are_what_the_port_asks_for(memory: Memory) -> None:
+    key_ring: KeyRing = memory.keys
+    assert isinstance(key_ring, RememberedKeys)
+
+
+async def test_a_key_is_looked_up_once(memory: Memory) -> None:
+    key, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    found = await memory.keys.find_live_key(presented)
+    assert found is not None
+    assert (found.id, memory.key_ring.lookups) == (key.id, 1)
+
+
+async def test_a_key_is_looked_up_again_after_half_a_minute(memory: Memory) -> None:
+    _, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    memory.clock.now += 29.9
+    assert await memory.finds(presented, asking=False)
+    memory.clock.now += 0.1
+    assert await memory.finds(presented, asking=True)
+    assert await memory.finds(presented, asking=False)
+
+
+async def test_another_secret_of_a_remembered_key_opens_nothing(memory: Memory) -> None:
+    key, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    forged = parse_key_text(issue_key_text(key.id))
+    assert forged is not None
+    for _ in range(2):
+        assert not await memory.finds(forged, asking=True)
+    assert await memory.finds(presented, asking=False)
+
+
+async def test_a_key_that_was_refused_is_not_remembered(memory: Memory) -> None:
+    _, expired = await memory.make_key(timedelta(seconds=-1))
+    for _ in range(2):
+        assert not await memory.finds(expired, asking=True)
+
+
+async def test_a_remembered_key_expires_in_time(memory: Memory) -> None:
+    _, presented = await memory.make_key(timedelta(seconds=10))
+    assert await memory.finds(presented, asking=True)
+    assert await memory.finds(presented, asking=False)
+    memory.time += timedelta(seconds=11)
+    await memory.finds(presented, asking=True)
+
+
+async def test_revoking_takes_effect_at_once(memory: Memory) -> None:
+    key, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    revoked = await memory.keys.revoke_key(key.id)
+    assert revoked.revoked_at is not None
+    assert not await memory.finds(presented, asking=True)
+
+
+async def test_a_revocation_whose_answer_was_lost_takes_effect_too(memory: Memory) -> None:
+    key, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    await memory.key_ring.revoke_key(key.id)
+    memory.key_ring.down = True
+    with pytest.raises(DatabaseUnavailable):
+        await memory.keys.revoke_key(key.id)
+    memory.key_ring.down = False
+    assert not await memory.finds(presented, asking=True)
+
+
+async def test_a_revocation_elsewhere_is_heard_of(memory: Memory) -> None:
+    key, presented = await memory.make_key()
+    _, other = await memory.make_key()
+    for each in (presented, other):
+        assert await memory.finds(each, asking=True)
+    await memory.key_ring.revoke_key(key.id)
+    memory.ears.hear(str(decode_id(API_KEY, key.id)))
+    assert not await memory.finds(presented, asking=True)
+    assert await memory.finds(other, asking=False)
+
+
+@pytest.mark.parametrize("said", ["", "nonsense", "é"])
+async def test_what_is_not_understood_makes_everything_uncertain(memory: Memory, said: str) -> None:
+    _, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    memory.ears.hear(said)
+    assert await memory.finds(presented, asking=True)
+
+
+async def test_a_process_that_cannot_hear_remembers_nothing(memory: Memory) -> None:
+    _, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    memory.ears.hearing = False
+    for _ in range(2):
+        assert await memory.finds(presented, asking=True)
+    memory.ears.hearing = True
+    memory.ears.miss()
+    assert await memory.finds(presented, asking=True)
+    assert await memory.finds(presented, asking=False)
+
+
+async def test_what_was_missed_is_not_remembered(memory: Memory) -> None:
+    _, presented = await memory.make_key()
+    assert await memory.finds(presented, asking=True)
+    memory.ears.miss()
+    assert await memory.finds(presented, asking=True)
+
+
+class SlowKeyRing(InMemoryKeyRing):
+    """Answers when it is told to, with what it knew when it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
+        found = await super().find_live_key(presented)
+        self.asked.set()
+        await self.answer.wait()
+        return found
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere", "unheard"])
+async def test_a_key_that_is_revoked_while_it_is_looked_up_is_not_remembered(where: str) -> None:
+    memory = Memory()
+    memory.key_ring = SlowKeyRing()
+    memory.keys = RememberedKeys(memory.key_ring, memory.ears, clock=memory.clock)
+    key, presented = await memory.make_key()
+    looking = asyncio.create_task(memory.keys.find_live_key(presented))
+    await memory.key_ring.asked.wait()
+    if where == "here":
+        await memory.keys.revoke_key(key.id)
+    else:
+        await memory.key_ring.revoke_key(key.id)
+        memory.ears.hear(str(decode_id(API_KEY, key.id))) if where == "elsewhere" else memory.ears.miss()
+    memory.key_ring.answer.set()
+    await looking
+    assert not await memory.finds(presented, asking=True)
+
+
+async def test_the_memory_has_a_limit(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered_keys, "_MEMORY_KEYS", 3)
+    presented = [(await memory.make_key())[1] for _ in range(5)]
+    for each in presented:
+        assert await memory.finds(each, asking=True)
+    assert [each in presented[2:] for each in presented] == [False, False, True, True, True]
+    for each in presented[2:]:
+        assert await memory.finds(each, asking=False)
+    assert await memory.finds(presented[0], asking=True)
+
+
+async def test_no_secret_is_kept(memory: Memory) -> None:
+    _, text = await memory.key_ring.create_key(
+        tenant_id=(await memory.keys.create_tenant(str(uuid4()))).id, name="k", scopes=frozenset(), expires_at=None
+    )
+    presented = parse_key_text(text)
+    assert presented is not None
+    assert await memory.finds(presented, asking=True)
+    assert text.rpartition("_")[2] not in repr(memory.keys._remembered)  # noqa: SLF001  reason: that is the question
