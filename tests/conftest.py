@@ -27,7 +27,7 @@ from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
-from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.conversations import make_replay_database
 from server.postgres.replay.replays import PostgresReplays
 from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
@@ -119,16 +119,16 @@ async def database(session_database: Database) -> Database:
 
 
 @pytest.fixture(scope="session")
-async def session_shadows(session_database: Database) -> AsyncIterator[Database]:
-    shadows = make_shadow_database(session_database)
-    yield shadows
-    await shadows.close()
+async def session_replay_store(session_database: Database) -> AsyncIterator[Database]:
+    replay_store = make_replay_database(session_database)
+    yield replay_store
+    await replay_store.close()
 
 
 @pytest.fixture
-def shadows(database: Database, session_shadows: Database) -> Database:  # noqa: ARG001  reason: emptied before
+def replay_store(database: Database, session_replay_store: Database) -> Database:  # noqa: ARG001  reason: emptied before
     """The conversations that replays write, without any row."""
-    return session_shadows
+    return session_replay_store
 
 
 @pytest.fixture
@@ -147,10 +147,14 @@ async def tenant(key_ring: PostgresKeyRing) -> Tenant:
 
 
 @pytest.fixture
-def rig(database: Database, shadows: Database, store: PostgresStore, tenant: Tenant) -> ReplayRig:
+def rig(database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant) -> ReplayRig:
     """Replays of one tenant."""
     return ReplayRig(
-        database=database, shadows=shadows, store=store, replays=PostgresReplays(database, shadows), tenant=tenant
+        database=database,
+        replay_store=replay_store,
+        store=store,
+        replays=PostgresReplays(database, replay_store),
+        tenant=tenant,
     )
 
 

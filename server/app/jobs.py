@@ -21,7 +21,7 @@ from server.compaction.typical_lengths import TypicalLengths
 from server.compaction.watch import CompactionWatch
 from server.conversation.errors import StrataError
 from server.conversation.lengths import KnownLengths
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
 from server.jobs.compaction import SentCompactions, compaction_job
 from server.jobs.indexing import index_job, index_walk_job
@@ -31,7 +31,7 @@ from server.jobs.retention import retention_job
 from server.jobs.sending import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
 from server.payload.renderer import Renderer
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.postgres.compaction.lengths import PostgresConversationLengths
 from server.postgres.connections import connect, translate
 from server.postgres.engine import Database
@@ -55,7 +55,7 @@ _log = logging.getLogger("strata.jobs")
 class Background:
     """What a server has beside its turns."""
 
-    texts: HeldTexts
+    texts: StaticTextCache
     """Of the turns and of the compactor: what one has written the other need not read."""
     lengths: TypicalLengths
     compactor: Compactor
@@ -75,7 +75,7 @@ def build_background(
     lengths: TypicalLengths,
 ) -> Background:
     """The parts for a server."""
-    texts = HeldTexts()
+    texts = StaticTextCache()
     compactor = build_compactor(
         settings, store, renderer, providers, observer, lengths=lengths, texts=texts, estimate=estimate
     )
@@ -120,14 +120,14 @@ async def open_compactor(
 
 @asynccontextmanager
 async def working_inside(
-    settings: Settings, database: Database, jobs: Sequence[Job], stop_sign: StopSign
+    settings: Settings, database: Database, jobs: Sequence[Job], shutdown: Shutdown
 ) -> AsyncIterator[None]:
     """Does the jobs in this process while the block lasts, unless the settings leave them to others."""
     if not settings.worker_inside:
         yield
         return
     stop = StopRequest()
-    working = asyncio.create_task(_work(settings, database, jobs, stop, stop_sign), name="worker")
+    working = asyncio.create_task(_work(settings, database, jobs, stop, shutdown), name="worker")
     try:
         yield
     finally:
@@ -136,7 +136,7 @@ async def working_inside(
 
 
 async def _work(
-    settings: Settings, database: Database, jobs: Sequence[Job], stop: StopRequest, stop_sign: StopSign
+    settings: Settings, database: Database, jobs: Sequence[Job], stop: StopRequest, shutdown: Shutdown
 ) -> None:
     async def check_schema() -> None:
         async with database.connection():
@@ -147,7 +147,7 @@ async def _work(
         connect=partial(connect, database.options),
         check_schema=check_schema,
         translate=translate,
-        stop_sign=stop_sign,
+        shutdown=shutdown,
     )
     options = WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds)
     while not stop.asked.is_set():
@@ -177,7 +177,7 @@ def build_compactor(
     observer: CompactionObserver,
     *,
     lengths: KnownLengths,
-    texts: HeldTexts | None = None,
+    texts: StaticTextCache | None = None,
     estimate: TokenEstimate | None = None,
 ) -> Compactor:
     """The compactor. Without providers it does everything but summaries, signed ones included."""
@@ -195,7 +195,7 @@ def build_compactor(
             summariser=summariser,
             signed_summariser=SignedSummariser(store, calls),
             observer=observer,
-            texts=texts or HeldTexts(),
+            texts=texts or StaticTextCache(),
             estimate=estimate or TokenEstimate(),
             lengths=lengths,
             result_limit_chars=settings.compaction_result_limit_chars,

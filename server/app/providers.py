@@ -63,7 +63,7 @@ async def open_available_providers(settings: Settings, environment: Mapping[str,
 
 
 @asynccontextmanager
-async def open_scribes(settings: Settings) -> AsyncIterator[Mapping[str, Provider]]:
+async def open_offline_providers(settings: Settings) -> AsyncIterator[Mapping[str, Provider]]:
     """All providers by name, for writing requests again and reading answers. They have no key: nobody can be asked."""
     slots = _build_slots(settings)
     async with AsyncExitStack() as stack:

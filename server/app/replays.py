@@ -15,15 +15,15 @@ from server.compaction.compactor import Compactor
 from server.compaction.observer import CompactionObserver
 from server.conversation.errors import ReplayNotFound
 from server.conversation.lengths import KnownLengths
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
 from server.jobs.sending import JobSender
 from server.payload.renderer import Renderer
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.postgres.engine import Database
 from server.postgres.inspection.inspector import PostgresInspector
-from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.conversations import make_replay_database
 from server.postgres.replay.replays import PostgresReplays
 from server.postgres.replay.reports import PostgresReplayReports
 from server.postgres.store import PostgresStore
@@ -32,7 +32,7 @@ from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
-from server.replay.rerun.admin import ReplayDesk, ReplayReader
+from server.replay.rerun.admin import ReplayAdmin, ReplayReader
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
 from server.replay.rerun.service import ReplayService
@@ -46,16 +46,16 @@ class ReplayParts:
 
     database: Database
     replays: PostgresReplays
-    shadows: PostgresStore
+    replay_store: PostgresStore
     """The conversations that replays write."""
-    shadow_inspector: PostgresInspector
+    replay_inspector: PostgresInspector
     """The same for operators."""
     service: ReplayService
-    desk: ReplayDesk
+    desk: ReplayAdmin
     """For operators."""
     items: ReplayItems
     jobs: tuple[Job, ...]
-    stop_sign: StopSign
+    shutdown: Shutdown
     """For the worker that does the jobs."""
 
 
@@ -64,30 +64,30 @@ async def open_replays(settings: Settings, environment: Mapping[str, str]) -> As
     """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(settings))
-        shadows = make_shadow_database(database)
-        stack.push_async_callback(shadows.close)
+        replay_store = make_replay_database(database)
+        stack.push_async_callback(replay_store.close)
         renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         stack.push_async_callback(renderer.close)
         providers = await stack.enter_async_context(open_available_providers(settings, environment))
         lengths = build_lengths(database)
         stack.push_async_callback(lengths.close)
         yield build_replays(
-            settings, database, shadows, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
+            settings, database, replay_store, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
         )
 
 
 def build_replays(
     settings: Settings,
     database: Database,
-    shadows: Database,
+    replay_store: Database,
     renderer: JinjaRenderer,
     providers: Providers,
     *,
     lengths: KnownLengths,
     observer: ReplayObserver,
 ) -> ReplayParts:
-    """The parts. `shadows`: the database as `make_shadow_database` gives it; who opened it closes it."""
-    replays, store = PostgresReplays(database, shadows), PostgresStore(shadows)
+    """The parts. `replay_store`: the database as `make_replay_database` gives it; who opened it closes it."""
+    replays, store = PostgresReplays(database, replay_store), PostgresStore(replay_store)
     tools = _build_tools(settings, database, store, replays, renderer, providers, lengths=lengths, observer=observer)
     items = ReplayItems(tools)
     sender = JobSender(database.connection)
@@ -106,10 +106,10 @@ def build_replays(
     return ReplayParts(
         database=database,
         replays=replays,
-        shadows=store,
-        shadow_inspector=PostgresInspector(shadows),
+        replay_store=store,
+        replay_inspector=PostgresInspector(replay_store),
         service=service,
-        desk=ReplayDesk(
+        desk=ReplayAdmin(
             replays=replays,
             service=service,
             reports=PostgresReplayReports(database),
@@ -117,14 +117,14 @@ def build_replays(
         ),
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
-        stop_sign=tools.stop_sign,
+        shutdown=tools.shutdown,
     )
 
 
 def _build_tools(
     settings: Settings,
     database: Database,
-    shadows: PostgresStore,
+    replay_store: PostgresStore,
     replays: PostgresReplays,
     renderer: JinjaRenderer,
     providers: Providers,
@@ -132,18 +132,18 @@ def _build_tools(
     lengths: KnownLengths,
     observer: ReplayObserver,
 ) -> ReplayTools:
-    texts, estimate = HeldTexts(), TokenEstimate()
+    texts, estimate = StaticTextCache(), TokenEstimate()
 
     def compactor_of(own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths) -> Compactor:
         return build_compactor(
-            settings, shadows, own_renderer, providers, watch, lengths=own_lengths, texts=texts, estimate=estimate
+            settings, replay_store, own_renderer, providers, watch, lengths=own_lengths, texts=texts, estimate=estimate
         )
 
     return ReplayTools(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         replays=replays,
         store=PostgresStore(database),
-        shadows=shadows,
+        replay_store=replay_store,
         renderer_of=renderer.with_templates,
         compactor_of=compactor_of,
         assertions=ConfinedAssertions(renderer.pool),

@@ -17,7 +17,7 @@ from functools import partial
 from server import __version__
 from server.app.database import open_database_options
 from server.app.jobs import Background, build_background, build_lengths, render_limits, working_inside
-from server.app.providers import FOLDS, Providers, open_scribes
+from server.app.providers import FOLDS, Providers, open_offline_providers
 from server.app.replays import ReplayParts, build_replays
 from server.app.settings import Settings
 from server.caching.keeper import CacheKeeper
@@ -47,9 +47,9 @@ from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.usage_reports import PostgresUsageReports
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
-from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.conversations import make_replay_database
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresAnnouncements
+from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.prompts.worker_pool import WorkerPool
@@ -69,7 +69,7 @@ from server.turns.tools import TurnLimits, TurnTools
 from server.web.app import WebParts, build_app
 from server.web.body_budget import BodyBudget
 from server.web.forwarded import TrustedProxies
-from server.web.middleware import Edge
+from server.web.middleware import RequestMiddleware
 
 _log = logging.getLogger("strata.program")
 
@@ -95,7 +95,7 @@ class Program:
     owner: str
     """What this process is called on the leases that it holds."""
     metrics: Metrics
-    app: Edge
+    app: RequestMiddleware
 
 
 @asynccontextmanager
@@ -123,11 +123,11 @@ async def open_program(
             __version__,
         )
         stack.callback(tracing.shutdown)
-        announcements = await stack.enter_async_context(PostgresAnnouncements(options))
+        notifications = await stack.enter_async_context(PostgresNotifications(options))
         renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
         stack.push_async_callback(renderer.close)
-        shadows = make_shadow_database(database)
-        stack.push_async_callback(shadows.close)
+        replay_store = make_replay_database(database)
+        stack.push_async_callback(replay_store.close)
         providers = providers or Providers()
         metrics = _build_metrics(settings, database, providers.call_slots, renderer.pool)
         lengths = build_lengths(database)
@@ -139,13 +139,13 @@ async def open_program(
                 database=database,
                 tracing=tracing,
                 providers=providers,
-                announcements=announcements,
+                notifications=notifications,
                 renderer=renderer,
-                scribes=await stack.enter_async_context(open_scribes(settings)),
+                offline_providers=await stack.enter_async_context(open_offline_providers(settings)),
                 metrics=metrics,
                 lengths=lengths,
                 replays=build_replays(
-                    settings, database, shadows, renderer, providers, lengths=lengths, observer=metrics.replays
+                    settings, database, replay_store, renderer, providers, lengths=lengths, observer=metrics.replays
                 ),
             )
         )
@@ -159,7 +159,7 @@ async def open_program(
             stack.push_async_callback(_end, asyncio.create_task(watch(), name=name))
         stack.push_async_callback(program.cache_keeper.close)
         await stack.enter_async_context(
-            working_inside(settings, database, program.background.jobs, program.replays.stop_sign)
+            working_inside(settings, database, program.background.jobs, program.replays.shutdown)
         )
         stack.push_async_callback(program.background.watch.close)
         stack.push_async_callback(_stop, program)
@@ -175,9 +175,9 @@ class _Parts:
     database: Database
     tracing: Tracing
     providers: Providers
-    announcements: PostgresAnnouncements
+    notifications: PostgresNotifications
     renderer: JinjaRenderer
-    scribes: Mapping[str, Provider]
+    offline_providers: Mapping[str, Provider]
     metrics: Metrics
     lengths: TypicalLengths
     replays: ReplayParts
@@ -280,7 +280,7 @@ def _build_web_parts(
     settings, database, replays = parts.settings, parts.database, parts.replays
     inspector = PostgresInspector(database)
     return WebParts(
-        key_ring=RememberedKeys(PostgresKeyRing(database), parts.announcements),
+        key_ring=RememberedKeys(PostgresKeyRing(database), parts.notifications),
         store=store,
         turn_service=turn_service,
         compactor=background.compactor,
@@ -290,13 +290,15 @@ def _build_web_parts(
         inspector=inspector,
         overviews=PostgresOverviews(database),
         saved_views=PostgresSavedViews(database),
-        replay_desk=replays.desk,
+        replay_admin=replays.desk,
         replay_calls=ReplayCalls(
             replays.replays,
-            replays.shadow_inspector,
-            CallInspector(replays.shadow_inspector, replays.shadows, parts.scribes, read_frames, estimate),
+            replays.replay_inspector,
+            CallInspector(
+                replays.replay_inspector, replays.replay_store, parts.offline_providers, read_frames, estimate
+            ),
         ),
-        call_inspector=CallInspector(inspector, store, parts.scribes, read_frames, estimate),
+        call_inspector=CallInspector(inspector, store, parts.offline_providers, read_frames, estimate),
         job_reports=PostgresJobReports(database),
         archives=PostgresArchives(database),
         assistant_inspector=PostgresAssistantInspector(database),
@@ -369,7 +371,7 @@ def _build_tools(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         store=store,
         preparation=PayloadPreparation(store, parts.renderer, parts.providers.by_name, texts=background.texts),
-        announcements=parts.announcements,
+        notifications=parts.notifications,
         observer=TurnTelemetry(metrics, parts.tracing),
         folds=FOLDS,
         limits=TurnLimits(

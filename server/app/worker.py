@@ -13,7 +13,7 @@ from server.jobs.worker import WorkerParts
 from server.postgres.connections import connect, translate
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
-from server.postgres.replay.conversations import make_shadow_database
+from server.postgres.replay.conversations import make_replay_database
 from server.postgres.store import PostgresStore
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
@@ -42,10 +42,10 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
         stack.push_async_callback(lengths.close)
         store = PostgresStore(database)
         compactor = build_compactor(settings, store, renderer, providers, CompactionTelemetry(), lengths=lengths)
-        shadows = make_shadow_database(database)
-        stack.push_async_callback(shadows.close)
+        replay_store = make_replay_database(database)
+        stack.push_async_callback(replay_store.close)
         replays = build_replays(
-            settings, database, shadows, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
+            settings, database, replay_store, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
         )
 
         async def check_schema() -> None:
@@ -57,5 +57,5 @@ async def open_worker(settings: Settings, environment: Mapping[str, str]) -> Asy
             connect=partial(connect, options),
             check_schema=check_schema,
             translate=translate,
-            stop_sign=replays.stop_sign,
+            shutdown=replays.shutdown,
         )

@@ -15,7 +15,7 @@ from typing import Final
 
 from server.caching.policy import SHORT_SECONDS
 from server.conversation.call import CallTrace
-from server.conversation.manifest import share_opening
+from server.conversation.manifest import share_signed_summary
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.usage import Usage
 from server.providers.model_profile import ModelProfile
@@ -30,11 +30,11 @@ class MissReason(StrEnum):
     MODEL_CHANGED = "model_changed"
     ACCOUNT_CHANGED = "account_changed"
     EPOCH_BEGAN = "epoch_began"
-    """The static text, the tools or the opening changed on purpose."""
+    """The static text, the tools or the signed summary changed on purpose."""
     ORDER_CHANGED = "order_changed"
     PREFIX_BREAK = "prefix_break"
     """A block changed that should not have; the call's warnings name it."""
-    TTL_PASSED = "ttl_passed"
+    TTL_EXPIRED = "ttl_expired"
     BELOW_MINIMUM = "below_minimum"
     """The request before was too short to be cached."""
     CACHE_GONE = "cache_gone"
@@ -111,7 +111,7 @@ def expect_cache(
         tokens = 0
     if tokens >= possible:
         return CacheExpectation(tokens=tokens, possible_tokens=possible)
-    reason = MissReason.TTL_PASSED if len(alive) < len(standing) else _find_edit(previous, current)
+    reason = MissReason.TTL_EXPIRED if len(alive) < len(standing) else _find_edit(previous, current)
     return CacheExpectation(tokens=tokens, possible_tokens=possible, reason=reason)
 
 
@@ -199,6 +199,6 @@ def _find_end(previous: Request, current: Request) -> MissReason:
 
 
 def _find_edit(previous: Request, current: Request) -> MissReason:
-    if previous.prefix_hash != current.prefix_hash or not share_opening(previous.manifest, current.manifest):
+    if previous.prefix_hash != current.prefix_hash or not share_signed_summary(previous.manifest, current.manifest):
         return MissReason.EPOCH_BEGAN
     return MissReason.ORDER_CHANGED if previous.order is not current.order else MissReason.PREFIX_BREAK

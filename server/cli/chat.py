@@ -23,7 +23,7 @@ from server.cli.exit_codes import exit_code_of
 from server.cli.run import run
 from server.conversation.errors import SettingsInvalid, Unavailable, every_error
 from server.providers.choice import KEY_VARIABLES
-from server.web.client import Assistant, ClientError, Conversation, Patience, StrataClient, StrataProblem
+from server.web.client import Assistant, ClientError, Conversation, RetryBudget, StrataClient, StrataProblem
 
 _TURN_FAILED: Final = 1
 _INTERRUPTED: Final = 130
@@ -66,7 +66,7 @@ def chat(*, url: str | None, key: str | None, no_thinking: bool, **choice: Any) 
 async def _chat(settings: ClientSettings, choice: Choice, *, interactive: bool, thinking: bool) -> int:
     key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
     # The beginning is impatient: a wrong address should be said at once.
-    async with StrataClient(settings.url, key, patience=Patience(seconds=0)) as client:
+    async with StrataClient(settings.url, key, retry_budget=RetryBudget(seconds=0)) as client:
         conversation, assistant = await open_conversation(client, choice)
     screen = _open_screen(interactive=interactive, thinking=thinking)
 

@@ -26,7 +26,7 @@ from server.postgres.compaction.compactor_source import CompactionFilter, count_
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
 
-_MOST_ROWS: Final = 200
+_MAX_ROWS: Final = 200
 """Of the table. The sum counts all; `--json` lists all."""
 
 
@@ -168,7 +168,7 @@ def _print(reports: Sequence[CompactionReport], *, dry_run: bool) -> None:
             "turns",
             *(Column(name, justify="right") for name in ("tokens", "as history", "saves per call", "USD per call")),
         )
-        for report in shown[:_MOST_ROWS]:
+        for report in shown[:_MAX_ROWS]:
             table.add_row(*_row(report))
         open_console().print(table)
     saved = sum((report.saved_usd_per_call or Decimal(0) for report in changed), Decimal(0))

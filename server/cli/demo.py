@@ -66,8 +66,8 @@ async def _demo(settings: Settings) -> None:
 async def _start_emulators(stack: AsyncExitStack) -> dict[str, str]:
     """Both providers as local servers, at the pace of a model; gives their URLs."""
     return {
-        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(pace=LIKE_A_MODEL)))),
-        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(pace=LIKE_A_MODEL)))),
+        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(latency=LIKE_A_MODEL)))),
+        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(latency=LIKE_A_MODEL)))),
     }
 
 

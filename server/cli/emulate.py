@@ -85,7 +85,7 @@ def _serve(
     full_speed: bool,
     seed: int,
 ) -> None:
-    state = build_state(script=script, pace=FULL_SPEED if full_speed else LIKE_A_MODEL, seed=seed)
+    state = build_state(script=script, latency=FULL_SPEED if full_speed else LIKE_A_MODEL, seed=seed)
 
     def announce(url: str) -> None:
         click.echo(f"{name} is emulated on {url}. Point an SDK at it, with any key:", err=True)

@@ -14,7 +14,7 @@ from server.app.settings import Settings
 from server.cli.inspect_call import show_call
 from server.cli.inspect_screen import show_list, show_timeline
 from server.cli.run import begin_quietly, run
-from server.cli.spans import Moment
+from server.cli.spans import TimeParam
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.turn import StopReason
 from server.inspection.call_view import CallInspection, CallInspector
@@ -73,8 +73,8 @@ def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--cost-to", type=Sum(), help="At most."),
         click.option("--tokens-from", type=click.IntRange(0), help="At least so many tokens."),
         click.option("--tokens-to", type=click.IntRange(0), help="At most."),
-        click.option("--from", "active_after", type=Moment(), help="Active since: 2026-11-01, or 7d ago."),
-        click.option("--to", "active_before", type=Moment(), help="The newest turn came before."),
+        click.option("--from", "active_after", type=TimeParam(), help="Active since: 2026-11-01, or 7d ago."),
+        click.option("--to", "active_before", type=TimeParam(), help="The newest turn came before."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -177,11 +177,11 @@ async def _load(
 
 
 async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> CallInspection:
-    from server.app.providers import open_scribes  # noqa: PLC0415  reason: only calls have to wait for the SDKs
+    from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: only calls have to wait for the SDKs
 
-    async with open_database(settings) as database, open_scribes(settings) as scribes:
+    async with open_database(settings) as database, open_offline_providers(settings) as offline_providers:
         inspector = CallInspector(
-            PostgresInspector(database), PostgresStore(database), scribes, read_frames, TokenEstimate()
+            PostgresInspector(database), PostgresStore(database), offline_providers, read_frames, TokenEstimate()
         )
         return await inspector.inspect_call(None, conversation_id, turn_seq, attempt)
 

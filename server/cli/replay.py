@@ -15,7 +15,7 @@ from server.app.settings import Settings
 from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
-from server.cli.spans import Moment
+from server.cli.spans import TimeParam
 from server.cli.terminal import tell_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
@@ -52,8 +52,8 @@ for _command in (list_replays, show, report, pause, continue_, cancel, delete):
 @click.option("--assistant", help="Only this assistant's (asst_...).")
 @click.option("--provider", help="Only calls to gemini or anthropic.")
 @click.option("--model", help="Only calls to this model.")
-@click.option("--from", "started_after", type=Moment(), help="Only calls since: 2026-11-01, or 7d ago.")
-@click.option("--to", "started_before", type=Moment(), help="Only calls before.")
+@click.option("--from", "started_after", type=TimeParam(), help="Only calls since: 2026-11-01, or 7d ago.")
+@click.option("--to", "started_before", type=TimeParam(), help="Only calls before.")
 @click.option("--sample", type=click.IntRange(1), help="So many conversations of these, drawn at random.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same one draws the same sample.")
 @click.option("--no-requests", is_flag=True, help="Do not make requests again.")

@@ -13,7 +13,7 @@ from server.app.settings import Settings
 from server.cli.replay_options import read_body
 from server.cli.replay_screen import failed, show_estimate, show_report
 from server.cli.run import begin_quietly, run
-from server.cli.spans import Moment
+from server.cli.spans import TimeParam
 from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import ValidationFailed
@@ -52,8 +52,8 @@ _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--error-code", help="Only those with this error.")
 @click.option("--tool", help="Only those that called this tool.")
 @click.option("--text", help="Only those with these words in one turn.")
-@click.option("--from", "active_after", type=Moment(), help="Only those active since: 2026-11-01, or 7d ago.")
-@click.option("--to", "active_before", type=Moment(), help="Only those active before.")
+@click.option("--from", "active_after", type=TimeParam(), help="Only those active since: 2026-11-01, or 7d ago.")
+@click.option("--to", "active_before", type=TimeParam(), help="Only those active before.")
 @click.option("--sample", type=click.IntRange(1), help="So many of these, drawn at random.")
 @click.option("--seed", type=int, help="The same one draws the same sample.")
 @click.option("--provider", help="The candidate's.")

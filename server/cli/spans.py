@@ -20,7 +20,7 @@ class Span(click.ParamType[timedelta]):
         return span
 
 
-class Moment(click.ParamType[datetime]):
+class TimeParam(click.ParamType[datetime]):
     """A time such as 2026-11-01, or a span such as 7d, which is that long ago."""
 
     name = "time"

@@ -15,7 +15,7 @@ from server.app.database import open_database
 from server.app.settings import Settings
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
-from server.cli.spans import Moment
+from server.cli.spans import TimeParam
 from server.cli.terminal import open_console
 from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
 from server.postgres.access.key_ring import PostgresKeyRing
@@ -28,8 +28,8 @@ _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning",
 @click.option(
     "--by", type=click.Choice([by.value for by in UsageBy]), default="day", show_default=True, help="A row for each."
 )
-@click.option("--from", "since", type=Moment(), help="The first moment that counts: 2026-11-01, or 7d ago.  [30d]")
-@click.option("--to", "until", type=Moment(), help="The first that does not.  [now]")
+@click.option("--from", "since", type=TimeParam(), help="The first moment that counts: 2026-11-01, or 7d ago.  [30d]")
+@click.option("--to", "until", type=TimeParam(), help="The first that does not.  [now]")
 @click.option("--tenant", help="Only this tenant's calls.  [all]")
 @click.option("--limit", type=click.IntRange(1, ROW_LIMIT), default=100, show_default=True, help="Most rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")

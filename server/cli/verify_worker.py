@@ -1,4 +1,4 @@
-"""A worker process of `strata replay verify`: it has a loop, a connection and scribes of its own.
+"""A worker process of `strata replay verify`: it has a loop, a connection and offline providers of its own.
 
 It ends with the command, however that ends: a pipe that only the command holds the other end of tells it.
 """
@@ -38,12 +38,12 @@ class _Worker:
         self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
     ) -> Verifier:
         # The SDKs take seconds to load, and the command itself, which imports this module, needs none of them.
-        from server.app.providers import open_scribes  # noqa: PLC0415  reason: see above
+        from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: see above
 
         database = Database(replace(options, pool_size=1))
         self._stack.push_async_callback(database.close)
-        scribes = await self._stack.enter_async_context(open_scribes(settings))
-        return Verifier(PostgresCallWalk(database, tenant_id=tenant_id), scribes, order)
+        offline_providers = await self._stack.enter_async_context(open_offline_providers(settings))
+        return Verifier(PostgresCallWalk(database, tenant_id=tenant_id), offline_providers, order)
 
 
 _worker: _Worker | None = None

@@ -34,7 +34,7 @@ from server.conversation.errors import (
 )
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.shielding import undisturbed
+from server.conversation.shielding import run_to_completion
 from server.conversation.store import History, Store
 from server.conversation.turn import StopReason
 from server.payload.cache_plan import expect_aside
@@ -234,7 +234,7 @@ class BackgroundCalls:
             end = describe_end(stream, start.model, question.expectation, code)
             if self._observer is not None:
                 self._observer.call_ended(start, end, assistant_id=question.assistant_id)
-            await undisturbed(self._end(question, start, end))
+            await run_to_completion(self._end(question, start, end))
         return failure
 
     async def _end(self, question: _Question, start: CallStart, end: CallEnd) -> None:

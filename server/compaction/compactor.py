@@ -24,7 +24,7 @@ from server.compaction.observer import CompactionObserver
 from server.compaction.planner import CompactionDecision, CompactionPlan
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.compaction.signed import SignedSummariser, wants_signed
-from server.compaction.signed_summaries import Openings
+from server.compaction.signed_summaries import SignedSummaries
 from server.compaction.source import count_request, decide_compaction, read_state
 from server.compaction.summary import Summariser
 from server.conversation.conversation import ConversationState
@@ -33,7 +33,7 @@ from server.conversation.errors import ConversationBusy, EpochMoved, ProviderFai
 from server.conversation.lengths import KnownLengths
 from server.conversation.store import CopiedSegments, History, Store
 from server.payload.renderer import Renderer
-from server.payload.shared_caches import HeldTexts, StaticText
+from server.payload.shared_caches import StaticText, StaticTextCache
 from server.payload.transcript import build_transcript
 from server.providers.calls import REJECTIONS
 from server.providers.token_estimate import TokenEstimate
@@ -54,7 +54,7 @@ class CompactorTools:
     renderer: Renderer
     summariser: Summariser
     observer: CompactionObserver
-    texts: HeldTexts
+    texts: StaticTextCache
     """The static texts that the process holds anyway."""
     estimate: TokenEstimate
     lengths: KnownLengths | None = None
@@ -76,8 +76,8 @@ class _Look:
     static: StaticText
     decision: CompactionDecision
     request_tokens: int
-    opening_tokens: int
-    """Of these, those of the opening."""
+    signed_summary_tokens: int
+    """Of these, those of the signed summary."""
     can_sum_up: bool
     signs: bool
     """Turns are to give way to a signed block, and not to a segment."""
@@ -96,7 +96,7 @@ class Compactor:
         self._rewriter = HistoryRewriter(
             tools.store, tools.renderer, self._writer, tools.summariser, full_share=tools.full_share
         )
-        self._openings = Openings(tools.store, tools.renderer, self._writer, tools.signed_summariser)
+        self._signed_summaries = SignedSummaries(tools.store, tools.renderer, self._writer, tools.signed_summariser)
 
     async def compact(
         self, tenant_id: str, conversation_id: str, *, force: bool = False, dry_run: bool = False
@@ -142,8 +142,12 @@ class Compactor:
                 )
             static = self._static_of(history)
             try:
-                if static is not None and history.source.epoch is not None and history.source.epoch.opening is not None:
-                    report = await self._openings.undo(tenant_id, history, static)
+                if (
+                    static is not None
+                    and history.source.epoch is not None
+                    and history.source.epoch.signed_summary is not None
+                ):
+                    report = await self._signed_summaries.undo(tenant_id, history, static)
                 else:
                     report = await self._rewriter.undo(tenant_id, history)
             except EpochMoved:
@@ -166,10 +170,10 @@ class Compactor:
         if epoch is None or static is None:
             return None
         typical = None if tools.lengths is None else await tools.lengths.load(tenant_id, source.assistant.id)
-        opening_length = 0 if epoch.opening is None else len(epoch.opening.data)
+        signed_summary_length = 0 if epoch.signed_summary is None else len(epoch.signed_summary.data)
         state = read_state(
             source,
-            static_length=len(static.text) + opening_length,
+            static_length=len(static.text) + signed_summary_length,
             estimate=tools.estimate,
             typical_exchange_count=typical,
         )
@@ -182,7 +186,7 @@ class Compactor:
             static=static,
             decision=decision,
             request_tokens=count_request(state),
-            opening_tokens=tools.estimate.estimate(source.assistant.definition.model, opening_length),
+            signed_summary_tokens=tools.estimate.estimate(source.assistant.definition.model, signed_summary_length),
             can_sum_up=self._rewriter.can_sum_up(history.segments),
             signs=tools.signed_summariser is not None and wants_signed(source),
         )
@@ -203,7 +207,7 @@ class Compactor:
             report = await self._move(tenant_id, look, look.decision.plan)
         elif look.decision.needs_summary and look.can_sum_up:
             # The text before it is going to change, so it would be worth nothing.
-            await self._openings.set_down(tenant_id, look.history, look.static)
+            await self._signed_summaries.inline_summary(tenant_id, look.history, look.static)
         if not look.decision.needs_summary or report.outcome is CompactionOutcome.SIGNED:
             # How much room a signed block has made is seen with the next look.
             return report
@@ -219,7 +223,7 @@ class Compactor:
         """None where no signed block is to be had and none can be waited for. Raises `SummaryUnavailable`."""
         facts = {"conversation_id": look.conversation_id}
         try:
-            begun = await self._openings.sign(tenant_id, look.history, look.static, plan.last_seq)
+            begun = await self._signed_summaries.sign(tenant_id, look.history, look.static, plan.last_seq)
         except ProviderFailed as error:
             if not (look.decision.window_short or isinstance(error, REJECTIONS)):
                 _log.warning("compaction.signed_postponed", extra={**facts, "code": error.code})
@@ -227,33 +231,33 @@ class Compactor:
                 raise SummaryUnavailable(why, provider_code=error.code) from error
             _log.warning("compaction.signed_unavailable", extra={**facts, "code": error.code})
             return None
-        if begun is None or begun.opening is None:
+        if begun is None or begun.signed_summary is None:
             _log.warning("compaction.signed_unavailable", extra={**facts, "code": "no_place_to_cut"})
             return None
-        before = look.request_tokens - look.opening_tokens - plan.moved_tokens
+        before = look.request_tokens - look.signed_summary_tokens - plan.moved_tokens
         return replace(
             _foresee(look),
             outcome=CompactionOutcome.SIGNED,
             is_dry_run=False,
             epoch=begun.number,
             last_seq=begun.buffer_start_seq - 1,
-            segment_tokens=begun.opening.token_count,
-            request_tokens=before + begun.opening.token_count,
+            segment_tokens=begun.signed_summary.token_count,
+            request_tokens=before + begun.signed_summary.token_count,
         )
 
     async def _tell_moved(self, tenant_id: str, look: _Look, plan: CompactionPlan) -> CompactionReport:
-        """The turns become a segment, behind what an opening has told of those before them."""
-        tools, history, opening = self._tools, look.history, look.epoch.opening
+        """The turns become a segment, behind what a signed summary has told of those before them."""
+        tools, history, signed_summary = self._tools, look.history, look.epoch.signed_summary
         turns = await tools.store.load_turns(tenant_id, look.conversation_id, plan.first_seq, plan.last_seq)
         transcript = build_transcript(turns, result_limit_chars=tools.result_limit_chars)
         told = await tools.renderer.render_segment(tenant_id, transcript)
-        text = told if opening is None else opening.text + told
+        text = told if signed_summary is None else signed_summary.text + told
         kept = len(history.segments)
         generation = look.epoch.generation if history.is_open_ended else history.newest_generation + 1
         segment = Segment(
             generation=generation,
             position=kept,
-            first_seq=plan.first_seq if opening is None else opening.start_seq,
+            first_seq=plan.first_seq if signed_summary is None else signed_summary.start_seq,
             last_seq=plan.last_seq,
             text=text,
             token_count=self._writer.count_tokens(history, text),
@@ -277,7 +281,7 @@ class Compactor:
             epoch=begun.number,
             first_seq=segment.first_seq,
             segment_tokens=segment.token_count,
-            request_tokens=look.request_tokens - look.opening_tokens - plan.moved_tokens + segment.token_count,
+            request_tokens=look.request_tokens - look.signed_summary_tokens - plan.moved_tokens + segment.token_count,
             thinking_kept=plan.thinking_kept,
         )
 

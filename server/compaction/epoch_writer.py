@@ -3,11 +3,11 @@
 import hashlib
 from dataclasses import dataclass, replace
 
-from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.epoch import Epoch, EpochReason, Segment, SignedSummary
 from server.conversation.errors import Internal
 from server.conversation.store import CopiedSegments, History, Store
 from server.payload.builder import hash_prefix
-from server.payload.shared_caches import HeldTexts, StaticText
+from server.payload.shared_caches import StaticText, StaticTextCache
 from server.providers.token_estimate import TokenEstimate
 
 
@@ -24,16 +24,16 @@ class Rewrite:
     """The one that is new."""
     copies: CopiedSegments | None = None
     """Those that a new generation takes over."""
-    opening: Opening | None = None
+    signed_summary: SignedSummary | None = None
     """What stands before the buffer."""
     prefix_hash: bytes | None = None
-    """With an opening: what thinking is bound to. Without: None, static text and tools say it."""
+    """With a signed summary: what thinking is bound to. Without: None, static text and tools say it."""
 
 
 class EpochWriter:
     """Writes rewrites, and holds their texts for the turns of this process."""
 
-    def __init__(self, store: Store, texts: HeldTexts, estimate: TokenEstimate) -> None:
+    def __init__(self, store: Store, texts: StaticTextCache, estimate: TokenEstimate) -> None:
         self._store = store
         self._texts = texts
         self._estimate = estimate
@@ -57,7 +57,7 @@ class EpochWriter:
             static_hash=hashlib.sha256(static.text.encode("utf-8", "surrogatepass")).digest(),
             prefix_hash=rewrite.prefix_hash or hash_prefix(static.text, history.source.assistant.definition.tools),
             buffer_start_seq=rewrite.buffer_start_seq,
-            opening=rewrite.opening,
+            signed_summary=rewrite.signed_summary,
         )
         await self._store.begin_epoch(
             tenant_id,

@@ -67,7 +67,7 @@ class HistoryRewriter:
         told: _Told | None = None
         for _ in range(_TRIES):
             history = await self._store.load_history(tenant_id, conversation_id)
-            if history.source.epoch is not None and history.source.epoch.opening is not None:
+            if history.source.epoch is not None and history.source.epoch.signed_summary is not None:
                 # Somebody has signed meanwhile. What it stands for must not be lost, so it is looked at again.
                 raise EpochMoved
             if not self.can_sum_up(history.segments):

@@ -27,7 +27,7 @@ from server.conversation.compaction_policy import CompactionPolicy
 from server.conversation.payload import LayerOrder
 
 _PATIENCE: Final = 1.5
-_LEAST_REMAINDER: Final = 0.25
+_MIN_REMAINDER: Final = 0.25
 """Of the typical length, or of the length so far: what a conversation is always expected to go on for."""
 
 
@@ -135,7 +135,7 @@ class CompactionScale:
         if typical is None:
             return None
         so_far = self._state.exchange_count
-        return max(typical - so_far, _LEAST_REMAINDER * max(typical, so_far))
+        return max(typical - so_far, _MIN_REMAINDER * max(typical, so_far))
 
     def _later(self, load: Load) -> float:
         """One call in the mean: within an exchange the cache is warm, between exchanges it depends on the gaps."""

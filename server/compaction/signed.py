@@ -43,8 +43,8 @@ class SignedSummariser:
         self._calls = calls
 
     async def sum_up(self, tenant_id: str, history: History, static_text: str, last_seq: int) -> SignedBlock | None:
-        """A block for the opening, if there is one, and the turns up to `last_seq`, or to an earlier end of an exchange
-        where it cannot be that one. None where it cannot be any.
+        """A block for the signed summary, if there is one, and the turns up to `last_seq`, or to an earlier end of an
+        exchange where it cannot be that one. None where it cannot be any.
 
         Raises `ProviderFailed`, also where what came is no signed block.
         """
@@ -123,5 +123,5 @@ def wants_signed(source: PayloadSource) -> bool:
 def _read_block(provider: Provider, answer: ProviderAnswer, last_seq: int) -> SignedBlock | None:
     if answer.native is None:
         return None
-    text = provider.opening_text(answer.native.data)
+    text = provider.signed_summary_text(answer.native.data)
     return None if text is None else SignedBlock(message=answer.native.data, text=text, last_seq=last_seq)

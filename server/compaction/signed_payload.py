@@ -15,9 +15,9 @@ from server.conversation.errors import Internal
 from server.conversation.payload import LayerOrder, Payload
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import TurnKind
-from server.payload.messages import Recipe, outline_history, tell_history
+from server.payload.messages import PayloadSpec, outline_history, render_history
 from server.payload.settings import read_settings
-from server.payload.withholding import sign_for
+from server.payload.withholding import build_signature_scope
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
 
@@ -31,11 +31,11 @@ def find_cut(source: PayloadSource, *, provider: Provider, account: str, last_se
     What is summed up has to end with the model, and what stays must not depend on it: the provider would find other
     messages behind the block than there were before. None where there is no such place.
     """
-    recipe, turns = _recipe(source, provider, account, "", {}), source.buffered
-    whole = outline_history(turns, recipe)
+    spec, turns = _spec(source, provider, account, "", {}), source.buffered
+    whole = outline_history(turns, spec)
     for cut in _ends_before(turns, last_seq):
-        moved = outline_history([turn for turn in turns if turn.seq <= cut], recipe)
-        kept = outline_history([turn for turn in turns if turn.seq > cut], recipe)
+        moved = outline_history([turn for turn in turns if turn.seq <= cut], spec)
+        kept = outline_history([turn for turn in turns if turn.seq > cut], spec)
         if moved and moved[-1][0].kind is TurnKind.MODEL_RESPONSE and whole[len(moved) :] == kept:
             return cut
     return None
@@ -51,14 +51,14 @@ def build_compaction_payload(
     blobs: Mapping[str, Blob],
 ) -> Payload:
     """The request, without any wish for the cache. The same values give the same bytes."""
-    recipe = _recipe(source, provider, account, static_text, blobs)
-    told = tell_history([turn for turn in source.buffered if turn.seq <= last_seq], recipe)
+    spec = _spec(source, provider, account, static_text, blobs)
+    told = render_history([turn for turn in source.buffered if turn.seq <= last_seq], spec)
     return Payload(
         model=source.assistant.definition.model,
         static_text=static_text,
-        tools=recipe.tools,
+        tools=spec.tools,
         messages=told.messages,
-        settings=recipe.settings,
+        settings=spec.settings,
         sums_up=True,
     )
 
@@ -89,15 +89,15 @@ def _ends_before(turns: Sequence[BufferedTurn], last_seq: int) -> Iterator[int]:
         yield seq - 1
 
 
-def _recipe(
+def _spec(
     source: PayloadSource, provider: Provider, account: str, static_text: str, blobs: Mapping[str, Blob]
-) -> Recipe:
+) -> PayloadSpec:
     definition, epoch = source.assistant.definition, source.epoch
     if epoch is None:
         raise Internal("Before the first payload there is nothing to sum up.")
-    return Recipe(
+    return PayloadSpec(
         provider=provider,
-        signer=sign_for(provider.name, account, find_profile(provider.name, definition.model), epoch),
+        scope=build_signature_scope(provider.name, account, find_profile(provider.name, definition.model), epoch),
         order=LayerOrder.APPEND_ONLY,
         # The limit is that of an answer, and a summary that is cut off is of no use.
         settings=replace(read_settings(definition.settings), max_output_tokens=None, stop_sequences=()),
@@ -105,5 +105,5 @@ def _recipe(
         static_text=static_text,
         dynamic=None,
         blobs=blobs,
-        opening=None if epoch.opening is None else epoch.opening.data,
+        signed_summary=None if epoch.signed_summary is None else epoch.signed_summary.data,
     )

@@ -1,8 +1,8 @@
 """Openings: a signed block takes the place of the oldest turns, gives way again, or is set down as text.
 
-The static text stays what it is, so an epoch with an opening differs from the one before it in its first message alone.
-Segments are only written where an opening goes, and one that comes finds the end of its generation free: so there is
-always room for the segment that takes its place.
+The static text stays what it is, so an epoch with a signed summary differs from the one before it in its first message
+alone. Segments are only written where a signed summary goes, and one that comes finds the end of its generation free:
+so there is always room for the segment that takes its place.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from dataclasses import replace
 from server.compaction.epoch_writer import EpochWriter, Rewrite
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.compaction.signed import SignedSummariser
-from server.conversation.epoch import Epoch, EpochReason, Opening, set_down
+from server.conversation.epoch import Epoch, EpochReason, SignedSummary, inline_summary
 from server.conversation.errors import CompactionNotFound, Internal
 from server.conversation.store import CopiedSegments, History, Store
 from server.payload.builder import hash_chain, hash_prefix
@@ -20,8 +20,8 @@ from server.payload.shared_caches import StaticText
 from server.payload.transcript import build_summary
 
 
-class Openings:
-    """Begins the epochs that change an opening. Every method raises `EpochMoved` where another one has begun."""
+class SignedSummaries:
+    """Begins the epochs that change a signed summary. Every method raises `EpochMoved` where another one has begun."""
 
     def __init__(
         self, store: Store, renderer: Renderer, writer: EpochWriter, summariser: SignedSummariser | None
@@ -32,8 +32,8 @@ class Openings:
         self._summariser = summariser
 
     async def sign(self, tenant_id: str, history: History, static: StaticText, last_seq: int) -> Epoch | None:
-        """Turns up to `last_seq`, or as far as it can be, give way to a signed block, and so does the opening that
-        there was. None where it cannot be. Raises `ProviderFailed`.
+        """Turns up to `last_seq`, or as far as it can be, give way to a signed block, and so does the signed summary
+        that there was. None where it cannot be. Raises `ProviderFailed`.
         """
         epoch = _epoch_of(history)
         if self._summariser is None:
@@ -41,11 +41,11 @@ class Openings:
         block = await self._summariser.sum_up(tenant_id, history, static.text, last_seq)
         if block is None:
             return None
-        old, kept = epoch.opening, len(history.segments)
+        old, kept = epoch.signed_summary, len(history.segments)
         start_seq = epoch.buffer_start_seq if old is None else old.start_seq
         summary = build_summary(start_seq, block.last_seq, block.text)
         text = await self._renderer.render_segment(tenant_id, [summary])
-        opening = Opening(
+        signed_summary = SignedSummary(
             data=block.message,
             start_seq=start_seq,
             text=text,
@@ -61,7 +61,7 @@ class Openings:
             copies=None
             if history.is_open_ended
             else CopiedSegments(generation=epoch.generation, from_position=0, count=kept, to_position=0),
-            opening=opening,
+            signed_summary=signed_summary,
             prefix_hash=hash_chain(
                 hash_prefix(static.text, history.source.assistant.definition.tools), epoch.number + 1
             ),
@@ -69,9 +69,9 @@ class Openings:
         return await self._writer.begin(tenant_id, history, rewrite)
 
     async def undo(self, tenant_id: str, history: History, static: StaticText) -> CompactionReport:
-        """The opening gives way to what it summed up: the one before it, if there was one, and turns."""
+        """The signed summary gives way to what it summed up: the one before it, if there was one, and turns."""
         epoch, conversation_id = _epoch_of(history), history.source.conversation.id
-        gone = epoch.opening
+        gone = epoch.signed_summary
         before = None if gone is None else await self._store.find_epoch_before(tenant_id, conversation_id, gone.data)
         if gone is None or before is None:
             raise CompactionNotFound
@@ -80,8 +80,11 @@ class Openings:
         # What was made behind the block that comes back has.
         restored = (
             None
-            if before.opening is None
-            else replace(before.opening, kept_prefix_hashes=(before.prefix_hash, *before.opening.kept_prefix_hashes))
+            if before.signed_summary is None
+            else replace(
+                before.signed_summary,
+                kept_prefix_hashes=(before.prefix_hash, *before.signed_summary.kept_prefix_hashes),
+            )
         )
         rewrite = Rewrite(
             reason=EpochReason.COMPACTION_UNDONE,
@@ -89,7 +92,7 @@ class Openings:
             generation=epoch.generation,
             segment_count=epoch.segment_count,
             buffer_start_seq=before.buffer_start_seq,
-            opening=restored,
+            signed_summary=restored,
             prefix_hash=None if restored is None else hash_chain(prefix_hash, epoch.number + 1),
         )
         begun = await self._writer.begin(tenant_id, history, rewrite)
@@ -103,13 +106,13 @@ class Openings:
             segment_tokens=gone.token_count,
         )
 
-    async def set_down(self, tenant_id: str, history: History, static: StaticText) -> None:
-        """What the opening tells becomes a segment. Nothing happens where there is none."""
-        segment = set_down(_epoch_of(history))
+    async def inline_summary(self, tenant_id: str, history: History, static: StaticText) -> None:
+        """What the signed summary tells becomes a segment. Nothing happens where there is none."""
+        segment = inline_summary(_epoch_of(history))
         if segment is None:
             return
         rewrite = Rewrite(
-            reason=EpochReason.OPENING_SET_DOWN,
+            reason=EpochReason.SUMMARY_INLINED,
             static=replace(static, text=static.text + segment.text),
             generation=segment.generation,
             segment_count=segment.position + 1,
@@ -120,10 +123,12 @@ class Openings:
 
 
 def _still_needed(history: History, last_seq: int) -> Iterator[bytes]:
-    """Of the prefixes that the present opening keeps, those that turns after `last_seq` were made behind."""
-    opening = _epoch_of(history).opening
+    """Of the prefixes that the present signed summary keeps, those that turns after `last_seq` were made behind."""
+    signed_summary = _epoch_of(history).signed_summary
     made_behind = {turn.prefix_hash for turn in history.source.buffered if turn.seq > last_seq}
-    yield from (kept for kept in (() if opening is None else opening.kept_prefix_hashes) if kept in made_behind)
+    yield from (
+        kept for kept in (() if signed_summary is None else signed_summary.kept_prefix_hashes) if kept in made_behind
+    )
 
 
 def _epoch_of(history: History) -> Epoch:

@@ -21,7 +21,7 @@ from server.conversation.payload import Layer, LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import TurnKind
 from server.payload.settings import read_order
-from server.payload.withholding import Signer, sign_for
+from server.payload.withholding import SignatureScope, build_signature_scope
 from server.providers.model_profile import find_profile
 from server.providers.pricing import find_price
 from server.providers.token_estimate import TokenEstimate
@@ -71,10 +71,10 @@ def read_state(
     definition = source.assistant.definition
     profile = find_profile(definition.provider, definition.model)
     order = read_order(definition.settings, profile)
-    signer = None
+    scope = None
     if profile.prefix_bound and source.epoch is not None:
-        signer = sign_for(definition.provider, "", profile, source.epoch)
-    turns = tuple(_measure(source.buffered, order, definition.model, estimate, signer))
+        scope = build_signature_scope(definition.provider, "", profile, source.epoch)
+    turns = tuple(_measure(source.buffered, order, definition.model, estimate, scope))
     return CompactionState(
         exchanges=split_exchanges(turns),
         static_tokens=estimate.estimate(definition.model, static_length + len(encode_tools(definition.tools))),
@@ -92,9 +92,9 @@ def read_state(
 
 
 def _measure(
-    turns: Sequence[BufferedTurn], order: LayerOrder, model: str, estimate: TokenEstimate, signer: Signer | None
+    turns: Sequence[BufferedTurn], order: LayerOrder, model: str, estimate: TokenEstimate, scope: SignatureScope | None
 ) -> Iterator[BufferTurn]:
-    """`signer`: behind whose prefix thinking has to be made to be sent; None where it does not matter."""
+    """`scope`: behind whose prefix thinking has to be made to be sent; None where it does not matter."""
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         sent = estimate.estimate(model, len(turn.native.data))
         told = sent
@@ -102,7 +102,7 @@ def _measure(
         thinking = 0
         if turn.kind is TurnKind.MODEL_RESPONSE:
             told = turn.output_tokens or sent
-            if signer is None or signer.is_behind(turn.prefix_hash):
+            if scope is None or scope.is_behind(turn.prefix_hash):
                 thinking = _count_thinking(turn, sent - told)
             sent = told + thinking
         else:

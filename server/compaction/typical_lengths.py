@@ -17,7 +17,7 @@ from server.conversation.lengths import ConversationLengths
 
 _AGE_LIMIT_SECONDS: Final = 3_600.0
 _RETRY_SECONDS: Final = 60.0
-_MOST_ASSISTANTS: Final = 10_000
+_MAX_ASSISTANTS: Final = 10_000
 _Key: TypeAlias = tuple[str, str]
 _log = logging.getLogger("strata.compaction")
 
@@ -36,7 +36,7 @@ class TypicalLengths:
         lengths: ConversationLengths,
         *,
         age_limit_seconds: float = _AGE_LIMIT_SECONDS,
-        assistant_limit: int = _MOST_ASSISTANTS,
+        assistant_limit: int = _MAX_ASSISTANTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lengths = lengths

@@ -25,7 +25,7 @@ from server.providers.token_estimate import TokenEstimate
 
 _IN_THE_WAY: Final = (HoldReason.BLOCKED_BY_OPEN_CALL, HoldReason.EXCHANGE_UNFINISHED)
 _PATIENCE_SECONDS: Final = 5.0
-_MOST_LOOKS: Final = 20_000
+_MAX_LOOKS: Final = 20_000
 _log = logging.getLogger("strata.compaction")
 
 
@@ -81,7 +81,7 @@ class CompactionWatch:
             self._send(tenant_id, conversation_id, reason, None)
         elif decision.ask_again_at is not None and not self._is_looked_after(conversation_id, turn.created_at):
             self._looks[conversation_id] = decision.ask_again_at
-            if len(self._looks) > _MOST_LOOKS:
+            if len(self._looks) > _MAX_LOOKS:
                 self._looks.popitem(last=False)
             self._send(tenant_id, conversation_id, "cold_cache", decision.ask_again_at)
 

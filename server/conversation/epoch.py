@@ -3,8 +3,8 @@
 The static text of an epoch is its base text followed by the segments of its generation up to `segment_count`. Within a
 generation segments are only added, so the text of one epoch is a prefix of the next and stays in the provider's cache.
 
-On models that sign summaries of their own an epoch may have an opening: the first message, which stands for turns that
-are neither in the static text nor in the buffer.
+On models that sign summaries of their own an epoch may have a signed summary: the first message, which stands for
+turns that are neither in the static text nor in the buffer.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class EpochReason(StrEnum):
     """Turns gave way to a block that the provider has signed."""
     COMPACTED_UNSIGNED = "compacted_unsigned"
     """A signed block was wanted and could not be had: the turns became a segment."""
-    OPENING_SET_DOWN = "opening_set_down"
+    SUMMARY_INLINED = "summary_inlined"
     """What a signed block tells is text of the history now: the provider refused it, or the window ran short."""
     SIGNATURES_REJECTED = "signatures_rejected"
     """The provider rejected signatures of the history. The static text is the same; they are left out from now on."""
@@ -37,7 +37,7 @@ class EpochReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class SignedSummary:
     """A signed block in the place of the oldest turns, on the models that give one."""
 
     data: bytes
@@ -81,15 +81,15 @@ class Epoch:
     prefix_hash: bytes
     """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone.
 
-    With an opening also of the epoch that the opening began with: what was made behind a signed block is not valid once
-    the turns that it stands for are back.
+    With a signed summary also of the epoch that the signed summary began with: what was made behind a signed block is
+    not valid once the turns that it stands for are back.
     """
     arguments_hash: bytes
     """SHA-256 of the conversation's args that the text was rendered with: others begin a new epoch."""
     template_hash: bytes
     """SHA-256 of the template's source; the source itself is archived under it."""
     buffer_start_seq: int
-    opening: Opening | None = None
+    signed_summary: SignedSummary | None = None
     """Stands before the buffer; None where the buffer begins with a turn."""
     rejected: Mapping[str, Rejected] = field(default_factory=dict)
     """By provider. Every later epoch has at least the same: what was left out once must not come back."""
@@ -112,18 +112,19 @@ class Segment:
     """For a summary: the generation it replaces and how many of its segments."""
 
 
-def set_down(epoch: Epoch) -> Segment | None:
-    """The segment that takes the place of the epoch's opening, behind all others. None where there is no opening.
+def inline_summary(epoch: Epoch) -> Segment | None:
+    """The segment that takes the place of the epoch's signed summary, behind all others. None where there is no signed
+    summary.
 
-    No segment was ever written there: whoever gives an epoch an opening sees to that.
+    No segment was ever written there: whoever gives an epoch a signed summary sees to that.
     """
-    if epoch.opening is None:
+    if epoch.signed_summary is None:
         return None
     return Segment(
         generation=epoch.generation,
         position=epoch.segment_count,
-        first_seq=epoch.opening.start_seq,
+        first_seq=epoch.signed_summary.start_seq,
         last_seq=epoch.buffer_start_seq - 1,
-        text=epoch.opening.text,
-        token_count=epoch.opening.token_count,
+        text=epoch.signed_summary.text,
+        token_count=epoch.signed_summary.token_count,
     )

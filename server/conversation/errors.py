@@ -95,7 +95,7 @@
     │   ├── SignatureRejected       the provider refused a signature in the history
     │   ├── AnswerRejected          the provider refused a part of an answer of its own
     │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
-    │   ├── OpeningRejected         the provider refused a summary that it had signed
+    │   ├── SummaryRejected         the provider refused a summary that it had signed
     │   ├── CallLimitReached        this server makes as many provider calls as it may at the same time
     │   └── CacheGone               an explicit cache is expired or deleted
     └── Internal                    a bug of ours; its text never reaches a client
@@ -766,10 +766,10 @@ class PrefixMismatch(ProviderFailed):
     hint = "Send the message again: the conversation goes on without the thinking that was rejected."
 
 
-class OpeningRejected(ProviderFailed):
+class SummaryRejected(ProviderFailed):
     """The provider refused the signed summary that the conversation begins with."""
 
-    code = "opening_rejected"
+    code = "summary_rejected"
     hint = "Send the message again: the conversation goes on with the text of the summary."
 
 

@@ -16,7 +16,7 @@ from server.conversation.block import JsonValue
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 from server.conversation.static_pieces import split_static
 
-OPENING: Final = "opening"
+SIGNED_SUMMARY: Final = "signed_summary"
 CONTINUATION: Final = "continuation"
 
 
@@ -99,13 +99,13 @@ def without_continuation(manifest: Sequence[ManifestEntry]) -> tuple[ManifestEnt
     return tuple(entry for entry in manifest if entry.kind != CONTINUATION)
 
 
-def share_opening(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
+def share_signed_summary(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
     """Whether both requests begin with the same signed block, or neither with any."""
-    return _opening_hash(one) == _opening_hash(other)
+    return _signed_summary_hash(one) == _signed_summary_hash(other)
 
 
-def _opening_hash(manifest: Sequence[ManifestEntry]) -> str | None:
-    return next((entry.hash for entry in manifest if entry.kind == OPENING), None)
+def _signed_summary_hash(manifest: Sequence[ManifestEntry]) -> str | None:
+    return next((entry.hash for entry in manifest if entry.kind == SIGNED_SUMMARY), None)
 
 
 def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
@@ -124,7 +124,7 @@ def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]
         if message.dynamic is not None:
             dynamic = message.dynamic.encode("utf-8", "surrogatepass")
             yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
-        kind = OPENING if message.is_opening else CONTINUATION if message.is_continuation else "message"
+        kind = SIGNED_SUMMARY if message.is_signed_summary else CONTINUATION if message.is_continuation else "message"
         yield _message_entry(message, kind=kind, marked=index in payload.breakpoints)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 
-class News(StrEnum):
+class Notification(StrEnum):
     """What happened."""
 
     GROWN = "grown"
@@ -34,9 +34,9 @@ class Watch(Protocol):
         ...
 
 
-class Announcements(Protocol):
+class Notifications(Protocol):
     """What this process hears of."""
 
-    def watch(self, conversation_id: str, *news: News) -> Watch:
+    def watch(self, conversation_id: str, *news: Notification) -> Watch:
         """An eye for these kinds of news alone. Entering it reads nothing."""
         ...

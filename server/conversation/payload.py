@@ -44,7 +44,7 @@ class PayloadMessage:
     """The turn that it is made of; None for a dynamic message of its own, and for one that a repair put in."""
     dynamic: str | None = None
     """The dynamic block inside it, if there is one."""
-    is_opening: bool = False
+    is_signed_summary: bool = False
     """It is a signed block that stands for turns before the buffer, see `server.conversation.epoch`."""
     is_continuation: bool = False
     """It is what the model had said when it paused, for it to go on, see `server.providers.continuation`."""
@@ -60,7 +60,7 @@ class ManifestEntry:
 
     layer: Layer
     kind: str
-    """`tools`, `static`, `dynamic`, `opening`, `message` or `continuation`."""
+    """`tools`, `static`, `dynamic`, `signed_summary`, `message` or `continuation`."""
     role: str
     """`system`, `user`, `model` or `tool`."""
     hash: str
@@ -119,7 +119,7 @@ class Payload:
     """Whether the messages are to be summed up in a signed block, and not answered. Only for models that do it."""
 
     @property
-    def opening(self) -> PayloadMessage | None:
+    def signed_summary(self) -> PayloadMessage | None:
         """The signed block that the messages begin with."""
         first = self.messages[0] if self.messages else None
-        return first if first is not None and first.is_opening else None
+        return first if first is not None and first.is_signed_summary else None

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-async def undisturbed(work: Coroutine[Any, Any, None]) -> None:
+async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
     """Does the work to its end, also where the caller is cancelled meanwhile, which is passed on afterwards."""
     task = asyncio.ensure_future(work)
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class StopSign:
+class Shutdown:
     """Down until the process wants to stop. Work that takes long looks at it between its steps."""
 
-    raised: asyncio.Event = field(default_factory=asyncio.Event)
+    requested: asyncio.Event = field(default_factory=asyncio.Event)

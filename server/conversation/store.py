@@ -205,8 +205,8 @@ class EpochOutline:
     buffer_start_seq: int
     created_at: datetime
     last_segment: Segment | None
-    """The newest of the epoch's segments, its text left empty, or what its opening would be as one; None where there is
-    neither."""
+    """The newest of the epoch's segments, its text left empty, or what its signed summary would be as one; None where
+    there is neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,8 +424,8 @@ class Store(Protocol):
         """The first so many segments of a generation, with their texts. Raises `ConversationNotFound`."""
         ...
 
-    async def find_epoch_before(self, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
-        """The epoch that the newest signed one with this opening has followed. Raises `ConversationNotFound`."""
+    async def find_epoch_before(self, tenant_id: str, conversation_id: str, signed_summary: bytes) -> Epoch | None:
+        """The epoch that the newest signed one with this signed summary has followed. Raises `ConversationNotFound`."""
         ...
 
     async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:

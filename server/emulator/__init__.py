@@ -5,7 +5,7 @@ They are written from the providers' documents and know nothing of Strata's clie
 each documented rule is enforced with the documented error text. The same requests get the same answers, given the same
 seed.
 
-Shared by both: what the model says (`reply`, `script`, `improvise`), how fast (`pace`), what may go wrong (`faults`),
-signatures (`signing`), token counts (`tokens`), one HTTP exchange (`exchange`), the application around a provider's
-handler (`front`), what was asked (`request_log`), all of it together (`state`), and serving it (`server`).
+Shared by both: what the model says (`reply`, `script`, `improvise`), how fast (`latency`), what may go wrong
+(`faults`), signatures (`signing`), token counts (`tokens`), one HTTP exchange (`exchange`), the application around a
+provider's handler (`front`), what was asked (`request_log`), all of it together (`state`), and serving it (`server`).
 """

@@ -20,7 +20,7 @@ Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 """Answers one request to the provider's API."""
 
 
-class EmulatorFront:
+class EmulatorAsgi:
     """An ASGI application. What does not begin with `/__` goes to the provider's handler."""
 
     def __init__(self, state: EmulatorState, handler: Handler) -> None:

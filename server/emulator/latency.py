@@ -10,7 +10,7 @@ _SLOW_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Latency:
     first_chunk_seconds: float
     seconds_per_chunk: float
 
@@ -22,13 +22,13 @@ class Pace:
         """The time between two chunks."""
         await _sleep(self.seconds_per_chunk)
 
-    def slowed(self) -> "Pace":
+    def slowed(self) -> "Latency":
         """The same on a bad day: two seconds before each chunk."""
         return replace(self, first_chunk_seconds=_SLOW_SECONDS, seconds_per_chunk=_SLOW_SECONDS)
 
 
-FULL_SPEED: Final = Pace(first_chunk_seconds=0, seconds_per_chunk=0)
-LIKE_A_MODEL: Final = Pace(first_chunk_seconds=0.4, seconds_per_chunk=0.03)
+FULL_SPEED: Final = Latency(first_chunk_seconds=0, seconds_per_chunk=0)
+LIKE_A_MODEL: Final = Latency(first_chunk_seconds=0.4, seconds_per_chunk=0.03)
 
 
 def pieces(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from server.emulator.exchange import Exchange
 from server.emulator.faults import FAULT_HEADER, ArmedFaults, parse_fault_header
-from server.emulator.latency import FULL_SPEED, Pace
+from server.emulator.latency import FULL_SPEED, Latency
 from server.emulator.reply import Fault, Turn
 from server.emulator.request_log import RequestLog
 from server.emulator.script import Script
@@ -23,7 +23,7 @@ Clock: TypeAlias = Callable[[], float]
 class EmulatorState:
     signer: Signer
     script: Script
-    pace: Pace
+    latency: Latency
     clock: Clock
     request_log: RequestLog
     faults: ArmedFaults
@@ -51,13 +51,13 @@ class EmulatorState:
 
 
 def build_state(
-    *, script: Script | None = None, pace: Pace = FULL_SPEED, clock: Clock = time.time, seed: int = 0
+    *, script: Script | None = None, latency: Latency = FULL_SPEED, clock: Clock = time.time, seed: int = 0
 ) -> EmulatorState:
     """A fresh state. Signatures made under a seed are valid in every emulator with that seed, also after a restart."""
     return EmulatorState(
         signer=Signer(hashlib.sha256(f"emulator:{seed}".encode()).digest()),
         script=script or Script(()),
-        pace=pace,
+        latency=latency,
         clock=clock,
         request_log=RequestLog(),
         faults=ArmedFaults(),

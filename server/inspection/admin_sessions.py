@@ -50,7 +50,7 @@ class AdminSession:
     last_seen_at: datetime
 
     @property
-    def sees_tenant_id(self) -> str | None:
+    def tenant_scope(self) -> str | None:
         """Whose conversations and whose log are shown. None: those of all tenants."""
         return None if Scope.SUPERADMIN in self.key.scopes else self.key.tenant_id
 

@@ -12,8 +12,8 @@ from server.inspection.line_difference import LineDifference, compare_lines
 
 _ONE_LINE_CHARS: Final = 120
 """Longer values are told line by line."""
-_MOST_CHANGES: Final = 200
-_MOST_ROWS: Final = 3000
+_MAX_CHANGES: Final = 200
+_MAX_ROWS: Final = 3000
 """Of all fields together."""
 _PLAIN: Final = ("name", "provider", "model", "language", "description")
 _INSTRUCTIONS: Final = ("roles", "procedure", "constraints")
@@ -72,8 +72,8 @@ def compare_definitions(old: AssistantDefinition, new: AssistantDefinition) -> A
         *_compare_mappings("settings", old.settings, new.settings),
     )
     return AssistantDifference(
-        changes=tuple(_shorten(changes[:_MOST_CHANGES])),
-        left_out_count=max(0, len(changes) - _MOST_CHANGES),
+        changes=tuple(_shorten(changes[:_MAX_CHANGES])),
+        left_out_count=max(0, len(changes) - _MAX_CHANGES),
         cache_effect=_judge({change.path for change in changes}),
     )
 
@@ -90,7 +90,7 @@ def describe_tool(tool: Tool) -> dict[str, JsonValue]:
 
 def _shorten(changes: Iterable[FieldChange]) -> Iterator[FieldChange]:
     """The changes with no more rows than may be told."""
-    room = _MOST_ROWS
+    room = _MAX_ROWS
     for change in changes:
         lines = change.lines
         if lines is not None and len(lines.rows) > room:

@@ -72,10 +72,10 @@ class ErrorExplanation:
 _MISSES: Final[Mapping[str, str]] = {
     MissReason.MODEL_CHANGED: "The call before went to another model, and models share no cache.",
     MissReason.ACCOUNT_CHANGED: "The call before was made with other credentials, and accounts share no cache.",
-    MissReason.EPOCH_BEGAN: "A new epoch began: the static text, the tools or the opening changed on purpose.",
+    MissReason.EPOCH_BEGAN: "A new epoch began: the static text, the tools or the signed summary changed on purpose.",
     MissReason.ORDER_CHANGED: "The layers stand in another order than in the call before.",
     MissReason.PREFIX_BREAK: "A block changed that should not have: see the first break in the difference below.",
-    MissReason.TTL_PASSED: "Too much time passed since the call before; the provider had let go of it.",
+    MissReason.TTL_EXPIRED: "Too much time passed since the call before; the provider had let go of it.",
     MissReason.BELOW_MINIMUM: "The request before was shorter than the provider caches at all.",
     MissReason.CACHE_GONE: "The explicit cache that stood for it was expired or deleted.",
     MissReason.UNKNOWN: "Nothing here explains it: the provider did not find what it should still have had.",

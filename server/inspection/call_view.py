@@ -140,14 +140,14 @@ class CallInspector:
         self,
         inspector: Inspector,
         store: Store,
-        scribes: Mapping[str, Provider],
+        offline_providers: Mapping[str, Provider],
         read_frames: ReadFrames,
         estimate: TokenEstimate,
     ) -> None:
-        """`scribes` write requests and read answers, by provider; they need no key."""
+        """`offline_providers` write requests and read answers, by provider; they need no key."""
         self._inspector = inspector
         self._store = store
-        self._scribes = scribes
+        self._offline_providers = offline_providers
         self._read_frames = read_frames
         self._estimate = estimate
 
@@ -199,7 +199,7 @@ class CallInspector:
         self, tenant_id: str, conversation_id: str, call: Call, manifest: Sequence[ManifestEntry]
     ) -> RebuiltRequest:
         stored_hash = call.start.request_hash
-        scribe = self._scribes.get(call.start.provider)
+        scribe = self._offline_providers.get(call.start.provider)
         if scribe is None:
             return _impossible(stored_hash, PROVIDER_UNKNOWN)
         if not stored_hash:
@@ -246,7 +246,7 @@ class CallInspector:
         return report_sent([turn for turn in turns if turn.seq in seqs], call.start.warnings)
 
     def _fold(self, call: Call) -> FoldedAnswer | None:
-        raw, scribe = _raw_of(call), self._scribes.get(call.start.provider)
+        raw, scribe = _raw_of(call), self._offline_providers.get(call.start.provider)
         if not raw or scribe is None or not _is_stream(call):
             return None
         events: list[ProviderEvent] = []

@@ -14,15 +14,15 @@ from itertools import chain, islice
 from typing import Final
 
 _CONTEXT_LINES: Final = 3
-_MOST_LINES: Final = 2000
+_MAX_LINES: Final = 2000
 """Of both texts together, that are aligned."""
-_MOST_PAIRS: Final = 30_000
+_MAX_PAIRS: Final = 30_000
 """Of equal lines: what aligning costs. Texts of one repeated line have the most."""
-_MOST_WORD_CHARS: Final = 2000
+_MAX_WORD_CHARS: Final = 2000
 """Of a line whose words are aligned. Of a longer one it is told what stands between what both begin and end with."""
-_MOST_WORD_PAIRS: Final = 200_000
+_MAX_WORD_PAIRS: Final = 200_000
 """Of equal words, in all lines together: beyond it no words are marked."""
-_MOST_ROWS: Final = 1500
+_MAX_ROWS: Final = 1500
 _ALIKE: Final = 0.35
 """Lines that share less are two lines, and not one that was changed."""
 _WORDS: Final = re.compile(r"\w+|\s+|[^\w\s]")
@@ -76,16 +76,16 @@ class LineDifference:
 
 
 def compare_lines(
-    old: str, new: str, *, context_lines: int = _CONTEXT_LINES, most_rows: int = _MOST_ROWS
+    old: str, new: str, *, context_lines: int = _CONTEXT_LINES, max_rows: int = _MAX_ROWS
 ) -> LineDifference:
     """The difference, with some of the lines around each change."""
     if old == new:
         return LineDifference(rows=(), added_count=0, removed_count=0)
     before, after = split_lines(old), split_lines(new)
     opcodes, is_coarse = _align(before, after)
-    marker = _WordMarker(0 if is_coarse else _MOST_WORD_PAIRS)
+    marker = _WordMarker(0 if is_coarse else _MAX_WORD_PAIRS)
     telling = _tell(before, after, opcodes, context_lines, marker)
-    rows = tuple(islice(telling, most_rows))
+    rows = tuple(islice(telling, max_rows))
     changed = [opcode for opcode in opcodes if opcode[0] != "equal"]
     return LineDifference(
         rows=rows,
@@ -126,7 +126,7 @@ def _align(before: Sequence[str], after: Sequence[str]) -> tuple[list[_Opcode], 
     head = _count_shared(before, after)
     tail = _count_shared(before[head:][::-1], after[head:][::-1])
     one, other = before[head : len(before) - tail], after[head : len(after) - tail]
-    is_coarse = len(one) + len(other) > _MOST_LINES or _count_pairs(one, other) > _MOST_PAIRS
+    is_coarse = len(one) + len(other) > _MAX_LINES or _count_pairs(one, other) > _MAX_PAIRS
     inner: list[_Opcode] = (
         [("replace", 0, len(one), 0, len(other))]
         if is_coarse
@@ -189,7 +189,7 @@ def _tell_changed(
     went: Sequence[str], came: Sequence[str], first: int, start: int, marker: "_WordMarker"
 ) -> Iterator[DifferenceRow]:
     """All that went, then all that came; the first line of each is compared with the first of the other, and so on."""
-    pairs = [marker.mark(old, new) for old, new in zip(went[:_MOST_LINES], came[:_MOST_LINES], strict=False)]
+    pairs = [marker.mark(old, new) for old, new in zip(went[:_MAX_LINES], came[:_MAX_LINES], strict=False)]
     for index, pieces in enumerate(chain((pair[0] for pair in pairs), map(_whole, went[len(pairs) :]))):
         yield DifferenceRow(change=LineChange.REMOVED, old_number=first + index + 1, pieces=pieces)
     for index, pieces in enumerate(chain((pair[1] for pair in pairs), map(_whole, came[len(pairs) :]))):
@@ -207,7 +207,7 @@ class _WordMarker:
         if self._allowance <= 0:
             return _whole(old), _whole(new)
         one, other = _WORDS.findall(old), _WORDS.findall(new)
-        if max(len(old), len(new)) > _MOST_WORD_CHARS:
+        if max(len(old), len(new)) > _MAX_WORD_CHARS:
             return _cut_middle(one, other)
         self._allowance -= _count_pairs(one, other) + len(one) + len(other)
         if self._allowance <= 0:

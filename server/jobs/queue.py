@@ -19,7 +19,7 @@ from pgqueuer.ports.driver import Driver
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from server.conversation.errors import StrataError, Unavailable
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 
 TENANT: Final = "tenant_id"
@@ -73,9 +73,9 @@ def build_queries(driver: Driver) -> pgqueuer.Queries:
 class JobQueue:
     """The queue on one connection, as long as that lasts."""
 
-    def __init__(self, driver: Driver, jobs: Iterable[Job], stop_sign: StopSign | None = None) -> None:
-        """`stop_sign` is up whenever no job is begun any more."""
-        self._stop_sign = stop_sign or StopSign()
+    def __init__(self, driver: Driver, jobs: Iterable[Job], shutdown: Shutdown | None = None) -> None:
+        """`shutdown` is up whenever no job is begun any more."""
+        self._shutdown = shutdown or Shutdown()
         self._queries = build_queries(driver)
         self._queue = pgqueuer.PgQueuer(driver, channel=QueueNames().channel, queries=self._queries)
         self._running: set[asyncio.Task[Any]] = set()
@@ -93,7 +93,7 @@ class JobQueue:
 
         Raises what the driver raises.
         """
-        self._stop_sign.raised.clear()
+        self._shutdown.requested.clear()
         # pgqueuer itself would wait for the first time that the expression names.
         await self._queries.insert_schedule(dict.fromkeys(self._queue.sm.registry, timedelta(0)))
         takeover = timedelta(seconds=takeover_seconds)
@@ -106,7 +106,7 @@ class JobQueue:
 
     def stop(self) -> None:
         """No job is begun any more, and those that take long are asked to come to an end."""
-        self._stop_sign.raised.set()
+        self._shutdown.requested.set()
         self._queue.shutdown.set()
 
     def interrupt(self) -> None:

@@ -15,9 +15,9 @@ from server.jobs.sending import JobSender
 
 NAME: Final = "replay"
 TICK_NAME: Final = "replay_tick"
-MOST_SLOTS: Final = 4
+MAX_SLOTS: Final = 4
 """In one process: replays take long, and its other jobs must get their turn."""
-MOST_BESIDE: Final = 2
+MAX_BESIDE: Final = 2
 """More than these, for replays that have none there yet: one that is slow must not keep all others waiting."""
 _EVERY_FEW_SECONDS: Final = "* * * * * */10"
 _log = logging.getLogger("strata.jobs")
@@ -45,13 +45,13 @@ class SentReplays:
                 return
 
 
-def replay_job(run_items: RunItems, *, most_slots: int = MOST_SLOTS, most_beside: int = MOST_BESIDE) -> Job:
+def replay_job(run_items: RunItems, *, max_slots: int = MAX_SLOTS, max_beside: int = MAX_BESIDE) -> Job:
     """A slot. One too many for this process ends at once, and the tick gives it to another."""
     running: Counter[str] = Counter()
 
     async def run(payload: bytes) -> None:
         replay_id: str = json.loads(payload)["replay_id"]
-        limit = most_slots if running[replay_id] else most_slots + most_beside
+        limit = max_slots if running[replay_id] else max_slots + max_beside
         if running.total() >= limit:
             return
         running[replay_id] += 1

@@ -18,7 +18,7 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.ports.driver import Driver
 
 from server.conversation.errors import DatabaseUnavailable, StrataError
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, quiet_pgqueuer
 
@@ -50,7 +50,7 @@ class WorkerParts:
     """Raises `SchemaBehind`, `SchemaAhead` or `DatabaseUnavailable`."""
     translate: Callable[[BaseException], StrataError | None]
     """Tells an outage from a bug: `DatabaseUnavailable` for an error that the database's absence explains."""
-    stop_sign: StopSign = field(default_factory=StopSign)
+    shutdown: Shutdown = field(default_factory=Shutdown)
     """The one that its long jobs look at."""
 
 
@@ -133,7 +133,7 @@ class Worker:
     async def _work(self, connection: QueueConnection, stop: StopRequest) -> None:
         """Until the worker is to stop. Raises `DatabaseUnavailable` when the connection is lost."""
         driver = AsyncpgDriver(cast("Any", connection))
-        queue = JobQueue(driver, self._parts.jobs, self._parts.stop_sign)
+        queue = JobQueue(driver, self._parts.jobs, self._parts.shutdown)
         running = asyncio.create_task(
             queue.run(takeover_seconds=self._options.takeover_seconds, parallel_jobs=self._options.parallel_jobs)
         )

@@ -29,16 +29,16 @@ from server.conversation.manifest import (
     encode_tools,
     extend_manifest,
     find_prefix_break,
-    share_opening,
+    share_signed_summary,
     without_continuation,
 )
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 from server.conversation.static_pieces import split_static
 from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import TurnKind
-from server.payload.messages import Recipe, dynamic_text, tell_history
+from server.payload.messages import PayloadSpec, dynamic_text, render_history
 from server.payload.settings import read_order, read_settings
-from server.payload.withholding import note_withheld, sign_for
+from server.payload.withholding import build_signature_scope, note_withheld
 from server.providers.continuation import continue_payload, continued_attempts, fold_earlier
 from server.providers.model_profile import ModelProfile, find_profile
 from server.providers.provider import Provider
@@ -77,18 +77,18 @@ def build_payload(
     settings that cannot be read, and `HistoryRuleBroken` where the newest turn answers no call.
     """
     definition = source.assistant.definition
-    recipe = Recipe(
+    spec = PayloadSpec(
         provider=provider,
-        signer=sign_for(provider.name, provider.account, profile, epoch),
+        scope=build_signature_scope(provider.name, provider.account, profile, epoch),
         order=read_order(definition.settings, profile),
         settings=read_settings(definition.settings),
         tools=definition.tools,
         static_text=static_text,
         dynamic=dynamic,
         blobs=blobs,
-        opening=None if epoch.opening is None else epoch.opening.data,
+        signed_summary=None if epoch.signed_summary is None else epoch.signed_summary.data,
     )
-    return _build(source, recipe, epoch)
+    return _build(source, spec, epoch)
 
 
 def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPayload:
@@ -97,18 +97,18 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
     if source.epoch is None or source.static_text is None:
         raise Internal("A past call has no epoch.")
     profile = find_profile(start.provider, start.model)
-    recipe = Recipe(
+    spec = PayloadSpec(
         provider=provider,
-        signer=sign_for(start.provider, start.account, profile, source.epoch),
+        scope=build_signature_scope(start.provider, start.account, profile, source.epoch),
         order=start.layer_order,
         settings=read_settings(source.assistant.definition.settings),
         tools=source.assistant.definition.tools,
         static_text=source.static_text,
         dynamic=start.dynamic.decode("utf-8", "surrogatepass"),
         blobs=source.blobs,
-        opening=None if source.epoch.opening is None else source.epoch.opening.data,
+        signed_summary=None if source.epoch.signed_summary is None else source.epoch.signed_summary.data,
     )
-    built = _build(source, recipe, source.epoch)
+    built = _build(source, spec, source.epoch)
     built = replace(built, payload=apply_caching(built.payload, start.caching))
     return _continue_past(built, rebuild, provider) if continued_attempts(start) else built
 
@@ -137,7 +137,9 @@ def hash_prefix(static_text: str, tools: Sequence[Tool]) -> bytes:
 
 
 def hash_chain(prefix_hash: bytes, epoch_number: int) -> bytes:
-    """The `prefix_hash` of an epoch that brings an opening, and of those that go on with it. Nothing else has it."""
+    """The `prefix_hash` of an epoch that brings a signed summary, and of those that go on with it. Nothing else has
+    it.
+    """
     return hashlib.sha256(b"%d:%s" % (epoch_number, prefix_hash)).digest()
 
 
@@ -149,50 +151,50 @@ def needs_dynamic(sent: str | None, now: str) -> bool:
     return sent is None or _without_clock(sent) != _without_clock(now)
 
 
-def _build(source: PayloadSource, recipe: Recipe, epoch: Epoch) -> BuiltPayload:
+def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch) -> BuiltPayload:
     turns = source.buffered
     if not turns or turns[-1].kind is TurnKind.MODEL_RESPONSE:
         raise Internal("There is nothing to answer.")
     trigger = turns[-1]
-    dynamic = _choose_dynamic(turns, recipe)
-    told = tell_history(turns, recipe, dynamic=dynamic)
+    dynamic = _choose_dynamic(turns, spec)
+    told = render_history(turns, spec, dynamic=dynamic)
     if not told.steps or told.steps[-1].seq != trigger.seq:
         raise HistoryRuleBroken("The newest turn answers no call.", rule="result_orphaned", seq=trigger.seq)
     messages = told.messages
-    profile = recipe.signer.profile
-    markers = _place_markers(messages, turns, recipe)
+    profile = spec.scope.profile
+    markers = _place_markers(messages, turns, spec)
     payload = Payload(
         model=profile.model,
-        static_text=recipe.static_text,
-        tools=recipe.tools,
+        static_text=spec.static_text,
+        tools=spec.tools,
         messages=messages,
-        settings=recipe.settings,
+        settings=spec.settings,
         breakpoints=markers.messages,
         marks_tools=markers.tools,
     )
     manifest = build_manifest(payload, marks_static=profile.breakpoints > 0)
     return BuiltPayload(
         payload=payload,
-        order=recipe.order,
+        order=spec.order,
         manifest=manifest,
         repairs=told.repairs,
         warnings=(
             *note_withheld(told.withheld),
-            *_note_postponed(turns, recipe, dynamic),
-            *_find_break(source, recipe, manifest, epoch),
+            *_note_postponed(turns, spec, dynamic),
+            *_find_break(source, spec, manifest, epoch),
         ),
         dynamic_sent=dynamic,
     )
 
 
-def _choose_dynamic(turns: Sequence[BufferedTurn], recipe: Recipe) -> str | None:
+def _choose_dynamic(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> str | None:
     """The dynamic block that this payload brings; none where there is nothing in it."""
-    dynamic = recipe.dynamic
+    dynamic = spec.dynamic
     if not dynamic or not dynamic.strip():
         return None
-    if recipe.order is LayerOrder.LAYERED or turns[-1].kind is TurnKind.USER_TASK:
+    if spec.order is LayerOrder.LAYERED or turns[-1].kind is TurnKind.USER_TASK:
         return dynamic
-    if not recipe.signer.profile.takes_text_beside_results or _waits_for_server_tool(turns, recipe.provider):
+    if not spec.scope.profile.takes_text_beside_results or _waits_for_server_tool(turns, spec.provider):
         return None
     return dynamic if needs_dynamic(_last_sent(turns), dynamic) else None
 
@@ -206,10 +208,10 @@ def _waits_for_server_tool(turns: Sequence[BufferedTurn], provider: Provider) ->
 
 
 def _note_postponed(
-    turns: Sequence[BufferedTurn], recipe: Recipe, sent: str | None
+    turns: Sequence[BufferedTurn], spec: PayloadSpec, sent: str | None
 ) -> Iterator[Mapping[str, JsonValue]]:
     """That the dynamic layer has something new and waits for the next user task: it has no place beside results."""
-    now = recipe.dynamic
+    now = spec.dynamic
     if sent is None and now and now.strip() and needs_dynamic(_last_sent(turns), now):
         yield {"kind": "dynamic_postponed", "seq": turns[-1].seq}
 
@@ -232,38 +234,38 @@ def _without_clock(dynamic: str) -> JsonValue:
     return {name: item for name, item in value.items() if name != _CLOCK} if isinstance(value, dict) else value
 
 
-def _place_markers(messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], recipe: Recipe) -> Markers:
+def _place_markers(messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], spec: PayloadSpec) -> Markers:
     """None behind messages where a dynamic message before them changes with every request: nobody would read them."""
     before = turns[-2] if len(turns) > 1 else None
     changes = messages[0].layer is Layer.DYNAMIC
     return place_markers(
         0 if changes else len(messages),
-        has_tools=bool(recipe.tools),
-        static_pieces=len(split_static(recipe.static_text)),
-        limit=recipe.signer.profile.breakpoints,
+        has_tools=bool(spec.tools),
+        static_pieces=len(split_static(spec.static_text)),
+        limit=spec.scope.profile.breakpoints,
         is_wide=before is not None and len(before.blocks or ()) > WIDE_BLOCKS,
     )
 
 
 def _find_break(
-    source: PayloadSource, recipe: Recipe, manifest: tuple[ManifestEntry, ...], epoch: Epoch
+    source: PayloadSource, spec: PayloadSpec, manifest: tuple[ManifestEntry, ...], epoch: Epoch
 ) -> Iterator[Mapping[str, JsonValue]]:
-    """Against the call before, where it was of the same provider and order, behind the same prefix. A new opening comes
-    with a new epoch and is announced by it, and so are signatures that are left out because they were rejected; within
-    one epoch nothing of that must change.
+    """Against the call before, where it was of the same provider and order, behind the same prefix. A new signed
+    summary comes with a new epoch and is announced by it, and so are signatures that are left out because they were
+    rejected; within one epoch nothing of that must change.
     """
     answers = [turn for turn in source.buffered if turn.kind is TurnKind.MODEL_RESPONSE]
     if (
         not answers
-        or answers[-1].provider != recipe.signer.provider
-        or source.previous_order is not recipe.order
-        or source.previous_prefix_hash != recipe.signer.prefix_hash
+        or answers[-1].provider != spec.scope.provider
+        or source.previous_order is not spec.order
+        or source.previous_prefix_hash != spec.scope.prefix_hash
     ):
         return
     previous = without_continuation(decode_manifest(source.previous_manifest))
-    is_announced = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_opening(previous, manifest)
+    is_announced = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_signed_summary(previous, manifest)
     if source.previous_epoch != epoch.number and is_announced:
         return
-    broken = find_prefix_break(previous, manifest, recipe.order)
+    broken = find_prefix_break(previous, manifest, spec.order)
     if broken is not None:
         yield broken

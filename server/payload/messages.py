@@ -16,7 +16,7 @@ from server.conversation.payload import CallSettings, Layer, LayerOrder, Payload
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import TurnKind
 from server.payload.history import Step, read_steps, repair
-from server.payload.withholding import Signer, Withheld, find_withheld
+from server.payload.withholding import SignatureScope, Withheld, find_withheld
 from server.providers.provider import Provider
 
 NO_TASK: Final = "(no message)"
@@ -24,27 +24,27 @@ NO_TASK: Final = "(no message)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class PayloadSpec:
     """What a payload is made with, beside its turns."""
 
     provider: Provider
-    signer: Signer
+    scope: SignatureScope
     order: LayerOrder
     settings: CallSettings
     tools: tuple[Tool, ...]
     static_text: str
     dynamic: str | None
     blobs: Mapping[str, Blob]
-    opening: bytes | None = None
+    signed_summary: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldHistory:
+class RenderedHistory:
     """Turns as they go to the provider."""
 
     messages: tuple[PayloadMessage, ...]
     steps: tuple[Step, ...]
-    """What the messages tell, without the opening."""
+    """What the messages tell, without the signed summary."""
     repairs: tuple[Mapping[str, JsonValue], ...]
     withheld: Mapping[int, Withheld]
 
@@ -58,21 +58,21 @@ class _Past:
     repairs: tuple[Mapping[str, JsonValue], ...]
 
 
-def tell_history(turns: Sequence[BufferedTurn], recipe: Recipe, *, dynamic: str | None = None) -> ToldHistory:
+def render_history(turns: Sequence[BufferedTurn], spec: PayloadSpec, *, dynamic: str | None = None) -> RenderedHistory:
     """The messages of the turns. Where the last one is an input it is the trigger, and `dynamic` goes with it."""
-    past = _render_answers(turns, recipe)
+    past = _render_answers(turns, spec)
     repaired = repair(read_steps(_said(turns, past)))
-    return ToldHistory(
-        messages=tuple(_render(repaired.steps, turns, past, recipe, dynamic)),
+    return RenderedHistory(
+        messages=tuple(_render(repaired.steps, turns, past, spec, dynamic)),
         steps=repaired.steps,
-        repairs=(*past.repairs, *repaired.repairs, *_note_text_calls(repaired.steps, recipe)),
+        repairs=(*past.repairs, *repaired.repairs, *_note_text_calls(repaired.steps, spec)),
         withheld=past.withheld,
     )
 
 
-def outline_history(turns: Sequence[BufferedTurn], recipe: Recipe) -> tuple[tuple[Step, bytes | None], ...]:
+def outline_history(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> tuple[tuple[Step, bytes | None], ...]:
     """What the messages of the turns tell, each step of the model's with what goes back of it. Needs no blobs."""
-    past = _render_answers(turns, recipe)
+    past = _render_answers(turns, spec)
     steps = repair(read_steps(_said(turns, past))).steps
     return tuple((step, None if step.seq is None else past.answers.get(step.seq)) for step in steps)
 
@@ -82,9 +82,9 @@ def dynamic_text(turn: BufferedTurn | None) -> str | None:
     return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
 
 
-def _render_answers(turns: Sequence[BufferedTurn], recipe: Recipe) -> _Past:
+def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _Past:
     """All answers in the words of the vendor that is asked. What is withheld counts where it made a difference."""
-    reasons = find_withheld(turns, recipe.signer)
+    reasons = find_withheld(turns, spec.scope)
     answers: dict[int, bytes] = {}
     withheld: dict[int, Withheld] = {}
     repairs: list[Mapping[str, JsonValue]] = []
@@ -92,8 +92,8 @@ def _render_answers(turns: Sequence[BufferedTurn], recipe: Recipe) -> _Past:
         if turn.kind is not TurnKind.MODEL_RESPONSE:
             continue
         reason = reasons.get(turn.seq)
-        data = _render_answer(turn, reason, recipe.provider)
-        settled = _settle(data, turns[index + 1 : index + 3], reason, recipe.provider)
+        data = _render_answer(turn, reason, spec.provider)
+        settled = _settle(data, turns[index + 1 : index + 3], reason, spec.provider)
         if data and settled != data:
             repairs.append({"kind": "server_call_dropped", "seq": turn.seq, "ids": []})
             data = settled
@@ -155,16 +155,16 @@ def _blocks_of(turn: BufferedTurn) -> tuple[Block, ...]:
 
 
 def _render(
-    steps: Sequence[Step], turns: Sequence[BufferedTurn], past: _Past, recipe: Recipe, dynamic: str | None
+    steps: Sequence[Step], turns: Sequence[BufferedTurn], past: _Past, spec: PayloadSpec, dynamic: str | None
 ) -> Iterator[PayloadMessage]:
     """The messages in order. A repaired history ends with the trigger, so they do."""
-    provider = recipe.provider
+    provider = spec.provider
     trigger = turns[-1] if turns and turns[-1].kind is not TurnKind.MODEL_RESPONSE else None
     by_seq = {turn.seq: turn for turn in turns}
-    blocks_sent = _blocks_sent(turns, trigger, recipe, dynamic)
-    if recipe.opening is not None:
-        yield PayloadMessage(layer=Layer.BUFFERED, data=recipe.opening, role="model", is_opening=True)
-    if recipe.order is LayerOrder.LAYERED and dynamic is not None:
+    blocks_sent = _blocks_sent(turns, trigger, spec, dynamic)
+    if spec.signed_summary is not None:
+        yield PayloadMessage(layer=Layer.BUFFERED, data=spec.signed_summary, role="model", is_signed_summary=True)
+    if spec.order is LayerOrder.LAYERED and dynamic is not None:
         yield PayloadMessage(layer=Layer.DYNAMIC, data=provider.dynamic_message(dynamic), role="user")
     calls: tuple[ToolCallBlock, ...] = ()
     as_text = False
@@ -174,39 +174,39 @@ def _render(
         match step.kind:
             case TurnKind.MODEL_RESPONSE:
                 calls, inside = step.calls, None
-                as_text = _goes_as_text(step, recipe)
-                data, role = _render_model(step, turn, past, recipe), "model"
+                as_text = _goes_as_text(step, spec)
+                data, role = _render_model(step, turn, past, spec), "model"
             case TurnKind.TOOL_RESPONSE if as_text:
                 data, role = provider.user_message(_results_as_text(step.results, calls), {}, inside), "user"
             case TurnKind.TOOL_RESPONSE:
-                inside = inside if recipe.signer.profile.takes_text_beside_results else None
+                inside = inside if spec.scope.profile.takes_text_beside_results else None
                 data, role = provider.tool_message(step.results, calls, inside), "tool"
             case TurnKind.USER_TASK:
                 said = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)
-                data, role = provider.user_message(said, recipe.blobs, inside), "user"
+                data, role = provider.user_message(said, spec.blobs, inside), "user"
         layer = Layer.TRIGGER if turn is not None and turn is trigger else Layer.BUFFERED
         yield PayloadMessage(layer=layer, data=data, role=role, seq=step.seq, dynamic=inside)
 
 
 def _blocks_sent(
-    turns: Sequence[BufferedTurn], trigger: BufferedTurn | None, recipe: Recipe, dynamic: str | None
+    turns: Sequence[BufferedTurn], trigger: BufferedTurn | None, spec: PayloadSpec, dynamic: str | None
 ) -> dict[int, str | None]:
     """The dynamic blocks inside inputs, by their numbers."""
-    if recipe.order is LayerOrder.LAYERED:
+    if spec.order is LayerOrder.LAYERED:
         return {}
     pairs = zip(turns, [*turns[1:], None], strict=True)
     sent = {turn.seq: dynamic_text(following) for turn, following in pairs}
     return sent if trigger is None else sent | {trigger.seq: dynamic}
 
 
-def _goes_as_text(step: Step, recipe: Recipe) -> bool:
+def _goes_as_text(step: Step, spec: PayloadSpec) -> bool:
     """Whether the calls of an answer are sent as text: see `server.conversation.epoch.Rejected`."""
-    return bool(step.calls) and step.seq is not None and step.seq <= recipe.signer.rejected.calls_through_seq
+    return bool(step.calls) and step.seq is not None and step.seq <= spec.scope.rejected.calls_through_seq
 
 
-def _note_text_calls(steps: Sequence[Step], recipe: Recipe) -> Iterator[Mapping[str, JsonValue]]:
+def _note_text_calls(steps: Sequence[Step], spec: PayloadSpec) -> Iterator[Mapping[str, JsonValue]]:
     for step in steps:
-        if _goes_as_text(step, recipe):
+        if _goes_as_text(step, spec):
             yield {"kind": "calls_as_text", "seq": step.seq, "ids": [call.id for call in step.calls]}
 
 
@@ -225,17 +225,17 @@ def _results_as_text(results: Sequence[ToolResultBlock], calls: Sequence[ToolCal
     )
 
 
-def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, recipe: Recipe) -> bytes:
+def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, spec: PayloadSpec) -> bytes:
     if turn is None:
         raise Internal("A repair never makes an answer.")
-    as_text = _goes_as_text(step, recipe)
+    as_text = _goes_as_text(step, spec)
     if not step.renamed and not as_text:
         return past.answers[turn.seq]
     calls = iter(step.calls)
     blocks: list[Block] = [next(calls) if isinstance(block, ToolCallBlock) else block for block in _blocks_of(turn)]
     if as_text:
         blocks = [_call_as_text(block) if isinstance(block, ToolCallBlock) else block for block in blocks]
-    renamed = recipe.provider.foreign_message(blocks)
+    renamed = spec.provider.foreign_message(blocks)
     if renamed is None:
         raise Internal("An answer with calls cannot be empty.")
     return renamed

@@ -10,8 +10,8 @@ from typing import Final
 from server.caching.explicit_policy import CachePlan
 from server.conversation.assistant import Tool
 from server.conversation.block import Blob, JsonValue
-from server.conversation.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment, set_down
-from server.conversation.errors import EpochMoved, OpeningRejected, ProviderFailed, ProviderNotConfigured
+from server.conversation.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment, inline_summary
+from server.conversation.errors import EpochMoved, ProviderFailed, ProviderNotConfigured, SummaryRejected
 from server.conversation.payload import LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource, Store
 from server.conversation.turn import TurnKind
@@ -26,7 +26,7 @@ from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
 from server.payload.renderer import Renderer, TemplateFailure
 from server.payload.settings import read_order
-from server.payload.shared_caches import HeldBlobs, HeldTexts, StaticText
+from server.payload.shared_caches import BlobCache, StaticText, StaticTextCache
 from server.providers.continuation import choose_container
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
@@ -62,14 +62,14 @@ class PayloadPreparation:
         renderer: Renderer,
         providers: Mapping[str, Provider],
         *,
-        texts: HeldTexts | None = None,
+        texts: StaticTextCache | None = None,
     ) -> None:
         """`texts`: where others of this process hold static texts too."""
         self._store = store
         self._renderer = renderer
         self._providers = providers
-        self._texts = texts or HeldTexts()
-        self._blobs = HeldBlobs()
+        self._texts = texts or StaticTextCache()
+        self._blobs = BlobCache()
 
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
         """All that the payload for the newest turn is made of. One round trip; raises what the store raises."""
@@ -237,8 +237,8 @@ class PayloadPreparation:
             rejected={} if source.epoch is None else source.epoch.rejected,
         )
         segment = None
-        if source.epoch is not None and source.epoch.opening is not None:
-            epoch = replace(epoch, opening=source.epoch.opening, prefix_hash=source.epoch.prefix_hash)
+        if source.epoch is not None and source.epoch.signed_summary is not None:
+            epoch = replace(epoch, signed_summary=source.epoch.signed_summary, prefix_hash=source.epoch.prefix_hash)
             if not await self._still_opens(tenant_id, source, source.epoch, epoch):
                 epoch, static, segment = _set_down(epoch, static, assistant.definition.tools)
         await self._store.begin_epoch(
@@ -283,8 +283,8 @@ def _name_container(source: PayloadSource, built: BuiltPayload, provider: Provid
 
 
 def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[Epoch, StaticText, Segment | None]:
-    """The epoch with what its opening tells as the last segment of its history."""
-    segment = set_down(epoch)
+    """The epoch with what its signed summary tells as the last segment of its history."""
+    segment = inline_summary(epoch)
     if segment is None:
         return epoch, static, None
     grown = replace(static, text=static.text + segment.text)
@@ -293,7 +293,7 @@ def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[
         segment_count=segment.position + 1,
         static_hash=_hash_text(grown.text),
         prefix_hash=hash_prefix(grown.text, tools),
-        opening=None,
+        signed_summary=None,
     )
     return changed, grown, segment
 
@@ -314,10 +314,10 @@ def _plan_recovery(
         reason=EpochReason.SIGNATURES_REJECTED,
         base_text=static.text[: static.base_length],
     )
-    if old.opening is not None:
-        epoch = replace(epoch, reason=EpochReason.OPENING_SET_DOWN)
+    if old.signed_summary is not None:
+        epoch = replace(epoch, reason=EpochReason.SUMMARY_INLINED)
         epoch, static, segment = _set_down(epoch, static, source.assistant.definition.tools)
-    if isinstance(failure, OpeningRejected):
+    if isinstance(failure, SummaryRejected):
         if segment is not None:
             yield epoch, static, segment
         return

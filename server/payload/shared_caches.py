@@ -27,7 +27,7 @@ class StaticText:
         return self.text[self.base_length :]
 
 
-class HeldTexts:
+class StaticTextCache:
     """Static texts by hash. Conversations of one assistant often share one."""
 
     def __init__(self, limit_bytes: int = 64 * _MEBIBYTE, conversation_limit: int = 20_000) -> None:
@@ -64,7 +64,7 @@ class HeldTexts:
             self._size_bytes -= _size_of(gone)
 
 
-class HeldBlobs:
+class BlobCache:
     """The images of conversations that are talked to now, by the hex of their hash."""
 
     def __init__(self, limit_bytes: int = 64 * _MEBIBYTE) -> None:

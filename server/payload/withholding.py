@@ -34,7 +34,7 @@ class Withheld(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signer:
+class SignatureScope:
     """Who is asked, and behind what."""
 
     provider: str
@@ -42,7 +42,7 @@ class Signer:
     profile: ModelProfile
     prefix_hash: bytes
     kept_prefix_hashes: tuple[bytes, ...] = ()
-    """Of an epoch with an opening: where it comes from, see `server.conversation.epoch`."""
+    """Of an epoch with a signed summary: where it comes from, see `server.conversation.epoch`."""
     rejected: Rejected = NOTHING_REJECTED
     """By this provider."""
 
@@ -51,49 +51,49 @@ class Signer:
         return prefix_hash is not None and prefix_hash in {self.prefix_hash, *self.kept_prefix_hashes}
 
 
-def sign_for(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> Signer:
+def build_signature_scope(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> SignatureScope:
     """Who is asked in an epoch."""
-    return Signer(
+    return SignatureScope(
         provider=provider,
         account=account,
         profile=profile,
         prefix_hash=epoch.prefix_hash,
-        kept_prefix_hashes=() if epoch.opening is None else epoch.opening.kept_prefix_hashes,
+        kept_prefix_hashes=() if epoch.signed_summary is None else epoch.signed_summary.kept_prefix_hashes,
         rejected=epoch.rejected.get(provider, NOTHING_REJECTED),
     )
 
 
-def find_withheld(turns: Sequence[BufferedTurn], signer: Signer) -> Mapping[int, Withheld]:
+def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mapping[int, Withheld]:
     """By their numbers the answers whose signatures do not hold for this signer."""
     answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
-    family = _find_family_asked(answers, signer)
-    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, signer, family)) is not None}
-    if not signer.profile.prefix_bound:
+    family = _find_family_asked(answers, scope)
+    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, scope, family)) is not None}
+    if not scope.profile.prefix_bound:
         return withheld
-    crossing = _find_crossing(answers, withheld, signer)
+    crossing = _find_crossing(answers, withheld, scope)
     early = {turn.seq: Withheld.PREFIX for turn in answers if turn.seq <= crossing and turn.seq not in withheld}
     return withheld | early
 
 
-def _find_family_asked(answers: Sequence[BufferedTurn], signer: Signer) -> str:
+def _find_family_asked(answers: Sequence[BufferedTurn], scope: SignatureScope) -> str:
     """The family of the model that is asked: what its newest answer said, where the name is an alias."""
     for turn in reversed(answers):
-        if turn.native.dialect == signer.provider and turn.model == signer.profile.model and turn.model_version:
-            return find_family(signer.provider, turn.model, turn.model_version)
-    return signer.profile.family
+        if turn.native.dialect == scope.provider and turn.model == scope.profile.model and turn.model_version:
+            return find_family(scope.provider, turn.model, turn.model_version)
+    return scope.profile.family
 
 
-def _find_reason(turn: BufferedTurn, signer: Signer, family: str) -> Withheld | None:
-    profile = signer.profile
-    if turn.native.dialect != signer.provider:
+def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> Withheld | None:
+    profile = scope.profile
+    if turn.native.dialect != scope.provider:
         return Withheld.PROVIDER
-    if turn.seq <= signer.rejected.signatures_through_seq:
+    if turn.seq <= scope.rejected.signatures_through_seq:
         return Withheld.REJECTED
-    if turn.model is None or find_family(signer.provider, turn.model, turn.model_version) != family:
+    if turn.model is None or find_family(scope.provider, turn.model, turn.model_version) != family:
         return Withheld.FAMILY
-    if profile.account_bound and turn.account != signer.account:
+    if profile.account_bound and turn.account != scope.account:
         return Withheld.ACCOUNT
-    if profile.prefix_bound and not signer.is_behind(turn.prefix_hash):
+    if profile.prefix_bound and not scope.is_behind(turn.prefix_hash):
         return Withheld.PREFIX
     calls = [block for block in turn.blocks or () if isinstance(block, ToolCallBlock)]
     if profile.signs_calls and calls and calls[0].signature is None:
@@ -101,7 +101,7 @@ def _find_reason(turn: BufferedTurn, signer: Signer, family: str) -> Withheld | 
     return None
 
 
-def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withheld], signer: Signer) -> int:
+def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withheld], scope: SignatureScope) -> int:
     """The last answer with calls that was made behind another prefix, but whose results went out behind this one.
 
     Claude wants the thinking that belongs to the calls it is given results for, or none at all. So everything up to
@@ -113,7 +113,7 @@ def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withh
         for turn, following in zip(said, [*said[1:], None], strict=False)
         if withheld.get(turn.seq) is Withheld.PREFIX
         and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
-        and (following is None or signer.is_behind(following.prefix_hash))
+        and (following is None or scope.is_behind(following.prefix_hash))
     ]
     return max(crossings, default=0)
 

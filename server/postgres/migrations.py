@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool
 from server.conversation.bundled import find_bundled
 from server.conversation.errors import MigrationFailed, SchemaAhead, SchemaBehind
 from server.postgres.connections import Connection, DatabaseOptions, connect, translate, translated_errors
-from server.postgres.replay.conversation_tables import SHADOW_SCHEMA
+from server.postgres.replay.conversation_tables import REPLAY_SCHEMA
 from server.postgres.schema import metadata
 
 Result = TypeVar("Result")
@@ -122,7 +122,7 @@ async def find_drift(options: DatabaseOptions) -> list[str]:
 def is_described(name: str | None, kind: str, _parents: object) -> bool:
     """Whether our metadata speaks for it. The job queue's tables are pgqueuer's; a test of their own compares them."""
     if kind == "schema":
-        return name in {None, SHADOW_SCHEMA}
+        return name in {None, REPLAY_SCHEMA}
     return kind != "table" or name is None or not name.startswith("pgqueuer")
 
 

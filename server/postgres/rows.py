@@ -10,7 +10,7 @@ from server.conversation.block_json import block_from_json
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation.conversation import Conversation, ConversationState, Origin
-from server.conversation.epoch import Epoch, EpochReason, Opening, Rejected, Segment
+from server.conversation.epoch import Epoch, EpochReason, Rejected, Segment, SignedSummary
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, encode_id
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import (
@@ -234,7 +234,7 @@ def epoch_from(row: Row) -> Epoch:
         arguments_hash=row["epoch_arguments_hash"] or b"",
         template_hash=row["template_hash"],
         buffer_start_seq=row["epoch_buffer_start_seq"],
-        opening=None if row["opening"] is None else _opening_from(row),
+        signed_summary=None if row["signed_summary"] is None else _signed_summary_from(row),
         args=json_or_none(row.get("epoch_args")),
         rejected=_rejected_from(row["rejected"]),
     )
@@ -247,13 +247,13 @@ def _rejected_from(stored: str | None) -> dict[str, Rejected]:
     }
 
 
-def _opening_from(row: Row) -> Opening:
-    return Opening(
-        data=row["opening"],
-        start_seq=row["opening_start_seq"],
-        text=decode_text(row["opening_text"]),
-        token_count=row["opening_tokens"],
-        kept_prefix_hashes=_split_hashes(row["opening_kept_hash"]),
+def _signed_summary_from(row: Row) -> SignedSummary:
+    return SignedSummary(
+        data=row["signed_summary"],
+        start_seq=row["signed_summary_start_seq"],
+        text=decode_text(row["signed_summary_text"]),
+        token_count=row["signed_summary_tokens"],
+        kept_prefix_hashes=_split_hashes(row["signed_summary_kept_hash"]),
     )
 
 

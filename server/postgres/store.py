@@ -47,7 +47,7 @@ from server.postgres.conversation import erasure as erasing
 from server.postgres.conversation import forks as forking
 from server.postgres.engine import Database
 from server.postgres.payload import loading
-from server.postgres.payload.source_rows import HeldRows
+from server.postgres.payload.source_rows import RowCache
 from server.postgres.turns import accept as accepting
 from server.postgres.turns import leases, reading
 from server.postgres.turns import queue as queueing
@@ -61,7 +61,7 @@ class PostgresStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._held = HeldRows()
+        self._held = RowCache()
 
     async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
         return await assistants.create_assistant(self._database, tenant_id, definition)
@@ -187,8 +187,8 @@ class PostgresStore:
     ) -> Sequence[Segment]:
         return await epochs.load_segments(self._database, tenant_id, conversation_id, generation, count)
 
-    async def find_epoch_before(self, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
-        return await epochs.find_epoch_before(self._database, tenant_id, conversation_id, opening)
+    async def find_epoch_before(self, tenant_id: str, conversation_id: str, signed_summary: bytes) -> Epoch | None:
+        return await epochs.find_epoch_before(self._database, tenant_id, conversation_id, signed_summary)
 
     async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
         return await reading.load_turns(self._database, tenant_id, conversation_id, first_seq, last_seq)

@@ -77,7 +77,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def render_within(template: Template, values: Mapping[str, Any], most_chars: int) -> str:
+def render_within(template: Template, values: Mapping[str, Any], max_chars: int) -> str:
     """The text. Raises `TextTooLong` as soon as it is, and any of `RENDER_ERRORS`."""
     pieces: list[str] = []
     length = 0
@@ -85,8 +85,8 @@ def render_within(template: Template, values: Mapping[str, Any], most_chars: int
         if piece:
             pieces.append(piece)
             length += len(piece)
-        if length > most_chars:
-            raise TextTooLong(f"The text is longer than {most_chars} characters.")
+        if length > max_chars:
+            raise TextTooLong(f"The text is longer than {max_chars} characters.")
     return "".join(pieces)
 
 

@@ -46,8 +46,8 @@ if sys.platform != "win32":
 _NICENESS: Final = 5
 """If processor time is short, the server's own process comes first."""
 _OPEN_FILES: Final = 32
-_MOST_FAULTS: Final = 50
-_MOST_NAMES: Final = 500
+_MAX_FAULTS: Final = 50
+_MAX_NAMES: Final = 500
 _NO_MEMORY: Final = b'{"failure":{"kind":"too_large","message":"The template needs too much memory.","line":null}}\n'
 
 
@@ -114,7 +114,7 @@ def _inspect(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
         sandbox.compile(tree)
     except RENDER_ERRORS as error:
         faults.append(_failure("parse", error)["failure"])
-    return {"failures": faults[:_MOST_FAULTS], "names": names[:_MOST_NAMES]}
+    return {"failures": faults[:_MAX_FAULTS], "names": names[:_MAX_NAMES]}
 
 
 def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
@@ -143,18 +143,18 @@ def _render_layer(limits: RenderLimits, request: dict[str, Any]) -> dict[str, An
         template = read_layer(request["name"], request["source"])
     except SettingsInvalid as error:
         return _failure_at("parse", error.message, None)
-    values, most_chars = request["values"], limits.output_chars
+    values, max_chars = request["values"], limits.output_chars
     try:
         match request["layer"]:
             case "static":
-                return {"text": render_static_layer(template, values, most_chars)}
+                return {"text": render_static_layer(template, values, max_chars)}
             case "dynamic":
-                text, failure = render_dynamic_layer(template, values, most_chars)
+                text, failure = render_dynamic_layer(template, values, max_chars)
                 return {"text": text} if failure is None else {"text": text, "remark": _told(failure)}
             case _:
                 if "turns" in values:
                     values = {**values, "turns": [transcript_turn_from_json(turn) for turn in values["turns"]]}
-                return {"text": render_layer(template, values, most_chars)}
+                return {"text": render_layer(template, values, max_chars)}
     except LayerFailed as error:
         return {"failure": _told(error.failure)}
 

@@ -24,7 +24,7 @@ _LEAVE_SECONDS: Final = 1.0
 _PATIENCE: Final = 5
 """A worker ends itself after so much processor time; one that has not after this many times that is ended from here."""
 _TIME_IS_UP: Final = -signal.SIGPROF if sys.platform != "win32" else None
-_MOST_BYTES_PER_CHAR: Final = 6
+_MAX_BYTES_PER_CHAR: Final = 6
 """A control character in JSON."""
 _ROOM_FOR_A_FAILURE: Final = 65_536
 _IMPORT_ROOT: Final = str(Path(__file__).resolve().parents[2])
@@ -116,7 +116,7 @@ class WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,  # a traceback could quote a template
-            limit=limits.output_chars * _MOST_BYTES_PER_CHAR + _ROOM_FOR_A_FAILURE,
+            limit=limits.output_chars * _MAX_BYTES_PER_CHAR + _ROOM_FOR_A_FAILURE,
             env={name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"PYTHONPATH": _IMPORT_ROOT},
             start_new_session=True,  # Ctrl-C in the server's terminal is the server's business
         )

@@ -22,10 +22,10 @@ from typing import Final, TypeAlias
 from server.conversation.errors import (
     AnswerRejected,
     CacheGone,
-    OpeningRejected,
     PrefixMismatch,
     ProviderFailed,
     SignatureRejected,
+    SummaryRejected,
 )
 from server.conversation.event import ProviderEvent, UsageReported
 from server.conversation.payload import Payload
@@ -38,7 +38,7 @@ from server.providers.token_estimate import TokenEstimate
 
 Rebuild: TypeAlias = Callable[[ProviderFailed], Awaitable[Payload | None]]
 """The payload without what the provider has rejected; None if nothing can be left out."""
-REJECTIONS: Final = (AnswerRejected, OpeningRejected, PrefixMismatch, SignatureRejected)
+REJECTIONS: Final = (AnswerRejected, SummaryRejected, PrefixMismatch, SignatureRejected)
 """The provider rejects what it has signed itself: the same request fails every time."""
 _AT_ONCE: Final = (CacheGone, *REJECTIONS)
 """What is followed by another request at once, which is no retry of the same."""
@@ -46,7 +46,7 @@ _OK: Final = 200
 _log = logging.getLogger("strata.provider")
 
 
-class PatientCall:
+class RetryingCall:
     """One turn's way to its answer."""
 
     def __init__(

@@ -260,7 +260,7 @@ class Provider(Protocol):
         """
         ...
 
-    def opening_text(self, message: bytes) -> str | None:
+    def signed_summary_text(self, message: bytes) -> str | None:
         """What a signed summary of this vendor's own says, given the answer that a payload with `sums_up` was answered
         with. None where the answer is anything else.
         """

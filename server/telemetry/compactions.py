@@ -15,7 +15,7 @@ from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.limits import NameSet, bounded_count, finite_usd
 
 _REASONS: Final = 40
-_MOST_BLOCKED: Final = 10_000
+_MAX_BLOCKED: Final = 10_000
 _log = logging.getLogger("strata.compaction")
 
 
@@ -78,7 +78,7 @@ class CompactionTelemetry:
         if conversation_id in self._blocked:
             return
         self._blocked[conversation_id] = None
-        if len(self._blocked) > _MOST_BLOCKED:
+        if len(self._blocked) > _MAX_BLOCKED:
             self._blocked.popitem(last=False)
         self._alarms.inc()
         _log.warning(

@@ -14,10 +14,10 @@ from typing import Final
 from server.conversation.call import Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import DatabaseUnavailable, LeaseLost, TurnStalled
-from server.conversation.notifications import News
+from server.conversation.notifications import Notification
 from server.payload.call_records import bare_end_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
-from server.providers.calls import PatientCall
+from server.providers.calls import RetryingCall
 from server.providers.provider import ProviderStream
 from server.turns.live import LiveTurn
 from server.turns.tools import TurnTools
@@ -30,7 +30,7 @@ _WATCH_SECONDS: Final = 1.0
 _log = logging.getLogger("strata.turn")
 
 
-class TurnKeeper:
+class TurnCheckpointer:
     """Keeps one turn."""
 
     def __init__(self, tools: TurnTools, lease: Lease, live: LiveTurn) -> None:
@@ -39,7 +39,7 @@ class TurnKeeper:
         self._live = live
         self._prepared: list[tuple[int, PreparedPayload]] = []
         """What was prepared, with the first attempt that it was for."""
-        self._call: PatientCall | None = None
+        self._call: RetryingCall | None = None
         self._stopped = False
         """Nothing is written from now on: the turn is at its end, or was given up."""
         self._sent = asyncio.Event()
@@ -50,7 +50,7 @@ class TurnKeeper:
         self._written = (0, 0)
         """Attempt and offset up to which the bytes are durable."""
 
-    def attend(self, prepared: PreparedPayload, call: PatientCall) -> None:
+    def attend(self, prepared: PreparedPayload, call: RetryingCall) -> None:
         """From now on there is something to write down, and to stop. The next attempt is made with `prepared`."""
         self._prepared.append((len(call.attempts) + 1, prepared))
         self._call = call
@@ -71,7 +71,7 @@ class TurnKeeper:
                 tasks = [
                     asyncio.create_task(self._keep(), name="turn keeper"),
                     asyncio.create_task(self._begin_calls(), name="call recorder"),
-                    asyncio.create_task(self._heed(), name="turn stopper"),
+                    asyncio.create_task(self._watch_cancel(), name="turn stopper"),
                     asyncio.create_task(self._watch_ending(deadline), name="turn watchdog"),
                 ]
                 try:
@@ -174,7 +174,7 @@ class TurnKeeper:
         self._tools.observer.turn_lost(self._lease, TurnStalled.code)
         self._live.lose(TurnStalled())
 
-    async def _heed(self) -> None:
+    async def _watch_cancel(self) -> None:
         """Ends the call when somebody wants that."""
         await self._live.cancel_asked.wait()
         if self._call is not None:
@@ -183,7 +183,7 @@ class TurnKeeper:
     async def _keep(self) -> None:
         limits = self._tools.limits
         shown_at = time.monotonic()
-        with self._tools.announcements.watch(self._lease.conversation_id, News.CANCELLING) as watch:
+        with self._tools.notifications.watch(self._lease.conversation_id, Notification.CANCELLING) as watch:
             # Not for ever: a library that swallows the cancellation of this task must not keep the turn alive.
             while not self._stopped:
                 # However seldom bytes are written down, the lease must not run out over it.

@@ -13,7 +13,7 @@ from typing import Final
 
 from server.conversation.conversation import OnBusy
 from server.conversation.errors import ConversationBusy, DatabaseUnavailable, ShuttingDown, TurnNotRunning
-from server.conversation.notifications import News
+from server.conversation.notifications import Notification
 from server.conversation.store import Accepted, AcceptOutcome, NewInput
 from server.turns.running import RunningTurns
 from server.turns.tools import TurnTools
@@ -91,7 +91,7 @@ class TurnQueue:
         deadline: float,
     ) -> AcceptOutcome | None:
         kept_at = time.monotonic()
-        with self._tools.announcements.watch(turn.conversation_id, News.ENDED) as watch:
+        with self._tools.notifications.watch(turn.conversation_id, Notification.ENDED) as watch:
             while True:
                 if self._running_turns.draining:
                     raise ShuttingDown

@@ -28,7 +28,7 @@ from server.conversation.errors import (
     TurnStalled,
 )
 from server.conversation.payload import Payload
-from server.conversation.shielding import undisturbed
+from server.conversation.shielding import run_to_completion
 from server.conversation.store import Finished, NewAnswer, PayloadSource
 from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
 from server.conversation.turn_ending import describe_failure, describe_stop
@@ -36,9 +36,9 @@ from server.conversation.turn_event import end_of as last_event_of
 from server.conversation.usage import Usage, add_usages
 from server.payload.call_records import add_costs, bare_end_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
-from server.providers.calls import REJECTIONS, PatientCall
+from server.providers.calls import REJECTIONS, RetryingCall
 from server.providers.continuation import fold_earlier, fold_events
-from server.turns.checkpointer import TurnKeeper
+from server.turns.checkpointer import TurnCheckpointer
 from server.turns.live import LiveTurn
 from server.turns.observer import TurnTimes
 from server.turns.tools import TurnTools
@@ -75,11 +75,11 @@ class TurnRunner:
         self._live = live
         self._began = began
         self._times = TurnTimes(accepted=time.monotonic() - began)
-        self._keeper = TurnKeeper(tools, lease, live)
+        self._keeper = TurnCheckpointer(tools, lease, live)
         self._definition: AssistantDefinition | None = None
         self._source: PayloadSource | None = None
         self._prepared: PreparedPayload | None = None
-        self._call: PatientCall | None = None
+        self._call: RetryingCall | None = None
         self._unavailable: DatabaseUnavailable | None = None
         """Why the answer could not be stored so far."""
 
@@ -89,9 +89,9 @@ class TurnRunner:
         try:
             outcome = await self._answer()
         except asyncio.CancelledError:
-            await undisturbed(self._conclude(_INTERRUPTED))
+            await run_to_completion(self._conclude(_INTERRUPTED))
             raise
-        await undisturbed(self._conclude(outcome))
+        await run_to_completion(self._conclude(outcome))
 
     async def _answer(self) -> _Outcome:
         try:
@@ -114,7 +114,7 @@ class TurnRunner:
         self._definition = source.assistant.definition
         self._prepared = prepared = await tools.preparation.prepare(self._tenant_id, source)
         self._note(built=time.monotonic() - self._began)
-        self._call = call = PatientCall(
+        self._call = call = RetryingCall(
             prepared.provider,
             prepared.built.payload,
             tools.retry_policy,
@@ -150,7 +150,7 @@ class TurnRunner:
         except StrataError as error:
             _log.warning("turn.rejection_not_stored", extra=self._facts(code=error.code))
 
-    async def _listen(self, call: PatientCall) -> None:
+    async def _listen(self, call: RetryingCall) -> None:
         async with aclosing(call.events()) as events:
             async for event in events:
                 if self._times.first_event is None:
@@ -232,8 +232,8 @@ class TurnRunner:
         self._tools.observer.turn_ended(self._lease, turn, self._times)
         if self._source is not None and self._prepared is not None:
             payload = self._prepared.built.payload
-            opening_length = 0 if payload.opening is None else len(payload.opening.data)
-            static_length = len(payload.static_text) + opening_length
+            signed_summary_length = 0 if payload.signed_summary is None else len(payload.signed_summary.data)
+            static_length = len(payload.static_text) + signed_summary_length
             self._tools.follower.turn_followed(
                 self._tenant_id, self._source, static_length, turn, len(answer.native.data)
             )
@@ -362,7 +362,7 @@ def _failed(code: str, ending: Mapping[str, JsonValue] | None = None) -> _Outcom
     return _Outcome(state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code=code, ending=ending or {})
 
 
-def _complete(call: PatientCall) -> _Outcome:
+def _complete(call: RetryingCall) -> _Outcome:
     answer = call.answer
     return _Outcome(
         state=TurnState.COMPLETE,

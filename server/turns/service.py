@@ -31,7 +31,7 @@ class TurnService:
         self._running_turns = running_turns
         self._queue = TurnQueue(tools, running_turns)
         self._reaper = Reaper(tools)
-        self._library = TurnLibrary(store=tools.store, announcements=tools.announcements, folds=tools.folds)
+        self._library = TurnLibrary(store=tools.store, notifications=tools.notifications, folds=tools.folds)
         self._live: dict[tuple[str, int], LiveTurn] = {}
 
     async def take_turn(self, tenant_id: str, request: TurnRequest) -> TurnHandle:

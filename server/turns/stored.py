@@ -16,7 +16,7 @@ from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallB
 from server.conversation.call import Call
 from server.conversation.errors import TurnNotFound
 from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
-from server.conversation.notifications import Announcements, News, Watch
+from server.conversation.notifications import Notification, Notifications, Watch
 from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, TurnState
 from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted, end_of
@@ -36,7 +36,7 @@ class TurnLibrary:
     """What reading stored turns takes."""
 
     store: Store
-    announcements: Announcements
+    notifications: Notifications
     folds: Mapping[str, OpenFold]
     """By provider; of all that there are, whether or not this process has their keys."""
     _shared: "WeakValueDictionary[tuple[str, str, int], StoredEvents]" = field(default_factory=WeakValueDictionary)
@@ -96,7 +96,7 @@ class StoredHandle:
 
     async def wait(self) -> TurnEnded:
         library = self.library
-        with library.announcements.watch(self.conversation_id, News.ENDED) as watch:
+        with library.notifications.watch(self.conversation_id, Notification.ENDED) as watch:
             while True:
                 turn = await library.find_answer(self.tenant_id, self.conversation_id, self.seq)
                 if turn is not None:
@@ -260,7 +260,7 @@ class StoredReader:
 
     def _open_watch(self) -> Watch:
         handle = self._handle
-        self._watch = handle.library.announcements.watch(handle.conversation_id, News.GROWN, News.ENDED)
+        self._watch = handle.library.notifications.watch(handle.conversation_id, Notification.GROWN, Notification.ENDED)
         self._watch.__enter__()
         return self._watch
 

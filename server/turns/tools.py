@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.caching.keeper import CacheKeeper
-from server.conversation.notifications import Announcements
+from server.conversation.notifications import Notifications
 from server.conversation.store import Store
 from server.payload.preparation import PayloadPreparation
 from server.providers.call_slots import CallSlots
@@ -39,7 +39,7 @@ class TurnTools:
     """What this process is called on the leases that it holds."""
     store: Store
     preparation: PayloadPreparation
-    announcements: Announcements
+    notifications: Notifications
     observer: TurnObserver
     folds: Mapping[str, OpenFold]
     """By provider, of all that there are."""

@@ -28,7 +28,7 @@ from server.inspection.port import Inspector
 from server.inspection.saved_views import SavedViews
 from server.inspection.usage_report import UsageReports
 from server.payload.renderer import Renderer
-from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
@@ -63,7 +63,7 @@ from server.web.auth import provide_caller
 from server.web.body_budget import BodyBudget
 from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
-from server.web.middleware import Edge
+from server.web.middleware import RequestMiddleware
 from server.web.openapi import build_openapi, note_security
 from server.web.readiness import Readiness
 from server.web.request import StrataRequest, part_of
@@ -159,7 +159,7 @@ class WebParts:
     call_inspector: CallInspector
     overviews: Overviews
     saved_views: SavedViews
-    replay_desk: ReplayDesk
+    replay_admin: ReplayAdmin
     replay_calls: ReplayCalls
     archives: Archives
     assistant_inspector: AssistantInspector
@@ -183,19 +183,19 @@ class WebParts:
     version: str
 
 
-def build_app(parts: WebParts) -> Edge:
+def build_app(parts: WebParts) -> RequestMiddleware:
     """The ASGI application. Its `litestar` is the framework's part, inside the edge."""
     return assemble(parts, ROUTES)
 
 
-def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> Edge:
+def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> RequestMiddleware:
     """The application with these routes."""
     parts.metrics.gauge_callback("strata_turns_running", "Turns running now.", lambda: parts.running_turns.count)
     values = _values(parts)
     litestar = _build_frame(
         tuple(routes), frozenset(values), parts.body_limit_bytes, tuple(parts.cors_origins), parts.version
     )
-    return Edge(litestar, values, bodies=parts.bodies, metrics=parts.metrics, tracing=parts.tracing)
+    return RequestMiddleware(litestar, values, bodies=parts.bodies, metrics=parts.metrics, tracing=parts.tracing)
 
 
 @lru_cache(maxsize=_FRAMES)
@@ -240,7 +240,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "trusted_proxies": parts.trusted_proxies,
         "tenant_boundary": TenantBoundary(
             inspector=parts.inspector,
-            replay_desk=parts.replay_desk,
+            replay_admin=parts.replay_admin,
             assistant_inspector=parts.assistant_inspector,
             audit_log=parts.audit_log,
         ),
@@ -259,7 +259,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "assistant_inspector": parts.assistant_inspector,
         "assistant_editor": parts.assistant_editor,
         "actions": _build_actions(parts),
-        "replay_desk": parts.replay_desk,
+        "replay_admin": parts.replay_admin,
         "replay_calls": parts.replay_calls,
         "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),

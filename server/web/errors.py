@@ -133,7 +133,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.SignatureRejected: _BAD_GATEWAY,
     errors.AnswerRejected: _BAD_GATEWAY,
     errors.PrefixMismatch: _BAD_GATEWAY,
-    errors.OpeningRejected: _BAD_GATEWAY,
+    errors.SummaryRejected: _BAD_GATEWAY,
     errors.CallLimitReached: Row(status=503, retry_after_seconds=5),
     errors.CacheGone: _BAD_GATEWAY,
     errors.Internal: Row(status=500),

@@ -128,7 +128,7 @@ class _Exchange:
         return headers
 
 
-class Edge:
+class RequestMiddleware:
     """The application as the HTTP server sees it."""
 
     def __init__(

@@ -16,7 +16,7 @@ from server.conversation.audit import Action, Actor, AuditDraft, AuditLog
 from server.conversation.errors import NotFound, OtherTenantReadOnly, ValidationFailed
 from server.inspection.assistants import AssistantInspector
 from server.inspection.port import Inspector
-from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.admin import ReplayAdmin
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READING_POSTS: Final = frozenset(
@@ -71,13 +71,13 @@ class TenantBoundary:
         self,
         *,
         inspector: Inspector,
-        replay_desk: ReplayDesk,
+        replay_admin: ReplayAdmin,
         assistant_inspector: AssistantInspector,
         audit_log: AuditLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inspector = inspector
-        self._replay_desk = replay_desk
+        self._replay_admin = replay_admin
         self._assistant_inspector = assistant_inspector
         self._audit_log = audit_log
         self._clock = clock
@@ -122,7 +122,7 @@ class TenantBoundary:
                 case {"conversation_id": str(conversation_id)}:
                     return conversation_id, await self._inspector.find_tenant(conversation_id)
                 case {"replay_id": str(replay_id)}:
-                    return replay_id, (await self._replay_desk.replays.load_replay(None, replay_id)).tenant_id
+                    return replay_id, (await self._replay_admin.replays.load_replay(None, replay_id)).tenant_id
                 case {"assistant_id": str(assistant_id)}:
                     return assistant_id, (await self._assistant_inspector.load_assistant(None, assistant_id)).tenant_id
                 case _:

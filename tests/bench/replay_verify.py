@@ -31,7 +31,7 @@ from uuid import UUID
 import uvloop
 
 from server.app.database import open_database
-from server.app.providers import open_providers, open_scribes
+from server.app.providers import open_offline_providers, open_providers
 from server.app.settings import Settings
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.store import RebuildSource
@@ -92,10 +92,10 @@ async def read_rows(database: Database, ids: Sequence[UUID], spent: Spent) -> No
                 await connection.fetch(sql, list(ids))
 
 
-async def do_the_least(calls: Sequence[PastCall], scribes: Mapping[str, Provider], spent: Spent) -> None:
+async def do_the_least(calls: Sequence[PastCall], offline_providers: Mapping[str, Provider], spent: Spent) -> None:
     """What cannot be left out: folding the bytes of each call, writing its request."""
     for past in calls:
-        end, scribe = past.call.end, scribes[past.call.start.provider]
+        end, scribe = past.call.end, offline_providers[past.call.start.provider]
         assert end is not None
         assert end.raw_response is not None
         assert past.source is not None
@@ -109,8 +109,8 @@ async def do_the_least(calls: Sequence[PastCall], scribes: Mapping[str, Provider
 
 
 async def measure(database: Database, settings: Settings, ids: Sequence[str]) -> None:
-    async with open_scribes(settings) as scribes:
-        verifier = Verifier(PostgresCallWalk(database), scribes, VerifyOrder())
+    async with open_offline_providers(settings) as offline_providers:
+        verifier = Verifier(PostgresCallWalk(database), offline_providers, VerifyOrder())
         await verifier.verify(ids[:BATCH])
         verifying, floor, counts = Spent(), Spent(), Counts()
         for place in range(0, len(ids), BATCH):
@@ -121,7 +121,7 @@ async def measure(database: Database, settings: Settings, ids: Sequence[str]) ->
             await read_rows(database, keys, floor)
             async for each in PostgresCallWalk(database).conversations(batch, CallFilter()):
                 calls = [item async for item in each.items() if isinstance(item, PastCall)]
-                await do_the_least(calls, scribes, floor)
+                await do_the_least(calls, offline_providers, floor)
     count, size = counts.call_count, counts.raw_bytes / 2**20
     show("calls", f"{count:,}, of which {counts.mismatch_count} do not match; {size:.1f} MB of raw bytes")
     show("floor", f"{floor.seconds / count * 1e3:.2f} ms a call, CPU {floor.cpu_seconds / count * 1e3:.2f}")
@@ -132,7 +132,7 @@ async def measure(database: Database, settings: Settings, ids: Sequence[str]) ->
 
 async def measure_edges(database: Database, settings: Settings, conversation_id: str) -> None:
     """What the requests of late calls cost to make again beside those of early ones, as CPU: reading included."""
-    async with open_scribes(settings) as scribes:
+    async with open_offline_providers(settings) as offline_providers:
         spent: list[float] = []
         async for each in PostgresCallWalk(database).conversations([conversation_id], CallFilter()):
             began = time.process_time()
@@ -140,9 +140,9 @@ async def measure_edges(database: Database, settings: Settings, conversation_id:
                 if isinstance(item, PastCall) and item.call.turn_seq > 0:
                     payload = rebuild_call(
                         RebuildSource(call=item.call, source=item.source),  # type: ignore[arg-type]  # reason: it is there
-                        provider=scribes[item.call.start.provider],
+                        provider=offline_providers[item.call.start.provider],
                     )
-                    await scribes[item.call.start.provider].encode_request(payload)
+                    await offline_providers[item.call.start.provider].encode_request(payload)
                     spent.append(time.process_time() - began)
                     began = time.process_time()
     early, late = median(spent[EDGE : 2 * EDGE]), median(spent[-EDGE:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from playwright.async_api import expect
 
 from server.emulator.gemini.app import build_gemini_app
-from server.emulator.latency import Pace
+from server.emulator.latency import Latency
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.engine import Database
 from server.postgres.inspection.indexer import index_all
@@ -118,7 +118,7 @@ async def test_a_long_conversation_is_turned_and_jumped_into(visit: Visit) -> No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held(Pace):
+class Held(Latency):
     """A model that says its next piece when it is let."""
 
     gate: asyncio.Semaphore
@@ -137,7 +137,7 @@ async def test_a_running_turn_comes_in_live_and_is_shown_whole_when_it_has_ended
     await visit.log_in()
     gate = asyncio.Semaphore(9)
     held = Held(first_chunk_seconds=0, seconds_per_chunk=0, gate=gate)
-    stages.gemini[1].app = build_gemini_app(replace(emulated.gemini.state, pace=held))
+    stages.gemini[1].app = build_gemini_app(replace(emulated.gemini.state, latency=held))
     calls = (ToolCall(name="get_weather", arguments={"city": "<u>Oslo</u>"}),)
     emulated.gemini.says(
         Reply(

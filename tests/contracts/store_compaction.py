@@ -9,7 +9,7 @@ import pytest
 
 from server.conversation.api_key import Tenant
 from server.conversation.call import Call
-from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.epoch import Epoch, EpochReason, Segment, SignedSummary
 from server.conversation.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
 from server.conversation.store import ConversationChange, CopiedSegments, Store
 from server.conversation.turn import TurnKind
@@ -42,7 +42,7 @@ def piece(position: int, *, generation: int = 0, **changes: Any) -> Segment:
 
 def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: int = 5) -> Epoch:
     """An epoch that begins with a signed block."""
-    opening = Opening(
+    signed_summary = SignedSummary(
         data=data,
         start_seq=start_seq,
         text=f"[{start_seq}] {NASTY}\n",
@@ -52,7 +52,7 @@ def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: in
     return epoch(
         number,
         reason=EpochReason.SIGNED,
-        opening=opening,
+        signed_summary=signed_summary,
         buffer_start_seq=buffer_start_seq,
         segment_count=1 if start_seq > 1 else 0,
     )
@@ -178,7 +178,7 @@ class CompactionContract:
         history = await store.load_history(tenant.id, conversation_id)
         assert [segment.text for segment in history.segments[1:]] == [f"{outcomes.index(None)}\n"]
 
-    async def test_an_opening_comes_back_as_it_went_in(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_signed_summary_comes_back_as_it_went_in(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
         signed = opened(3, b'{"n":1.0}\x00\xff', start_seq=3, buffer_start_seq=5)
         await store.begin_epoch(tenant.id, conversation_id, signed)
@@ -186,7 +186,7 @@ class CompactionContract:
         source = await store.load_payload_source(tenant.id, conversation_id)
         for found in (history.source, source):
             assert found.epoch is not None
-            assert found.epoch.opening == signed.opening
+            assert found.epoch.signed_summary == signed.signed_summary
             assert [turn.seq for turn in found.buffered] == [5, 6, 7, 8, 9, 10]
         assert history.is_open_ended
         page = await store.list_epochs(tenant.id, conversation_id)
@@ -196,14 +196,14 @@ class CompactionContract:
         ]
         assert page.items[0].last_segment == piece(1, text="", token_count=7)
 
-    async def test_another_opening_is_another_epoch(self, store: Store, tenant: Tenant) -> None:
+    async def test_another_signed_summary_is_another_epoch(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 0)
         await store.begin_epoch(tenant.id, conversation_id, opened(2, b"one"))
         await store.begin_epoch(tenant.id, conversation_id, opened(2, b"one"))
         with pytest.raises(EpochMoved):
             await store.begin_epoch(tenant.id, conversation_id, opened(2, b"two"))
 
-    async def test_the_epoch_before_an_opening_is_found(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_epoch_before_an_signed_summary_is_found(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 0)
         undone = epoch(4, reason=EpochReason.COMPACTION_UNDONE)
         again = opened(5, b"one", buffer_start_seq=7)

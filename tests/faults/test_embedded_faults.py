@@ -1,4 +1,5 @@
-"""The embedded Postgres under kill -9: of its users, of its warden, of Postgres itself, of all at once, at any moment.
+"""The embedded Postgres under kill -9: of its users, of its supervisor, of Postgres itself, of all at once, at any
+moment.
 
 Every user here is a process of its own, and every death a real SIGKILL.
 """
@@ -27,7 +28,7 @@ from tests.support.fakes.embedded_user import (
     open_seed_dir,
     processes_below,
     python_for_nobody,
-    wardens_below,
+    supervisors_below,
 )
 
 ROOT = os.geteuid() == 0
@@ -100,9 +101,9 @@ def postmaster_of(data_dir: Path) -> int:
 
 
 def kill_all_of(user: EmbeddedUser) -> int:
-    """Postgres first: it would end in good order without its warden. Its number."""
+    """Postgres first: it would end in good order without its supervisor. Its number."""
     postmaster = postmaster_of(user.data_dir)
-    for pid in (postmaster, *(process.pid for process in wardens_below(user.data_dir)), user.process.pid):
+    for pid in (postmaster, *(process.pid for process in supervisors_below(user.data_dir)), user.process.pid):
         os.kill(pid, signal.SIGKILL)
     return postmaster
 
@@ -118,7 +119,7 @@ def test_postgres_runs_until_the_last_user_leaves(made_dir: Path, start: Callabl
     assert postmaster_of(made_dir) == pid
     assert second.ask("close") == {"closed": True}
     assert not psutil.pid_exists(pid)
-    assert wardens_below(made_dir) == []
+    assert supervisors_below(made_dir) == []
 
 
 def test_postgres_stops_when_its_last_user_is_killed(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
@@ -141,12 +142,12 @@ def test_a_user_that_exits_without_closing_stops_postgres(made_dir: Path, start:
 def test_ctrl_c_in_the_terminal_ends_only_the_user(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
     user = start()
     url = user.url()
-    (warden,) = wardens_below(made_dir)
-    assert os.getsid(warden.pid) != os.getsid(user.process.pid)
+    (supervisor,) = supervisors_below(made_dir)
+    assert os.getsid(supervisor.pid) != os.getsid(user.process.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        warden.send_signal(number)
+        supervisor.send_signal(number)
     assert run(url, "SELECT 1") == [1]
-    assert wardens_below(made_dir) == [warden]
+    assert supervisors_below(made_dir) == [supervisor]
 
 
 def test_postgres_comes_back_after_kill_9_with_all_that_was_committed(
@@ -188,22 +189,22 @@ def test_postgres_comes_back_each_time(made_dir: Path, start: Callable[[], Embed
     assert has_numbers(url)
 
 
-def test_a_killed_warden_is_replaced_by_a_user(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
+def test_a_killed_supervisor_is_replaced_by_a_user(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
     first, second = start(), start()
     url = first.url()
     second.url()
     store_numbers(url)
-    (killed,) = wardens_below(made_dir)
+    (killed,) = supervisors_below(made_dir)
     killed.kill()
-    eventually(lambda: bool(wardens_below(made_dir)) and killed not in wardens_below(made_dir) and answers(url))
+    eventually(lambda: bool(supervisors_below(made_dir)) and killed not in supervisors_below(made_dir) and answers(url))
     assert has_numbers(url)
-    assert len(wardens_below(made_dir)) == 1
+    assert len(supervisors_below(made_dir)) == 1
     for user in (first, second):
         assert user.ask("close") == {"closed": True}
-    assert wardens_below(made_dir) == []
+    assert supervisors_below(made_dir) == []
 
 
-def test_a_warden_killed_with_its_last_user_takes_postgres_down(
+def test_a_supervisor_killed_with_its_last_user_takes_postgres_down(
     made_dir: Path, start: Callable[[], EmbeddedUser]
 ) -> None:
     if sys.platform != "linux":
@@ -211,7 +212,7 @@ def test_a_warden_killed_with_its_last_user_takes_postgres_down(
     user = start()
     user.url()
     user.kill()
-    for process in wardens_below(made_dir):
+    for process in supervisors_below(made_dir):
         process.kill()
     eventually(lambda: processes_below(made_dir) == [])
 
@@ -255,14 +256,14 @@ def test_six_at_once_on_a_new_directory_make_one_cluster(data_dir: Path, start: 
     users = [start() for _ in range(6)]
     (url,) = {user.url() for user in users}
     assert run(url, "SELECT 1") == [1]
-    assert len(wardens_below(data_dir)) == 1
+    assert len(supervisors_below(data_dir)) == 1
     logs = [user.leave() for user in users]
     assert sum(log.count("postgres.initialized") for log in logs) == 1
     assert processes_below(data_dir) == []
 
 
 def test_users_that_come_and_go_never_miss_postgres(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
-    """Each arrives while the one before is leaving, the warden deciding to stop in between."""
+    """Each arrives while the one before is leaving, the supervisor deciding to stop in between."""
     user = start()
     store_numbers(user.url())
     for _ in range(6):
@@ -296,7 +297,7 @@ def test_a_forked_child_does_not_keep_postgres_running(made_dir: Path, start: Ca
     child = int(user.ask("fork")["child"])
     try:
         assert user.ask("close") == {"closed": True}
-        assert wardens_below(made_dir) == []
+        assert supervisors_below(made_dir) == []
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -307,7 +308,7 @@ def test_a_removed_data_directory_is_not_replaced_by_an_empty_one(
     user = start()
     user.url()
     shutil.rmtree(made_dir)
-    for process in wardens_below(made_dir):
+    for process in supervisors_below(made_dir):
         process.kill()
     assert "Traceback" not in user.leave()
     assert not made_dir.exists()

@@ -160,11 +160,11 @@ class TestFailover:
         async def converse(conversation_id: str) -> None:
             while not stop.is_set():
                 turn = user_input(conversation_id)
-                accepted = await insist(lambda: accept(store, tenant.id, turn))  # noqa: B023  reason: awaited at once
-                await insist(lambda: store.finish_turn(accepted.lease, answer()))  # noqa: B023  reason: awaited at once
+                accepted = await retry_write(lambda: accept(store, tenant.id, turn))  # noqa: B023  reason: awaited at once
+                await retry_write(lambda: store.finish_turn(accepted.lease, answer()))  # noqa: B023  reason: awaited at once
                 acknowledged[conversation_id] += 2
 
-        async def insist(step: Callable[[], Awaitable[Result]]) -> Result:
+        async def retry_write(step: Callable[[], Awaitable[Result]]) -> Result:
             while True:
                 try:
                     return await step()

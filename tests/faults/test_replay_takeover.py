@@ -59,7 +59,7 @@ class SleepyStore(PostgresStore):
 async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
     strata_server: StrataServer,
     emulated: EmulatedProviders,
-    shadows: Database,
+    replay_store: Database,
     sleeps_at: str,
     heir_sleeps_at: str | None,
     asked_again: int,
@@ -73,13 +73,13 @@ async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
     asked_before = len(emulated.gemini.requests())
     replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
 
-    sleeper = SleepyStore(shadows, sleeps_at, 3)
+    sleeper = SleepyStore(replay_store, sleeps_at, 3)
     first = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
     await sleeper.sleeps.wait()
     await _let_time_pass(program.database)
     if asked_again:
         arm_again(emulated, turns[4:])
-    heir = SleepyStore(shadows, heir_sleeps_at or "", 1)
+    heir = SleepyStore(replay_store, heir_sleeps_at or "", 1)
     second = asyncio.create_task(_items(program, heir).run_all(replay.id))
     if heir_sleeps_at is None:
         await second
@@ -99,7 +99,7 @@ async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
 
 
 async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
-    strata_server: StrataServer, emulated: EmulatedProviders, shadows: Database
+    strata_server: StrataServer, emulated: EmulatedProviders, replay_store: Database
 ) -> None:
     """As a worker is that has lost its queue: the database may be back in a moment, and the answer is paid for."""
     program = strata_server.program
@@ -109,7 +109,7 @@ async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
     arm_again(emulated, await walk.turns())
     asked_before = len(emulated.gemini.requests())
     replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
-    sleeper = SleepyStore(shadows, "finish_turn", 2)
+    sleeper = SleepyStore(replay_store, "finish_turn", 2)
     running = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
     await sleeper.sleeps.wait()
     running.cancel()
@@ -124,9 +124,9 @@ async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
     assert [item.lost_count for item in await items_of(program, replay)] == [0]
 
 
-def _items(program: Program, shadows: PostgresStore) -> ReplayItems:
+def _items(program: Program, replay_store: PostgresStore) -> ReplayItems:
     tools = program.replays.items._tools  # noqa: SLF001  reason: the same process, but for its sleep
-    return ReplayItems(replace(tools, shadows=shadows))
+    return ReplayItems(replace(tools, replay_store=replay_store))
 
 
 async def _let_time_pass(database: Database) -> None:

@@ -37,7 +37,7 @@ from server.inspection.call_explanation import OutcomeKind, explain_outcome
 from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresAnnouncements
+from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
@@ -108,7 +108,7 @@ class OpenRig:
         running_turns = RunningTurns()
         async with (
             self._emulated.open(self._settings) as providers,
-            PostgresAnnouncements(self._database.options) as announcements,
+            PostgresNotifications(self._database.options) as notifications,
         ):
             opened = store(self._database)
             by_name = {name: wrap(provider) for name, provider in providers.by_name.items()}
@@ -116,7 +116,7 @@ class OpenRig:
                 owner="test",
                 store=opened,
                 preparation=PayloadPreparation(opened, renderer, by_name),
-                announcements=announcements,
+                notifications=notifications,
                 observer=TurnTelemetry(metrics, tracing),
                 folds=folds,
                 limits=limits,

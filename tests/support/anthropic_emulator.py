@@ -11,7 +11,7 @@ import pytest
 from anthropic import AsyncAnthropic, BadRequestError
 
 from server.emulator.anthropic.app import build_anthropic_app
-from server.emulator.latency import FULL_SPEED, Pace
+from server.emulator.latency import FULL_SPEED, Latency
 from server.emulator.script import Script, load_script
 from server.emulator.server import emulating
 from server.emulator.state import EmulatorState, build_state
@@ -108,9 +108,9 @@ class AnthropicEmulator:
 
 
 @asynccontextmanager
-async def anthropic_emulator(script: str = "", *, pace: Pace = FULL_SPEED) -> AsyncIterator[AnthropicEmulator]:
+async def anthropic_emulator(script: str = "", *, latency: Latency = FULL_SPEED) -> AsyncIterator[AnthropicEmulator]:
     clock = MovableClock()
-    state = build_state(script=load_script(script) if script else Script(()), clock=clock, pace=pace)
+    state = build_state(script=load_script(script) if script else Script(()), clock=clock, latency=latency)
     async with (
         emulating(build_anthropic_app(state)) as url,
         httpx2.AsyncClient(base_url=url, timeout=10, verify=_NO_TLS) as http,

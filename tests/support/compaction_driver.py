@@ -7,7 +7,7 @@ from server.compaction.background_call import BackgroundCalls
 from server.compaction.compactor import Compactor, CompactorTools
 from server.compaction.summary import Summariser
 from server.payload.renderer import Renderer
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from tests.conftest import StrataServer
@@ -41,7 +41,7 @@ def build_compactor(
             renderer=used,
             summariser=Summariser(calls or build_calls(program), used, limit_tokens=limit_tokens),
             observer=observer,
-            texts=HeldTexts(),
+            texts=StaticTextCache(),
             estimate=TokenEstimate(),
             full_share=full_share,
         )

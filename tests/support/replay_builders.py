@@ -42,7 +42,7 @@ def result(place: int = 1, **changes: Any) -> TurnResult:
     values: dict[str, Any] = {
         "place": place,
         "source_seq": 2 * place,
-        "shadow_seq": 2 * place,
+        "replay_seq": 2 * place,
         "attempt": 1,
         "outcome": Outcome.SAME,
         "similarity": 1.0,
@@ -60,10 +60,10 @@ def result(place: int = 1, **changes: Any) -> TurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRig:
-    """Replays of one tenant over live conversations and shadows."""
+    """Replays of one tenant over live conversations and replay conversations."""
 
     database: Database
-    shadows: Database
+    replay_store: Database
     store: PostgresStore
     replays: PostgresReplays
     tenant: Tenant
@@ -100,9 +100,9 @@ class ReplayRig:
         return await self.replays.reserve_call(lease, uuid4(), provider=provider, estimate=estimate)
 
     async def shadow(self, lease: ItemLease, text: str = "Hello") -> Conversation:
-        """The item's shadow with one exchange in it."""
+        """The item's replay conversation with one exchange in it."""
         draft = ConversationDraft(assistant_id="")
-        shadow = await self.replays.open_shadow(lease, self.tenant.id, definition(name="candidate"), draft)
-        await take_exchange(PostgresStore(self.shadows), self.tenant.id, shadow.id, text)
+        shadow = await self.replays.open_replay_conversation(lease, self.tenant.id, definition(name="candidate"), draft)
+        await take_exchange(PostgresStore(self.replay_store), self.tenant.id, shadow.id, text)
         await self.replays.record_result(lease, result(), [TextBlock(text=text)])
         return shadow

@@ -64,19 +64,21 @@ async def items_of(program: Program, replay: Replay) -> list[ReplayItem]:
 
 async def shadow_turns(program: Program, replay: Replay, number: int = 1) -> list[Turn]:
     item = await program.replays.replays.load_item(replay.tenant_id, replay.id, number)
-    assert item.shadow_id is not None
-    return await list_turns(program.replays.shadows, replay.tenant_id, item.shadow_id)
+    assert item.replay_conversation_id is not None
+    return await list_turns(program.replays.replay_store, replay.tenant_id, item.replay_conversation_id)
 
 
 async def shadow_calls(program: Program, replay: Replay, number: int = 1) -> dict[int, Call]:
     """The last call of each turn, by the turn's number."""
     item = await program.replays.replays.load_item(replay.tenant_id, replay.id, number)
-    assert item.shadow_id is not None
-    turns = await list_turns(program.replays.shadows, replay.tenant_id, item.shadow_id)
+    assert item.replay_conversation_id is not None
+    turns = await list_turns(program.replays.replay_store, replay.tenant_id, item.replay_conversation_id)
     found: dict[int, Call] = {}
     for turn in turns:
         if isinstance(turn, ModelResponseTurn):
-            for call in await program.replays.shadows.list_calls(replay.tenant_id, item.shadow_id, turn.seq):
+            for call in await program.replays.replay_store.list_calls(
+                replay.tenant_id, item.replay_conversation_id, turn.seq
+            ):
                 found[turn.seq] = call
     return found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import asyncpg
 
-from server.app.providers import open_scribes
+from server.app.providers import open_offline_providers
 from server.app.settings import Settings
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
@@ -18,9 +18,9 @@ NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_b
 
 
 async def verify(database: Database, ids: Sequence[str], *, tenant_id: str | None = None, **order: Any) -> Verified:
-    async with open_scribes(Settings(**NOWHERE)) as scribes:
+    async with open_offline_providers(Settings(**NOWHERE)) as offline_providers:
         walk = PostgresCallWalk(database, tenant_id=tenant_id)
-        return await Verifier(walk, scribes, VerifyOrder(**order)).verify(ids)
+        return await Verifier(walk, offline_providers, VerifyOrder(**order)).verify(ids)
 
 
 async def verify_damaged(database: Database, ids: Sequence[str], sql: str, *values: Any) -> Verified:

@@ -40,7 +40,7 @@ class TcpProxy:
     def __init__(self, upstream_url: str) -> None:
         self.port = free_port()
         self.connections_made = 0
-        self.most_connections = 0
+        self.max_connections = 0
         """At the same time."""
         self.upstream_url = upstream_url
         self._server: asyncio.Server | None = None
@@ -87,7 +87,7 @@ class TcpProxy:
         link = self.link(writer)
         self._links.add(link)
         self.connections_made += 1
-        self.most_connections = max(self.most_connections, len(self._links))
+        self.max_connections = max(self.max_connections, len(self._links))
         try:
             await self._flows.wait()
             upstream_reader, upstream_writer = await _connect(self.upstream_url)

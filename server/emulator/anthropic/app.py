@@ -14,7 +14,6 @@ from server.emulator.anthropic.answer import Answer, list_thinking_ids, render_e
 from server.emulator.anthropic.blocks import build_compaction
 from server.emulator.anthropic.cache import CachePlan, chain_links
 from server.emulator.anthropic.caller import BINDING_CONTROLS, Caller, identify
-from server.emulator.anthropic.caller_state import Desk
 from server.emulator.anthropic.composing import Composed, compose
 from server.emulator.anthropic.diagnostics import diagnose, take_fingerprint
 from server.emulator.anthropic.errors import ApiProblem, Refused, invalid
@@ -22,8 +21,9 @@ from server.emulator.anthropic.model_cards import render_model, render_page
 from server.emulator.anthropic.model_rules import load_model
 from server.emulator.anthropic.question import improvise_reply, read_question
 from server.emulator.anthropic.sending import Performance, refuse_by, send_events, send_message
+from server.emulator.anthropic.state import AnthropicState
 from server.emulator.anthropic.validation import Admitted, admit
-from server.emulator.asgi import EmulatorFront
+from server.emulator.asgi import EmulatorAsgi
 from server.emulator.exchange import ASGIApp, Exchange
 from server.emulator.reply import Fault, FaultKind
 from server.emulator.state import EmulatorState
@@ -36,16 +36,16 @@ _MODELS: Final = "/v1/models"
 
 def build_anthropic_app(state: EmulatorState) -> ASGIApp:
     """The emulator as an ASGI application, with a memory of its own."""
-    return EmulatorFront(state, AnthropicApi(Desk(state)).answer)
+    return EmulatorAsgi(state, AnthropicApi(AnthropicState(state)).answer)
 
 
 class AnthropicApi:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, anthropic_state: AnthropicState) -> None:
+        self._anthropic_state = anthropic_state
 
     async def answer(self, exchange: Exchange) -> None:
         """Whatever the request is, it gets an answer with a request id."""
-        request_id = self._desk.new_id("req")
+        request_id = self._anthropic_state.new_id("req")
         headers = {"request-id": request_id}
         try:
             caller = identify(exchange.request.headers)
@@ -64,7 +64,7 @@ class AnthropicApi:
             case "POST", "/v1/messages":
                 await self._create(exchange, caller, headers)
             case "POST", "/v1/messages/count_tokens":
-                admitted = admit(_read_body(exchange), caller, self._desk, counting=True)
+                admitted = admit(_read_body(exchange), caller, self._anthropic_state, counting=True)
                 await exchange.answer_json(200, {"input_tokens": admitted.total_tokens}, headers=headers)
             case "GET", "/v1/models":
                 await exchange.answer_json(200, render_page(request.query), headers=headers)
@@ -75,9 +75,9 @@ class AnthropicApi:
                 raise Refused(ApiProblem(type="not_found_error", message="Not Found"))
 
     async def _create(self, exchange: Exchange, caller: Caller, headers: dict[str, str]) -> None:
-        state = self._desk.state
+        state = self._anthropic_state.state
         started_at = state.clock()
-        admitted = admit(_read_body(exchange), caller, self._desk, counting=False)
+        admitted = admit(_read_body(exchange), caller, self._anthropic_state, counting=False)
         fault, composed = self._speak(exchange, admitted)
         if fault is not None and fault.kind is FaultKind.RAW:
             await exchange.answer_raw(fault)
@@ -88,10 +88,10 @@ class AnthropicApi:
         self._remember(admitted, answer)
         performance = Performance(
             fault=fault,
-            pace=state.pace,
+            latency=state.latency,
             headers=headers,
             # Not before the first byte: one that runs at the same time finds nothing of this one in the cache.
-            begin=lambda: self._desk.cache.commit(plan),
+            begin=lambda: self._anthropic_state.cache.commit(plan),
         )
         if admitted.body.get("stream"):
             await send_events(exchange, render_events(answer), performance)
@@ -102,26 +102,26 @@ class AnthropicApi:
         """What the model says, and what goes wrong with it. Raises `Refused` for faults in place of an answer."""
         body = admitted.body
         is_stream = bool(body.get("stream"))
-        fault = self._desk.state.take_fault(exchange)
+        fault = self._anthropic_state.state.take_fault(exchange)
         refuse_by(fault, is_stream=is_stream, is_compaction=admitted.wants_compaction)
         if admitted.wants_compaction:
             return fault, self._compact(admitted)
         if body["max_tokens"] == 0:
             return fault, Composed(blocks=(), stop_reason="max_tokens")
         question = read_question(body)
-        turn = self._desk.state.next_turn(exchange, prompt=question.prompt, after_tools=question.after_tools)
+        turn = self._anthropic_state.state.next_turn(exchange, prompt=question.prompt, after_tools=question.after_tools)
         if isinstance(turn, Fault):
             fault = fault or turn
             turn = None
             refuse_by(fault, is_stream=is_stream)
         reply = turn or improvise_reply(question, body)
-        return fault, compose(admitted, reply, self._desk, fault)
+        return fault, compose(admitted, reply, self._anthropic_state, fault)
 
     def _compact(self, admitted: Admitted) -> Composed:
         block = compaction.build_block(
             admitted.body,
             admitted.model,
-            signer=self._desk.state.signer,
+            signer=self._anthropic_state.state.signer,
             opening=admitted.opening,
             start=admitted.start,
         )
@@ -136,7 +136,9 @@ class AnthropicApi:
             body=admitted.body,
             model=admitted.model,
         )
-        return self._desk.cache.plan(links, minimum_tokens=admitted.model.cache_minimum_tokens, now=started_at)
+        return self._anthropic_state.cache.plan(
+            links, minimum_tokens=admitted.model.cache_minimum_tokens, now=started_at
+        )
 
     def _build_answer(self, admitted: Admitted, composed: Composed, plan: CachePlan) -> Answer:
         body = admitted.body
@@ -148,9 +150,11 @@ class AnthropicApi:
         if body.get("diagnostics") is not None:
             previous = body["diagnostics"].get("previous_message_id")
             now = take_fingerprint(body, admitted.model, admitted.items, admitted.tokens)
-            extras["diagnostics"] = diagnose(self._desk.fingerprints.get(previous), now) if previous else None
+            extras["diagnostics"] = (
+                diagnose(self._anthropic_state.fingerprints.get(previous), now) if previous else None
+            )
         return Answer(
-            id=self._desk.new_id("msg"),
+            id=self._anthropic_state.new_id("msg"),
             model=body["model"],
             composed=composed,
             usage=plan.usage,
@@ -161,17 +165,17 @@ class AnthropicApi:
     def _remember(self, admitted: Admitted, answer: Answer) -> None:
         blocks = answer.composed.blocks
         if admitted.body.get("diagnostics") is not None:
-            self._desk.fingerprints[answer.id] = take_fingerprint(
+            self._anthropic_state.fingerprints[answer.id] = take_fingerprint(
                 admitted.body, admitted.model, admitted.items, admitted.tokens
             )
         for block in blocks:
             if block.whole["type"] == "tool_use":
-                self._desk.issued[block.whole["id"]] = list_thinking_ids(blocks)
+                self._anthropic_state.issued[block.whole["id"]] = list_thinking_ids(blocks)
         if answer.composed.stop_reason == "pause_turn":
             prefix = admitted.end
             for block in blocks:
                 prefix = prefix.extended("assistant", block.whole)
-            self._desk.paused[prefix.digest] = True
+            self._anthropic_state.paused[prefix.digest] = True
 
     def _limits(self, answer: Answer, now: float) -> dict[str, str]:
         """The headers about rate limits. Cache reads do not count."""

@@ -14,7 +14,7 @@ from typing import Any
 from server.emulator.anthropic.caller import BINDING_CONTROLS, Caller
 from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import MODELS, Model, PrefixCheck
-from server.emulator.anthropic.prefix import Opening, Prefix, hash_json, walk
+from server.emulator.anthropic.prefix import Prefix, PrefixStart, hash_json, walk
 from server.emulator.anthropic.prompt import PlacedBlock, find_open_tool_step
 from server.emulator.anthropic.signatures import Claims, seal, unseal
 from server.emulator.signing import Signer
@@ -46,7 +46,7 @@ def seal_thinking(  # noqa: PLR0913  reason: a seal records all of it
     id_: str,
     model: Model,
     caller: Caller,
-    opening: Opening,
+    opening: PrefixStart,
     prefix: Prefix,
     previous_id: str,
     text: str | None,
@@ -76,7 +76,7 @@ def check_thinking(
     caller: Caller,
     *,
     signer: Signer,
-    opening: Opening,
+    opening: PrefixStart,
     start: Prefix,
     issued: Mapping[str, tuple[str, ...]],
 ) -> Bound:
@@ -159,7 +159,7 @@ def _behaviour(body: Mapping[str, Any], model: Model, caller: Caller) -> str:
 class _Check:
     """Goes through the blocks in order and keeps the chain: what was dropped for its past is no predecessor."""
 
-    def __init__(self, *, model: Model, caller: Caller, opening: Opening, behaviour: str) -> None:
+    def __init__(self, *, model: Model, caller: Caller, opening: PrefixStart, behaviour: str) -> None:
         self.last_id = ""
         self.transformations: list[dict[str, str]] = []
         self.dropped: set[str] = set()

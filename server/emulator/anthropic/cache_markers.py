@@ -7,7 +7,7 @@ from typing import Any, Final
 from server.emulator.anthropic.errors import invalid
 from server.emulator.anthropic.prompt import content_blocks, place_blocks
 
-_MOST_MARKERS: Final = 4
+_MAX_MARKERS: Final = 4
 _NEVER_CACHED: Final = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -33,8 +33,8 @@ def read_ttls(body: Mapping[str, Any], items: list[PromptItem]) -> dict[str, str
     found = sum(_count_markers(item.value) for item in items)
     automatic = _read_automatic(body, items, explicit)
     found += len(automatic.keys() - explicit.keys())
-    if found > _MOST_MARKERS:
-        raise invalid(f"A maximum of {_MOST_MARKERS} blocks with cache_control may be provided. Found {found}.")
+    if found > _MAX_MARKERS:
+        raise invalid(f"A maximum of {_MAX_MARKERS} blocks with cache_control may be provided. Found {found}.")
     ttls = {**explicit, **automatic}
     _check_order([(item.path, ttls[item.path]) for item in items if item.path in ttls])
     return ttls

@@ -11,7 +11,7 @@ from typing import Any, Final
 from server.emulator.anthropic.caller import COMPACT_AT_THRESHOLD, Caller
 from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import Model
-from server.emulator.anthropic.prefix import Opening, Prefix, close_prefix, hash_json
+from server.emulator.anthropic.prefix import Prefix, PrefixStart, close_prefix, hash_json
 from server.emulator.anthropic.prompt import PlacedBlock, place_blocks, read_text
 from server.emulator.anthropic.signatures import Claims, seal, unseal
 from server.emulator.signing import Signer
@@ -31,7 +31,7 @@ _SENTENCES: Final = {
 _QUOTED_CHARACTERS: Final = 200
 
 
-def find_start(body: Mapping[str, Any], caller: Caller, *, signer: Signer, opening: Opening) -> Prefix:
+def find_start(body: Mapping[str, Any], caller: Caller, *, signer: Signer, opening: PrefixStart) -> Prefix:
     """What stands before the first message: `system` and `tools`, or the state a compaction block carries.
 
     Raises `Refused` where a compaction block is not as it was given.
@@ -67,7 +67,7 @@ def check_request(body: Mapping[str, Any], model: Model, *, is_paused: bool) -> 
 
 
 def build_block(
-    body: Mapping[str, Any], model: Model, *, signer: Signer, opening: Opening, start: Prefix
+    body: Mapping[str, Any], model: Model, *, signer: Signer, opening: PrefixStart, start: Prefix
 ) -> dict[str, Any]:
     """The signed block."""
     end = close_prefix(body["messages"], start)
@@ -105,7 +105,7 @@ def summarize(body: Mapping[str, Any]) -> str:
     return "\n".join(parts) or "Nothing was said in words."
 
 
-def _continue(body: Mapping[str, Any], placed: PlacedBlock, claims: Claims, opening: Opening) -> Prefix:
+def _continue(body: Mapping[str, Any], placed: PlacedBlock, claims: Claims, opening: PrefixStart) -> Prefix:
     kept = place_blocks(body["messages"])[1:]
     same_role = bool(kept) and kept[0].role == claims["role"]
     if claims["prefix"] is None or claims["opening"] != opening.prefix.digest or same_role:
@@ -113,7 +113,7 @@ def _continue(body: Mapping[str, Any], placed: PlacedBlock, claims: Claims, open
     return Prefix(digest=claims["prefix"], role=claims["role"])
 
 
-def _begin_anew(placed: PlacedBlock, opening: Opening) -> Prefix:
+def _begin_anew(placed: PlacedBlock, opening: PrefixStart) -> Prefix:
     return Prefix(digest=hash_json(["summary", opening.prefix.digest, placed.block["content"]]))
 
 

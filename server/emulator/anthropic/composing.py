@@ -15,10 +15,10 @@ from server.emulator.anthropic.blocks import (
     build_tool_use,
     build_unknown,
 )
-from server.emulator.anthropic.caller_state import Desk
 from server.emulator.anthropic.model_rules import INTERLEAVED, thinking_type
 from server.emulator.anthropic.prompt import find_open_server_calls
 from server.emulator.anthropic.question import find_refusal, is_redaction_wanted, read_question
+from server.emulator.anthropic.state import AnthropicState
 from server.emulator.anthropic.validation import Admitted
 from server.emulator.latency import pieces
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
@@ -42,7 +42,7 @@ class Composed:
     """Where the provider ran code."""
 
 
-def compose(admitted: Admitted, reply: Reply, desk: Desk, fault: Fault | None) -> Composed:
+def compose(admitted: Admitted, reply: Reply, anthropic_state: AnthropicState, fault: Fault | None) -> Composed:
     """The answer to an admitted request, as a fault may have it."""
     category = find_refusal(admitted.body)
     if category is not None:
@@ -50,10 +50,10 @@ def compose(admitted: Admitted, reply: Reply, desk: Desk, fault: Fault | None) -
     kind = fault.kind if fault else None
     if kind is FaultKind.EMPTY_STOP:
         return Composed(blocks=(), stop_reason="end_turn")
-    blocks = tuple(_write(admitted, _shorten(reply, fault), desk, kind))
+    blocks = tuple(_write(admitted, _shorten(reply, fault), anthropic_state, kind))
     composed = _end(admitted, blocks, fault)
     runs_code = any(_runs_code(block.whole) for block in blocks)
-    return replace(composed, container=desk.container_of(admitted.body)) if runs_code else composed
+    return replace(composed, container=anthropic_state.container_of(admitted.body)) if runs_code else composed
 
 
 def _runs_code(block: dict[str, Any]) -> bool:
@@ -98,17 +98,19 @@ def _shorten(reply: Reply, fault: Fault | None) -> Reply:
             return reply
 
 
-def _write(admitted: Admitted, reply: Reply, desk: Desk, kind: FaultKind | None) -> Iterator[Block]:
+def _write(
+    admitted: Admitted, reply: Reply, anthropic_state: AnthropicState, kind: FaultKind | None
+) -> Iterator[Block]:
     is_cut = kind is FaultKind.MAX_TOKENS
     open_calls = find_open_server_calls(admitted.body["messages"])
     for waiting in open_calls:
         yield build_server_result(call_id=waiting["id"], name=waiting["name"])
     if reply.thinking and _may_think(admitted) and not open_calls:
-        yield _build_thinking(admitted, reply.thinking, desk)
+        yield _build_thinking(admitted, reply.thinking, anthropic_state)
     if reply.text:
         yield build_text(reply.text)
     for server_call in reply.server_calls:
-        id_ = desk.new_id("srvtoolu")
+        id_ = anthropic_state.new_id("srvtoolu")
         yield build_server_call(id_=id_, name=server_call.name, arguments=server_call.arguments)
         if not reply.tool_calls and kind is not FaultKind.PAUSE:
             yield build_server_result(call_id=id_, name=server_call.name)
@@ -116,7 +118,7 @@ def _write(admitted: Admitted, reply: Reply, desk: Desk, kind: FaultKind | None)
         half = max(1, len(canonical_json(dict(call.arguments))) // 2)
         is_last = is_cut and number == len(reply.tool_calls)
         yield build_tool_use(
-            id_=desk.new_id("toolu"),
+            id_=anthropic_state.new_id("toolu"),
             name=call.name,
             arguments=call.arguments,
             cut_at=half if is_last else None,
@@ -124,14 +126,14 @@ def _write(admitted: Admitted, reply: Reply, desk: Desk, kind: FaultKind | None)
         )
 
 
-def _build_thinking(admitted: Admitted, text: str, desk: Desk) -> Block:
+def _build_thinking(admitted: Admitted, text: str, anthropic_state: AnthropicState) -> Block:
     is_redacted = is_redaction_wanted(text, admitted.body)
     shown = admitted.body.get("thinking", {}).get("display")
     is_shown = admitted.model.displays_thinking if shown is None else shown != "omitted"
     tokens = count_tokens(text)
-    thinking_id = desk.new_id("thinking")
+    thinking_id = anthropic_state.new_id("thinking")
     seal = seal_thinking(
-        desk.state.signer,
+        anthropic_state.state.signer,
         id_=thinking_id,
         model=admitted.model,
         caller=admitted.caller,

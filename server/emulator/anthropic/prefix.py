@@ -33,7 +33,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class PrefixStart:
     """The two things before all messages, apart, so that an error can say which of them changed."""
 
     system: str
@@ -44,7 +44,7 @@ class Opening:
         return Prefix(digest=hash_json([self.system, self.tools]))
 
 
-def open_prefix(body: Mapping[str, Any]) -> Opening:
+def open_prefix(body: Mapping[str, Any]) -> PrefixStart:
     """Tools that are loaded later and that no message refers to do not count."""
     referred = set(_referred_tools(body["messages"]))
     tools = [
@@ -53,7 +53,7 @@ def open_prefix(body: Mapping[str, Any]) -> Opening:
         if not tool.get("defer_loading") or tool.get("name") in referred
     ]
     system = [plain_block(block) for block in content_blocks(body.get("system", []))]
-    return Opening(system=hash_json(system), tools=hash_json(tools))
+    return PrefixStart(system=hash_json(system), tools=hash_json(tools))
 
 
 def walk(messages: list[dict[str, Any]], start: Prefix) -> Iterator[tuple[PlacedBlock, Prefix]]:

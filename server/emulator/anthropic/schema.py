@@ -36,7 +36,7 @@ from server.emulator.anthropic.shapes import (
     text_or,
 )
 
-_MOST_MESSAGES: Final = 100_000
+_MAX_MESSAGES: Final = 100_000
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _COMPACTION_BETAS: Final = (COMPACT_ON_DEMAND, COMPACT_AT_THRESHOLD)
 
@@ -317,8 +317,8 @@ def check_fields(body: Any, caller: Caller, *, counting: bool) -> None:
     (_COUNT if counting else _CREATE)(body, "", caller)
     if not body["messages"]:
         raise invalid("messages: at least one message is required")
-    if len(body["messages"]) > _MOST_MESSAGES:
-        raise invalid(f"messages: List should have at most {_MOST_MESSAGES} items")
+    if len(body["messages"]) > _MAX_MESSAGES:
+        raise invalid(f"messages: List should have at most {_MAX_MESSAGES} items")
     names = [tool["name"] for tool in body.get("tools", []) if "name" in tool]
     if len(names) != len(set(names)):
         raise invalid("tools: Tool names must be unique.")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from server.emulator.anthropic.answer import Event
 from server.emulator.anthropic.errors import ApiProblem, Refused
 from server.emulator.exchange import Exchange
-from server.emulator.latency import Pace
+from server.emulator.latency import Latency
 from server.emulator.reply import Fault, FaultKind
 
 _STREAM: Final = "text/event-stream; charset=utf-8"
@@ -72,7 +72,7 @@ class Performance:
     """How an answer is sent."""
 
     fault: Fault | None
-    pace: Pace
+    latency: Latency
     headers: Mapping[str, str]
     begin: Callable[[], None]
     """Called when the first byte is about to be sent."""
@@ -127,9 +127,9 @@ def encode_event(event: Event) -> bytes:
     return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
-def _speed(performance: Performance) -> Pace:
+def _speed(performance: Performance) -> Latency:
     fault = performance.fault
-    return performance.pace.slowed() if fault is not None and fault.kind is FaultKind.SLOW else performance.pace
+    return performance.latency.slowed() if fault is not None and fault.kind is FaultKind.SLOW else performance.latency
 
 
 def _is_due(event: Event, deltas: int, fault: Fault) -> bool:

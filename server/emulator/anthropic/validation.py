@@ -7,15 +7,15 @@ from server.emulator.anthropic import compaction
 from server.emulator.anthropic.binding import Bound, check_thinking
 from server.emulator.anthropic.cache_markers import PromptItem, list_items, read_ttls
 from server.emulator.anthropic.caller import Caller
-from server.emulator.anthropic.caller_state import Desk, read_container
 from server.emulator.anthropic.errors import invalid
 from server.emulator.anthropic.input_tokens import count_items
 from server.emulator.anthropic.message_rules import check_ending, check_messages
 from server.emulator.anthropic.model_rules import check_model_rules, load_model
 from server.emulator.anthropic.models import Model
-from server.emulator.anthropic.prefix import Opening, Prefix, close_prefix, open_prefix
+from server.emulator.anthropic.prefix import Prefix, PrefixStart, close_prefix, open_prefix
 from server.emulator.anthropic.prompt import find_open_server_calls
 from server.emulator.anthropic.schema import check_fields
+from server.emulator.anthropic.state import AnthropicState, read_container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Admitted:
     body: dict[str, Any]
     caller: Caller
     model: Model
-    opening: Opening
+    opening: PrefixStart
     start: Prefix
     end: Prefix
     """What stands before the answer."""
@@ -44,22 +44,28 @@ class Admitted:
         return self.body.get("compaction") is not None
 
 
-def admit(body: Any, caller: Caller, desk: Desk, *, counting: bool) -> Admitted:
+def admit(body: Any, caller: Caller, anthropic_state: AnthropicState, *, counting: bool) -> Admitted:
     """Raises `Refused` with the first problem found."""
     check_fields(body, caller, counting=counting)
     model = load_model(body["model"])
     if body.get("thread") is not None:
         raise invalid("thread: message threads are not emulated", error_code="thread_unsupported_request")
     opening = open_prefix(body)
-    start = compaction.find_start(body, caller, signer=desk.state.signer, opening=opening)
+    start = compaction.find_start(body, caller, signer=anthropic_state.state.signer, opening=opening)
     end = close_prefix(body["messages"], start)
-    _check_shape_of_talk(body, model, caller, is_paused=end.digest in desk.paused, counting=counting)
-    _check_container(body, desk)
+    _check_shape_of_talk(body, model, caller, is_paused=end.digest in anthropic_state.paused, counting=counting)
+    _check_container(body, anthropic_state)
     check_model_rules(body, model, caller)
     items = list_items(body)
     ttls = read_ttls(body, items)
     bound = check_thinking(
-        body, model, caller, signer=desk.state.signer, opening=opening, start=start, issued=desk.issued
+        body,
+        model,
+        caller,
+        signer=anthropic_state.state.signer,
+        opening=opening,
+        start=start,
+        issued=anthropic_state.issued,
     )
     tokens = count_items(items, body["messages"], model, bound)
     if (total := sum(tokens.values())) > model.max_input_tokens:
@@ -78,10 +84,10 @@ def admit(body: Any, caller: Caller, desk: Desk, *, counting: bool) -> Admitted:
     )
 
 
-def _check_container(body: dict[str, Any], desk: Desk) -> None:
+def _check_container(body: dict[str, Any], anthropic_state: AnthropicState) -> None:
     """A container has to be there, and has to be named while code waits in it."""
     named = read_container(body)
-    if named is not None and named not in desk.containers:
+    if named is not None and named not in anthropic_state.containers:
         raise invalid(f"container: Container `{named}` was not found")
     waiting = [call for call in find_open_server_calls(body["messages"]) if "code_execution" in call["name"]]
     if waiting and named is None:

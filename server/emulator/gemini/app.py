@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from server.emulator.asgi import EmulatorFront
+from server.emulator.asgi import EmulatorAsgi
 from server.emulator.exchange import Exchange, Request
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.errors import ApiError, invalid, key_missing, key_rejected, model_unknown
@@ -25,9 +25,9 @@ _INVALID_KEY: Final = "invalid"
 _EXPIRED_KEY: Final = "expired"
 
 
-def build_gemini_app(state: EmulatorState, *, implicit_cache: bool = True) -> EmulatorFront:
+def build_gemini_app(state: EmulatorState, *, implicit_cache: bool = True) -> EmulatorAsgi:
     """The emulated API as an ASGI application. Without the implicit cache nothing is ever read from it."""
-    return EmulatorFront(state, _Gemini(state, implicit_cache=implicit_cache).handle)
+    return EmulatorAsgi(state, _Gemini(state, implicit_cache=implicit_cache).handle)
 
 
 class _Gemini:
@@ -77,7 +77,7 @@ class _Gemini:
             await exchange.answer_raw(fault)
             return
         framing = EventFraming() if _wants_events(exchange.request) else ArrayFraming()
-        await send_stream(exchange, documents, framing, self._state.pace, fault)
+        await send_stream(exchange, documents, framing, self._state.latency, fault)
 
     async def _generate(self, exchange: Exchange, caller: Caller) -> None:
         fault = self._state.take_fault(exchange)
@@ -88,7 +88,7 @@ class _Gemini:
         if fault is not None and fault.kind is FaultKind.RAW:
             await exchange.answer_raw(fault)
             return
-        await send_unary(exchange, document, self._state.pace, fault)
+        await send_unary(exchange, document, self._state.latency, fault)
 
     async def _count(self, exchange: Exchange, caller: Caller) -> None:
         body = decode(exchange.request.body, "CountTokensRequest")

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from server.emulator.exchange import Exchange
 from server.emulator.gemini.errors import ApiError
 from server.emulator.gemini.faults import error_mid_stream
-from server.emulator.latency import Pace
+from server.emulator.latency import Latency
 from server.emulator.reply import Fault, FaultKind
 
 JSON: Final = "application/json; charset=UTF-8"
@@ -70,11 +70,11 @@ async def send_error(exchange: Exchange, error: ApiError, *, as_list: bool = Fal
 
 
 async def send_stream(
-    exchange: Exchange, documents: Sequence[Mapping[str, Any]], framing: Framing, pace: Pace, fault: Fault | None
+    exchange: Exchange, documents: Sequence[Mapping[str, Any]], framing: Framing, latency: Latency, fault: Fault | None
 ) -> None:
     """The documents, or as many as the fault lets through."""
     if fault is not None and fault.kind is FaultKind.SLOW:
-        pace = pace.slowed()
+        latency = latency.slowed()
     breaking = fault if fault is not None and fault.kind in _BREAKING else None
     if breaking is not None and breaking.kind is FaultKind.SILENCE and breaking.after_chunks == 0:
         await exchange.wait_for_disconnect()
@@ -85,7 +85,7 @@ async def send_stream(
         documents = documents[: min(breaking.after_chunks, len(documents) - 1)]
     await exchange.start(200, content_type=framing.content_type)
     for index, document in enumerate(documents):
-        await (pace.wait_next() if index else pace.wait_first())
+        await (latency.wait_next() if index else latency.wait_first())
         await exchange.send(framing.frame(_dump(document), index))
     if breaking is not None:
         await _break(exchange, breaking, framing, len(documents), _dump(whole[len(documents)]))
@@ -94,7 +94,7 @@ async def send_stream(
     await exchange.finish()
 
 
-async def send_unary(exchange: Exchange, document: Mapping[str, Any], pace: Pace, fault: Fault | None) -> None:
+async def send_unary(exchange: Exchange, document: Mapping[str, Any], latency: Latency, fault: Fault | None) -> None:
     """The one document, or what the fault makes of it."""
     if fault is not None and fault.kind is FaultKind.SILENCE:
         await exchange.wait_for_disconnect()
@@ -102,7 +102,7 @@ async def send_unary(exchange: Exchange, document: Mapping[str, Any], pace: Pace
     if error := error_mid_stream(fault):
         await send_error(exchange, error)
         return
-    await (pace.slowed() if fault is not None and fault.kind is FaultKind.SLOW else pace).wait_first()
+    await (latency.slowed() if fault is not None and fault.kind is FaultKind.SLOW else latency).wait_first()
     body = json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"
     match fault.kind if fault is not None else None:
         case FaultKind.CUT:

@@ -22,11 +22,11 @@ _MEMORY_SECONDS: Final = 30.0
 _MEMORY_KEYS: Final = 10_000
 
 
-class Ears(Protocol):
-    """What it takes to hear that a key was revoked, see `PostgresAnnouncements`."""
+class Listener(Protocol):
+    """What it takes to hear that a key was revoked, see `PostgresNotifications`."""
 
     @property
-    def hearing(self) -> bool: ...
+    def listening(self) -> bool: ...
 
     def listen(self, channel: str, *, heard: Callable[[str], None], missed: Callable[[], None]) -> None: ...
 
@@ -48,7 +48,7 @@ class RememberedKeys:
     def __init__(
         self,
         key_ring: KeyRing,
-        ears: Ears,
+        ears: Listener,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _now,
@@ -110,14 +110,14 @@ class RememberedKeys:
 
     def _recall(self, presented: PresentedKey) -> ApiKey | None:
         found = self._remembered.get(presented.id)
-        if found is None or not self._ears.hearing or self._clock() >= found.until:
+        if found is None or not self._ears.listening or self._clock() >= found.until:
             return None
         if not presented.matches(found.secret_hash) or not found.key.is_live(self._now()):
             return None
         return found.key
 
     def _remember(self, key: ApiKey, secret_hash: bytes) -> None:
-        if not self._ears.hearing:
+        if not self._ears.listening:
             return
         self._remembered.pop(key.id, None)
         if len(self._remembered) >= _MEMORY_KEYS:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.conversation.epoch import Epoch, EpochReason, Opening, Segment
+from server.conversation.epoch import Epoch, EpochReason, Segment, SignedSummary
 from server.conversation.errors import ConversationNotFound, EpochMoved
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.page import Page
@@ -26,11 +26,12 @@ moved AS (
 begun AS (
     INSERT INTO epochs (conversation_id, number, reason, assistant_version, generation, segment_count, base_text,
         static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq,
-        opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, rejected, args)
+        signed_summary, signed_summary_start_seq, signed_summary_text, signed_summary_tokens,
+        signed_summary_kept_hash, rejected, args)
     SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
         :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
-        :opening::bytea, :opening_start_seq::bigint, :opening_text::text, :opening_tokens::int,
-        :opening_kept_hash::bytea, :rejected::jsonb,
+        :signed_summary::bytea, :signed_summary_start_seq::bigint, :signed_summary_text::text,
+        :signed_summary_tokens::int, :signed_summary_kept_hash::bytea, :rejected::jsonb,
         -- A compaction renders nothing: what it keeps was rendered with the args of the epoch before.
         coalesce(:args::json, (
             SELECT e.args FROM epochs e
@@ -62,12 +63,12 @@ copied AS (
 SELECT moved.id IS NOT NULL AS moved,
     EXISTS (SELECT FROM epochs WHERE conversation_id = :conversation AND number = :number
         AND static_hash = :static_hash AND buffer_start_seq = :buffer_start_seq
-        AND opening IS NOT DISTINCT FROM :opening AND rejected IS NOT DISTINCT FROM :rejected) AS repeated
+        AND signed_summary IS NOT DISTINCT FROM :signed_summary AND rejected IS NOT DISTINCT FROM :rejected) AS repeated
 FROM seen LEFT JOIN moved ON true
 """)
 _EPOCHS: Final = Statement("""
 SELECT e.number, e.reason, e.assistant_version, e.generation, e.segment_count, e.buffer_start_seq, e.created_at,
-    e.opening_start_seq, e.opening_tokens,
+    e.signed_summary_start_seq, e.signed_summary_tokens,
     s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count, NULL::text AS text
 FROM conversations c
 LEFT JOIN LATERAL (
@@ -84,11 +85,12 @@ _BEFORE_OPENING: Final = Statement("""
 SELECT b.number AS epoch_number, b.reason AS epoch_reason, b.assistant_version AS epoch_assistant_version, b.generation,
     b.segment_count, b.base_text, b.static_hash, b.prefix_hash AS epoch_prefix_hash,
     b.arguments_hash AS epoch_arguments_hash, b.template_hash, b.buffer_start_seq AS epoch_buffer_start_seq,
-    b.opening, b.opening_start_seq, b.opening_text, b.opening_tokens, b.opening_kept_hash, b.rejected
+    b.signed_summary, b.signed_summary_start_seq, b.signed_summary_text, b.signed_summary_tokens,
+    b.signed_summary_kept_hash, b.rejected
 FROM conversations c
 LEFT JOIN LATERAL (
     SELECT number FROM epochs
-    WHERE conversation_id = c.id AND reason = :reason AND opening = :opening::bytea
+    WHERE conversation_id = c.id AND reason = :reason AND signed_summary = :signed_summary::bytea
     ORDER BY number DESC
     LIMIT 1
 ) signed ON true
@@ -106,7 +108,7 @@ _OF_HISTORY: Final = (
     EpochReason.COMPACTED,
     EpochReason.SIGNED,
     EpochReason.COMPACTED_UNSIGNED,
-    EpochReason.OPENING_SET_DOWN,
+    EpochReason.SUMMARY_INLINED,
     EpochReason.COMPACTION_UNDONE,
     EpochReason.SUMMARISED,
     EpochReason.OLDEST_LEFT_OUT,
@@ -146,7 +148,7 @@ async def begin_epoch(
         buffer_start_seq=epoch.buffer_start_seq,
         seen_next_seq=seen_next_seq,
         rejected=encode_json(_rejected_values(epoch)) if epoch.rejected else None,
-        **_opening_values(epoch.opening),
+        **_signed_summary_values(epoch.signed_summary),
         **_segment_values(segment),
         **_copied_values(copies),
     )
@@ -172,14 +174,16 @@ async def load_segments(
     return [segment_from(row, generation) for row in rows if row["position"] is not None]
 
 
-async def find_epoch_before(database: Database, tenant_id: str, conversation_id: str, opening: bytes) -> Epoch | None:
+async def find_epoch_before(
+    database: Database, tenant_id: str, conversation_id: str, signed_summary: bytes
+) -> Epoch | None:
     """See the port."""
     rows = await database.run(
         _BEFORE_OPENING,
         conversation=decode_id(CONVERSATION, conversation_id),
         tenant=decode_id(TENANT, tenant_id),
         reason=EpochReason.SIGNED.value,
-        opening=opening,
+        signed_summary=signed_summary,
     )
     if not rows:
         raise ConversationNotFound
@@ -225,26 +229,28 @@ def _outline_from(row: Row) -> EpochOutline:
 
 
 def _newest_piece(row: Row) -> Segment | None:
-    """An opening is newer than all segments: whatever adds one has no more use for it."""
-    if row["opening_start_seq"] is not None:
+    """A signed summary is newer than all segments: whatever adds one has no more use for it."""
+    if row["signed_summary_start_seq"] is not None:
         return Segment(
             generation=row["generation"],
             position=row["segment_count"],
-            first_seq=row["opening_start_seq"],
+            first_seq=row["signed_summary_start_seq"],
             last_seq=row["buffer_start_seq"] - 1,
             text="",
-            token_count=row["opening_tokens"],
+            token_count=row["signed_summary_tokens"],
         )
     return None if row["position"] is None else segment_from(row, row["generation"])
 
 
-def _opening_values(opening: Opening | None) -> dict[str, Any]:
+def _signed_summary_values(signed_summary: SignedSummary | None) -> dict[str, Any]:
     return {
-        "opening": None if opening is None else opening.data,
-        "opening_start_seq": None if opening is None else opening.start_seq,
-        "opening_text": None if opening is None else opening.text,
-        "opening_tokens": None if opening is None else opening.token_count,
-        "opening_kept_hash": None if opening is None else b"".join(opening.kept_prefix_hashes) or None,
+        "signed_summary": None if signed_summary is None else signed_summary.data,
+        "signed_summary_start_seq": None if signed_summary is None else signed_summary.start_seq,
+        "signed_summary_text": None if signed_summary is None else signed_summary.text,
+        "signed_summary_tokens": None if signed_summary is None else signed_summary.token_count,
+        "signed_summary_kept_hash": None
+        if signed_summary is None
+        else b"".join(signed_summary.kept_prefix_hashes) or None,
     }
 
 

@@ -13,8 +13,8 @@ from server.postgres.engine import Database, Statement
 
 _REST: Final = timedelta(days=1)
 """Nobody has said anything for so long: the conversation is taken to be over."""
-_MOST_CONVERSATIONS: Final = 300
-_LEAST_CONVERSATIONS: Final = 10
+_MAX_CONVERSATIONS: Final = 300
+_MIN_CONVERSATIONS: Final = 10
 """A mean over fewer says too little."""
 _TYPICAL: Final = Statement("""
 SELECT count(*) AS found, avg(exchange_count)::float8 AS mean
@@ -43,10 +43,10 @@ class PostgresConversationLengths:
             assistant=decode_id(ASSISTANT, assistant_id),
             before=_first_id_at(rests_since),
             rests_since=rests_since,
-            count=_MOST_CONVERSATIONS,
+            count=_MAX_CONVERSATIONS,
         )
         mean: float | None = rows[0]["mean"]
-        return mean if rows[0]["found"] >= _LEAST_CONVERSATIONS else None
+        return mean if rows[0]["found"] >= _MIN_CONVERSATIONS else None
 
 
 def _first_id_at(moment: datetime) -> UUID:

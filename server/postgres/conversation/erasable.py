@@ -16,7 +16,7 @@ from sqlalchemy import UUID as UUID_TYPE
 
 from server.postgres.connections import Connection
 from server.postgres.engine import Statement
-from server.postgres.replay.conversation_tables import SHADOWS
+from server.postgres.replay.conversation_tables import REPLAY_TABLES
 from server.postgres.schema import metadata
 
 _CONVERSATIONS: Final = bindparam("conversations", type_=ARRAY(UUID_TYPE))
@@ -120,5 +120,5 @@ async def _change(connection: Connection, statement: Statement, key: dict[str, A
 
 
 LIVE: Final = Erasable({table.name: table for table in metadata.sorted_tables if table.schema is None})
-SHADOWY: Final = Erasable(SHADOWS, owns_assistants=True)
+REPLAY_ERASABLE: Final = Erasable(REPLAY_TABLES, owns_assistants=True)
 """Of the conversations that replays write; each has an assistant of its own."""

@@ -11,7 +11,7 @@ from server.conversation.errors import ConversationBusy, ConversationNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.store import ErasureReport
 from server.postgres.connections import Connection
-from server.postgres.conversation.erasable import LIVE, SHADOWY
+from server.postgres.conversation.erasable import LIVE, REPLAY_ERASABLE
 from server.postgres.engine import Database, Statement
 from server.postgres.replay.statements import end_if_done, fetch, lose_calls
 
@@ -21,7 +21,8 @@ SELECT CASE WHEN lease_expires_at > now() THEN lease_turn_seq END AS lease_turn_
 FROM conversations WHERE id = :conversation AND tenant_id = :tenant FOR UPDATE
 """)
 _LIST_SHADOWS: Final = Statement("""
-SELECT shadow_id FROM replay_items WHERE conversation_id = :conversation AND shadow_id IS NOT NULL
+SELECT replay_conversation_id FROM replay_items
+WHERE conversation_id = :conversation AND replay_conversation_id IS NOT NULL
 """)
 # In the order in which everybody takes them: the replays, then their items.
 _LOCK_REPLAYS: Final = Statement("""
@@ -30,7 +31,7 @@ WHERE id IN (SELECT replay_id FROM replay_items WHERE conversation_id = :convers
 ORDER BY id FOR NO KEY UPDATE
 """)
 _LOCK_ITEMS: Final = Statement("""
-SELECT replay_id, number, shadow_id FROM replay_items WHERE conversation_id = :conversation
+SELECT replay_id, number, replay_conversation_id FROM replay_items WHERE conversation_id = :conversation
 ORDER BY replay_id, number FOR UPDATE
 """)
 _UNENDED: Final = ("running", "paused")
@@ -54,11 +55,13 @@ async def erase_conversation(
 
 
 async def _foresee(connection: Connection, tenant: UUID | None, conversation: UUID) -> ErasureReport:
-    shadows = [row["shadow_id"] for row in await fetch(connection, _LIST_SHADOWS, conversation=conversation)]
+    shadows = [
+        row["replay_conversation_id"] for row in await fetch(connection, _LIST_SHADOWS, conversation=conversation)
+    ]
     live, live_bytes = await LIVE.count(connection, tenant, [conversation])
-    shadowy, shadowy_bytes = await SHADOWY.count(connection, tenant, shadows)
-    rows = {name: count for name, count in (live | shadowy).items() if count}
-    return ErasureReport(rows=rows, stored_bytes=live_bytes + shadowy_bytes)
+    in_replays, replay_bytes = await REPLAY_ERASABLE.count(connection, tenant, shadows)
+    rows = {name: count for name, count in (live | in_replays).items() if count}
+    return ErasureReport(rows=rows, stored_bytes=live_bytes + replay_bytes)
 
 
 async def _delete(connection: Connection, tenant: UUID | None, conversation: UUID) -> Mapping[str, int]:
@@ -69,8 +72,8 @@ async def _delete(connection: Connection, tenant: UUID | None, conversation: UUI
             connection, replay["id"], [item["number"] for item in items if item["replay_id"] == replay["id"]]
         )
     rows: dict[str, Any] = await LIVE.delete(connection, tenant, [conversation])
-    shadows = [item["shadow_id"] for item in items if item["shadow_id"] is not None]
-    rows |= await SHADOWY.delete(connection, tenant, shadows)
+    shadows = [item["replay_conversation_id"] for item in items if item["replay_conversation_id"] is not None]
+    rows |= await REPLAY_ERASABLE.delete(connection, tenant, shadows)
     for replay in replays:
         if replay["state"] in _UNENDED:
             await end_if_done(connection, replay["id"])

@@ -93,8 +93,8 @@ class Place:
         return self.data_dir / "log"
 
     @property
-    def warden_log(self) -> Path:
-        return self.data_dir / "postgres.warden.log"
+    def supervisor_log(self) -> Path:
+        return self.data_dir / "postgres.supervisor.log"
 
     def lock(self, name: str) -> Path:
         return self.data_dir / f"postgres.{name}.lock"
@@ -357,7 +357,7 @@ def size_of(pgdata: Path) -> int:
 def server_command(
     programs: Programs, place: Place, *, socket_dir: Path, extra_settings: Mapping[str, str]
 ) -> list[str]:
-    """The command line of the postmaster. `-D` comes first, where the warden looks for it."""
+    """The command line of the postmaster. `-D` comes first, where the supervisor looks for it."""
     quoted = str(socket_dir).replace('"', '""')
     settings = {
         **SETTINGS,

@@ -3,12 +3,12 @@
     <data_dir>/postgres/             the cluster (PGDATA)
     <data_dir>/log/                  its log, one file per weekday, each overwritten after a week
     <data_dir>/postgres.*.lock       four locks of the kernel (flock), which a killed process cannot leave behind
-    <data_dir>/postgres.warden.log   what the warden did, and what Postgres said before its log was open
+    <data_dir>/postgres.supervisor.log   what the supervisor did, and what Postgres said before its log was open
 
-`users.lock` is held shared by every user; `warden.lock` is held exclusively by the warden, the process that keeps
-Postgres running while there are users (warden.py). Arriving is serialised by `start.lock`, which the warden takes to
-stop, and leaving by `leave.lock`. No lock file has content, no process number is remembered, nothing is to be tidied up
-after a crash: the state of the locks is the state of the system.
+`users.lock` is held shared by every user; `supervisor.lock` is held exclusively by the supervisor, the process that
+keeps Postgres running while there are users (supervisor.py). Arriving is serialised by `start.lock`, which the
+supervisor takes to stop, and leaving by `leave.lock`. No lock file has content, no process number is remembered,
+nothing is to be tidied up after a crash: the state of the locks is the state of the system.
 
 There is no TCP. The socket has mode 0700, so the operating system decides who may connect, and Postgres trusts that.
 """
@@ -40,7 +40,7 @@ from server.postgres.embedded.binaries import explain_output, explained
 from server.postgres.embedded.cluster import DATABASE, PORT, ROLE, KernelLock, Place, is_free, kernel_lock, open_own
 
 if sys.platform != "win32":
-    from server.postgres.embedded import supervisor as warden
+    from server.postgres.embedded import supervisor
 
 START_LIMIT_SECONDS: Final = 300.0
 """A failure is reported at once; only the recovery after a crash takes long, and giving up would make it start over."""
@@ -49,13 +49,13 @@ ARRIVAL_LIMIT_SECONDS: Final = START_LIMIT_SECONDS + STOP_LIMIT_SECONDS
 WATCH_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 0.02
 FULL_DISK_SECONDS: Final = 10.0
-"""On a full disk the warden tries again and again; whoever comes to join it is told after this time."""
+"""On a full disk the supervisor tries again and again; whoever comes to join it is told after this time."""
 SLOW_START_SECONDS: Final = 3.0
 SLOW_REPEAT_SECONDS: Final = 10.0
-WARDEN_OPTIONS: Final = ("-I", "-S", "-W", "ignore::DeprecationWarning")
-"""Isolated. Python 3.12 warns of code between fork and exec beside threads; that of the warden takes no locks."""
-WARDEN_ATTEMPTS: Final = 3
-"""For a warden that is killed before it could report."""
+SUPERVISOR_OPTIONS: Final = ("-I", "-S", "-W", "ignore::DeprecationWarning")
+"""Isolated. Python 3.12 warns of code between fork and exec beside threads; that of the supervisor takes no locks."""
+SUPERVISOR_ATTEMPTS: Final = 3
+"""For a supervisor that is killed before it could report."""
 
 _log = logging.getLogger("strata.postgres")
 
@@ -78,8 +78,8 @@ class EmbeddedState:
 class EmbeddedPostgres:
     """One process's hold on the embedded Postgres of a data directory.
 
-    While it is held Postgres runs: it comes back when it is killed, and so does its warden. The kernel ends the hold of
-    a process that dies. A child made by `fork` does not inherit it.
+    While it is held Postgres runs: it comes back when it is killed, and so does its supervisor. The kernel ends the
+    hold of a process that dies. A child made by `fork` does not inherit it.
     """
 
     def __init__(self, place: Place, ensure_running: Callable[[], str]) -> None:
@@ -153,7 +153,7 @@ class EmbeddedPostgres:
                 raise EmbeddedStartFailed(
                     f"Another process has been starting or stopping the Postgres in {self._place.pgdata} for "
                     f"{ARRIVAL_LIMIT_SECONDS:.0f} s.",
-                    hint=f"Its progress is in {self._place.warden_log}.",
+                    hint=f"Its progress is in {self._place.supervisor_log}.",
                 )
             return self._ensure_running()
 
@@ -166,29 +166,29 @@ class EmbeddedPostgres:
             return last
 
     def _await_stop(self) -> None:
-        stopped = warden.wait_until(
-            lambda: is_free(self._place.lock("warden")) or self._has_successor(), STOP_LIMIT_SECONDS
+        stopped = supervisor.wait_until(
+            lambda: is_free(self._place.lock("supervisor")) or self._has_successor(), STOP_LIMIT_SECONDS
         )
         if not stopped:
             _log.warning("postgres.stop_overdue", extra={"pgdata": str(self.pgdata)})
 
     def _has_successor(self) -> bool:
-        """Whether somebody came as we left. If the lock cannot even be shared it is the warden, who is stopping."""
+        """Whether somebody came as we left. If the lock cannot even be shared it is the supervisor, who is stopping."""
         found = self._users.acquire(shared=True) and not self._users.acquire(shared=False)
         self._users.release()
         return found
 
     def _watch(self) -> None:
-        """Appoints a new warden when the old one was killed. Whoever of the users comes first does it for all."""
+        """Appoints a new supervisor when the old one was killed. Whoever of the users comes first does it for all."""
         pause = WATCH_SECONDS
         while not self._closing.wait(pause):
             pause = WATCH_SECONDS
             try:
-                if is_free(self._place.lock("warden")):
-                    _log.warning("postgres.warden_lost", extra={"pgdata": str(self.pgdata)})
+                if is_free(self._place.lock("supervisor")):
+                    _log.warning("postgres.supervisor_lost", extra={"pgdata": str(self.pgdata)})
                     self._restart()
             except (Setup, OSError) as error:
-                pause = warden.LONGEST_PAUSE_SECONDS
+                pause = supervisor.LONGEST_PAUSE_SECONDS
                 _log.error("postgres.restart_failed", extra={"reason": str(error)})
 
     def _restart(self) -> None:
@@ -231,17 +231,17 @@ def open_embedded(
 def _ensure_running(place: Place, user: str, extra_settings: Mapping[str, str]) -> str:
     """Returns the directory of the socket when Postgres answers there.
 
-    The caller holds the start lock and is a user, so nobody stops it meanwhile. A warden that is there is trusted to
-    bring it up. If it dies while we wait, its lock is free and we take over.
+    The caller holds the start lock and is a user, so nobody stops it meanwhile. A supervisor that is there is trusted
+    to bring it up. If it dies while we wait, its lock is free and we take over.
     """
     began_at = time.monotonic()
     attempts = 0
     while (waited := time.monotonic() - began_at) < START_LIMIT_SECONDS:
-        with kernel_lock(place.lock("warden")) as lock:
+        with kernel_lock(place.lock("supervisor")) as lock:
             if lock.acquire(shared=False):
                 _require_attempts_left(place, attempts)
                 attempts += 1
-                _appoint_warden(place, lock, user, extra_settings)
+                _appoint_supervisor(place, lock, user, extra_settings)
         socket_dir = _find_socket_dir(place)
         if socket_dir is not None:
             return socket_dir
@@ -252,29 +252,31 @@ def _ensure_running(place: Place, user: str, extra_settings: Mapping[str, str]) 
 
 
 def _require_attempts_left(place: Place, attempts: int) -> None:
-    if attempts >= WARDEN_ATTEMPTS:
-        raise EmbeddedStartFailed(f"The warden of Postgres ended before Postgres was ready (log: {place.warden_log}).")
+    if attempts >= SUPERVISOR_ATTEMPTS:
+        raise EmbeddedStartFailed(
+            f"The supervisor of Postgres ended before Postgres was ready (log: {place.supervisor_log})."
+        )
 
 
-def _appoint_warden(place: Place, lock: KernelLock, user: str, extra_settings: Mapping[str, str]) -> None:
+def _appoint_supervisor(place: Place, lock: KernelLock, user: str, extra_settings: Mapping[str, str]) -> None:
     """Returns when it has reported that Postgres is ready, or was killed before it could. A failure is raised."""
     command, account = cluster.prepare(place, user, extra_settings)
     sizes = cluster.log_sizes(place.log_dir)
     reader, writer = os.pipe()
-    orders = warden.Orders(
+    orders = supervisor.SupervisorConfig(
         pgdata=str(place.pgdata),
         command=command,
         start_lock=str(place.lock("start")),
         users_lock=str(place.lock("users")),
-        warden_lock=str(lock.path),
+        supervisor_lock=str(lock.path),
         uid=account.uid if account else None,
         gid=account.gid if account else None,
-        warden_fd=lock.fd,
+        supervisor_fd=lock.fd,
         report_fd=writer,
     )
     try:
         try:
-            _spawn_warden(place, orders)
+            _spawn_supervisor(place, orders)
         finally:
             os.close(writer)
         report = _await_report(place, reader)
@@ -286,23 +288,28 @@ def _appoint_warden(place: Place, lock: KernelLock, user: str, extra_settings: M
         case ["failed", reason]:
             raise explain_output(f"{reason}\n{cluster.new_log(place.log_dir, sizes)}", place.pgdata, place.log_dir)
         case _:
-            _log.warning("postgres.warden_lost", extra={"pgdata": str(place.pgdata)})
+            _log.warning("postgres.supervisor_lost", extra={"pgdata": str(place.pgdata)})
 
 
-def _spawn_warden(place: Place, orders: warden.Orders) -> None:
+def _spawn_supervisor(place: Place, orders: supervisor.SupervisorConfig) -> None:
     """In a session of its own, so that Ctrl-C in our terminal is not for it. The process that we start ends at once."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    log = open_own(place.warden_log, os.O_WRONLY | os.O_APPEND)
+    log = open_own(place.supervisor_log, os.O_WRONLY | os.O_APPEND)
     try:
         subprocess.run(  # noqa: S603  reason: our own program
-            [sys.executable, *WARDEN_OPTIONS, str(Path(warden.__file__)), json.dumps(dataclasses.asdict(orders))],
+            [
+                sys.executable,
+                *SUPERVISOR_OPTIONS,
+                str(Path(supervisor.__file__)),
+                json.dumps(dataclasses.asdict(orders)),
+            ],
             cwd="/",
-            env=kept,  # what this interpreter may need to run, and none of our secrets: the warden outlives us
+            env=kept,  # what this interpreter may need to run, and none of our secrets: the supervisor outlives us
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            pass_fds=(orders.warden_fd, orders.report_fd),
+            pass_fds=(orders.supervisor_fd, orders.report_fd),
             check=False,  # what counts is the report
         )
     finally:
@@ -310,7 +317,7 @@ def _spawn_warden(place: Place, orders: warden.Orders) -> None:
 
 
 def _await_report(place: Place, reader: int) -> object:
-    """What the warden says, or None if it died. A start that takes its time is a recovery, and gets said so."""
+    """What the supervisor says, or None if it died. A start that takes its time is a recovery, and gets said so."""
     began_at = time.monotonic()
     wait = SLOW_START_SECONDS
     poll = select.poll()  # `select` itself fails for file numbers above 1023, and a server may have as many
@@ -330,7 +337,7 @@ def _await_report(place: Place, reader: int) -> object:
 
 def _find_socket_dir(place: Place) -> str | None:
     """Where Postgres takes connections, if it does. Its file alone is no proof: after kill -9 it still says so."""
-    file = warden.read_postmaster_file(str(place.pgdata))
+    file = supervisor.read_postmaster_file(str(place.pgdata))
     if file is None or not file.ready:
         return None
     with socket.socket(socket.AF_UNIX) as probe:
@@ -349,8 +356,8 @@ def describe_embedded(data_dir: Path) -> EmbeddedState:
     try:
         free = shutil.disk_usage(place.data_dir).free
         version = (pgdata / "PG_VERSION").read_text(encoding="ascii", errors="replace").strip()
-        file = warden.read_postmaster_file(str(pgdata))
-        pid = file.pid if file is not None and file.pid in warden.processes_of(str(pgdata)) else None
+        file = supervisor.read_postmaster_file(str(pgdata))
+        pid = file.pid if file is not None and file.pid in supervisor.processes_of(str(pgdata)) else None
         size = cluster.size_of(pgdata)
     except PermissionError:
         readable = False

@@ -1,14 +1,15 @@
-"""The warden: the parent of the embedded postmaster, and the only process that starts or stops it.
+"""The supervisor: the parent of the embedded postmaster, and the only process that starts or stops it.
 
     strata serve ──shared──┐
     strata keys  ──shared──┤ users.lock            a user holds it as long as it lives, kill -9 included
                            │
-    warden ────exclusive───┘ blocks until the last user is gone, then stops Postgres and ends
-      └─ postmaster          restarted by the warden when it dies, told to stop by the kernel when the warden dies
+    supervisor ────exclusive───┘ blocks until the last user is gone, then stops Postgres and ends
+      └─ postmaster          restarted by the supervisor when it dies, told to stop by the kernel when the supervisor
+      dies
 
-It runs by file path as `python -I -S warden.py <orders>` and imports the standard library only: it must not care which
-virtual environment, working directory or version of Strata its users have. Its lock is taken by whoever starts it
-and handed over as an open file, so there is no moment in which two wardens could believe in their appointment.
+It runs by file path as `python -I -S supervisor.py <orders>` and imports the standard library only: it must not care
+which virtual environment, working directory or version of Strata its users have. Its lock is taken by whoever starts it
+and handed over as an open file, so there is no moment in which two supervisors could believe in their appointment.
 
 Promises:
 - Exactly one line comes back over the report pipe for the first start: ready, or why not. Afterwards it never gives up
@@ -54,18 +55,18 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """All that a warden is told, once, on its command line."""
+class SupervisorConfig:
+    """All that a supervisor is told, once, on its command line."""
 
     pgdata: str
     command: list[str]
     start_lock: str
     users_lock: str
-    warden_lock: str
+    supervisor_lock: str
     uid: int | None
     gid: int | None
-    warden_fd: int
-    """The open warden lock, already held exclusively."""
+    supervisor_fd: int
+    """The open supervisor lock, already held exclusively."""
     report_fd: int
 
 
@@ -136,7 +137,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def end_leftovers(pgdata: str) -> None:
-    """Ends what a killed warden or a killed postmaster left running. A lone `postgres --single` is somebody's work.
+    """Ends what a killed supervisor or a killed postmaster left running. A lone `postgres --single` is somebody's work.
 
     With nothing running, a lock file that makes no sense is the rest of a write that was cut off, and only in the way.
     """
@@ -161,7 +162,7 @@ def _end(alive: Callable[[], set[int]], stages: tuple[tuple[signal.Signals, floa
 
 
 def note(text: str) -> None:
-    """A line in the warden's log. The log is kept short, and a full disk must not end the warden."""
+    """A line in the supervisor's log. The log is kept short, and a full disk must not end the supervisor."""
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > LOG_LIMIT_BYTES:
             os.ftruncate(2, 0)
@@ -169,9 +170,9 @@ def note(text: str) -> None:
 
 
 class Postmaster:
-    """A postmaster that was started here. It has to be made in the main thread, see `_die_with_the_warden`."""
+    """A postmaster that was started here. It has to be made in the main thread, see `_die_with_the_supervisor`."""
 
-    def __init__(self, orders: Orders, on_exit: Callable[[], None]) -> None:
+    def __init__(self, orders: SupervisorConfig, on_exit: Callable[[], None]) -> None:
         self.said: deque[str] = deque(maxlen=50)
         self._process = subprocess.Popen(  # noqa: S603  reason: the command comes from our own code
             orders.command,
@@ -180,11 +181,11 @@ class Postmaster:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            close_fds=True,  # above all the warden's lock: in a postmaster it would outlive the warden
+            close_fds=True,  # above all the supervisor's lock: in a postmaster it would outlive the supervisor
             user=orders.uid,
             group=orders.gid,
             extra_groups=None if orders.uid is None else [],
-            preexec_fn=_die_with_the_warden,  # noqa: PLW1509  reason: it takes no lock that another thread could hold
+            preexec_fn=_die_with_the_supervisor,  # noqa: PLW1509  reason: it takes no lock that another thread could hold
         )
         self.pid = self._process.pid
         note(f"started postmaster {self.pid}")
@@ -237,15 +238,15 @@ def _environment(pgdata: str) -> dict[str, str]:
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-_warden_pid = os.getpid()
+_supervisor_pid = os.getpid()
 
 
-def _die_with_the_warden() -> None:
-    """Fast shutdown when the warden dies (Linux). The kernel ties this to the thread that started the process."""
+def _die_with_the_supervisor() -> None:
+    """Fast shutdown when the supervisor dies (Linux). The kernel ties this to the thread that started the process."""
     if _libc is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
-        if os.getppid() != _warden_pid:
+        if os.getppid() != _supervisor_pid:
             os._exit(1)
 
 
@@ -254,10 +255,10 @@ class _Event(enum.Enum):
     POSTMASTER_ENDED = enum.auto()
 
 
-class Warden:
+class Supervisor:
     """Keeps one postmaster running until nobody uses it."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: SupervisorConfig) -> None:
         self._orders = orders
         self._events: queue.Queue[_Event] = queue.Queue()
         self._reported = False
@@ -282,8 +283,8 @@ class Warden:
                 return
 
     def _launch(self) -> Postmaster | None:
-        """None if the program cannot be run at all. A user then appoints another warden, who may know better: after an
-        upgrade of the wheel the programs lie elsewhere.
+        """None if the program cannot be run at all. A user then appoints another supervisor, who may know better:
+        after an upgrade of the wheel the programs lie elsewhere.
         """
         try:
             return Postmaster(self._orders, lambda: self._events.put(_Event.POSTMASTER_ENDED))
@@ -322,7 +323,7 @@ class Warden:
     def _is_appointed(self) -> bool:
         """No longer, if the data directory was removed and made anew under the same name: that one has its own."""
         try:
-            return os.path.samestat(os.fstat(self._orders.warden_fd), Path(self._orders.warden_lock).stat())
+            return os.path.samestat(os.fstat(self._orders.supervisor_fd), Path(self._orders.supervisor_lock).stat())
         except FileNotFoundError:
             return False
 
@@ -354,21 +355,21 @@ class Warden:
 
 def _leave_the_family() -> None:
     """Becomes a child of init, so that no user has to wait for it or leaves it behind as a zombie."""
-    global _warden_pid  # noqa: PLW0603  reason: known before any thread exists, and read after a fork
+    global _supervisor_pid  # noqa: PLW0603  reason: known before any thread exists, and read after a fork
     if os.fork() != 0:
         os._exit(0)
-    _warden_pid = os.getpid()
+    _supervisor_pid = os.getpid()
 
 
 def main() -> None:
-    orders = Orders(**json.loads(sys.argv[1]))
+    orders = SupervisorConfig(**json.loads(sys.argv[1]))
     _leave_the_family()
     os.umask(0o077)
     # Handlers, because an ignored signal would stay ignored in the postmaster.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    Warden(orders).run()
-    note("warden ended")
+    Supervisor(orders).run()
+    note("supervisor ended")
     # The kernel drops the locks with the process: whoever sees them free finds nothing of us running.
     os._exit(0)
 

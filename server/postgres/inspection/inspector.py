@@ -108,7 +108,7 @@ WHERE conversation_id = :conversation AND :turn_seq > 0 AND (turn_seq, attempt) 
 ORDER BY turn_seq, attempt
 LIMIT 1
 """)
-_MOST_ATTEMPTS: Final = 10
+_MAX_ATTEMPTS: Final = 10
 """Of a turn, on average: more calls than so many a turn are cut off in a timeline, and seen with the call."""
 
 
@@ -250,7 +250,7 @@ class PostgresInspector:
             conversation=conversation,
             first_seq=turns[0].seq,
             last_seq=turns[-1].seq,
-            count=_MOST_ATTEMPTS * len(turns),
+            count=_MAX_ATTEMPTS * len(turns),
         )
         for row in rows:
             found[row["turn_seq"]].append(_outline_from(row))
@@ -261,7 +261,7 @@ class PostgresInspector:
         if seq is None:
             return None
         rows = await self._database.run(
-            _OUTLINES, conversation=conversation, first_seq=seq, last_seq=seq, count=_MOST_ATTEMPTS
+            _OUTLINES, conversation=conversation, first_seq=seq, last_seq=seq, count=_MAX_ATTEMPTS
         )
         return RunningTurn(
             seq=seq,

@@ -85,7 +85,7 @@ GROUP BY c.id
 ORDER BY %order% DESC NULLS LAST, c.id
 LIMIT :limit
 """  # noqa: S608  reason: constants of this module only
-_MOST_EXPENSIVE: Final = Statement(_TOP_SQL.replace("%order%", "sum(k.cost_usd)"))
+_MAX_EXPENSIVE: Final = Statement(_TOP_SQL.replace("%order%", "sum(k.cost_usd)"))
 _SLOWEST: Final = Statement(_TOP_SQL.replace("%order%", "max(k.ended_at - k.started_at)"))
 _ERRORS: Final = Statement(f"""
 SELECT k.error_code, count(*) AS call_count, max(k.started_at) AS last_at
@@ -140,7 +140,7 @@ class PostgresOverviews:
         )
         names = await self._load_names(rows) if by is OverviewBy.ASSISTANT else {}
         cells = [_cell_from(row, by, names) for row in rows]
-        expensive = await self._database.run(_MOST_EXPENSIVE, limit=TOP_LIMIT, **whose, **time)
+        expensive = await self._database.run(_MAX_EXPENSIVE, limit=TOP_LIMIT, **whose, **time)
         slowest = await self._database.run(_SLOWEST, limit=TOP_LIMIT, **whose, **time)
         errors = await self._database.run(_ERRORS, limit=ERROR_LIMIT, **whose, **time)
         stuck = await self._database.run(_STUCK, limit=ALARM_LIMIT, **whose)

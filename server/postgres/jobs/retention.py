@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from server.postgres.engine import Database, Statement
-from server.postgres.replay.conversation_tables import SHADOWS
+from server.postgres.replay.conversation_tables import REPLAY_TABLES
 from server.postgres.tables import calls
 
 PAGE_ROWS: Final = 500
@@ -50,7 +50,7 @@ FROM page ORDER BY ({names}) DESC LIMIT 1
 """)  # noqa: S608  reason: names from our own tables only
 
 
-_WALKS: Final = (_Walk(calls), _Walk(SHADOWS["calls"]))
+_WALKS: Final = (_Walk(calls), _Walk(REPLAY_TABLES["calls"]))
 
 
 async def sweep_raw_bytes(database: Database, days: int, *, page_rows: int = PAGE_ROWS) -> dict[str, int]:

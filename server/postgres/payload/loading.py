@@ -20,7 +20,7 @@ from server.postgres.codec import decode_raw
 from server.postgres.conversation.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import in_call_range
-from server.postgres.payload.source_rows import HeldRows
+from server.postgres.payload.source_rows import RowCache
 from server.postgres.rows import (
     call_from,
     segment_from,
@@ -37,7 +37,8 @@ SELECT c.*,
     e.number AS epoch_number, e.reason AS epoch_reason, e.assistant_version AS epoch_assistant_version,
     e.generation, e.segment_count, e.static_hash, e.template_hash, e.buffer_start_seq AS epoch_buffer_start_seq,
     e.prefix_hash AS epoch_prefix_hash, e.arguments_hash AS epoch_arguments_hash, %args% AS epoch_args,
-    e.opening, e.opening_start_seq, e.opening_text, e.opening_tokens, e.opening_kept_hash, e.rejected,
+    e.signed_summary, e.signed_summary_start_seq, e.signed_summary_text, e.signed_summary_tokens,
+    e.signed_summary_kept_hash, e.rejected,
     e.static_hash = ANY(:held_hashes::bytea[]) AS static_held,
     CASE WHEN e.static_hash <> ALL(:held_hashes) THEN e.base_text END AS base_text,
     s.texts AS segment_texts,
@@ -210,7 +211,7 @@ _NO_VERSION: Final = 0
 
 async def load_payload_source(
     database: Database,
-    held: HeldRows,
+    held: RowCache,
     tenant_id: str,
     conversation_id: str,
     *,
@@ -235,7 +236,7 @@ async def load_payload_source(
 
 
 async def load_rebuild_source(
-    database: Database, held: HeldRows, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
+    database: Database, held: RowCache, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
 ) -> RebuildSource:
     """See the port."""
     key: dict[str, Any] = {
@@ -282,7 +283,7 @@ async def load_continued(database: Database, conversation: UUID | None, call: Ca
 
 async def load_history(
     database: Database,
-    held: HeldRows,
+    held: RowCache,
     tenant_id: str,
     conversation_id: str,
     *,

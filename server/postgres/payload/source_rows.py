@@ -67,7 +67,7 @@ class Known:
     manifest: Manifest
 
 
-class HeldRows:
+class RowCache:
     """What this process has seen of conversations and will see again."""
 
     def __init__(self) -> None:

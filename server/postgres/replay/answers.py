@@ -7,7 +7,7 @@ from server.conversation.block import Block
 from server.conversation.block_json import block_from_json
 from server.postgres.codec import decode_json
 from server.postgres.engine import Database, Statement
-from server.postgres.replay.conversation_tables import SHADOW_SCHEMA
+from server.postgres.replay.conversation_tables import REPLAY_SCHEMA
 from server.postgres.replay.runs import replay_key
 from server.replay.rerun.result import AnswerPlace, CallPlace, Exchanged
 
@@ -27,8 +27,9 @@ LEFT JOIN LATERAL (
     ORDER BY t.seq DESC LIMIT 1
 ) AS task ON true
 LEFT JOIN LATERAL (
-    SELECT t.blocks FROM {SHADOW_SCHEMA}.turns t
-    WHERE s.source_seq IS NULL AND t.conversation_id = i.shadow_id AND t.seq <= s.shadow_seq AND t.kind = 'user_task'
+    SELECT t.blocks FROM {REPLAY_SCHEMA}.turns t
+    WHERE s.source_seq IS NULL AND t.conversation_id = i.replay_conversation_id AND t.seq <= s.replay_seq
+        AND t.kind = 'user_task'
     ORDER BY t.seq DESC LIMIT 1
 ) AS own ON true
 WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
@@ -38,7 +39,7 @@ _JUDGE_CALLS: Final = Statement(f"""
 SELECT DISTINCT ON (note ->> 'place') note ->> 'place' AS place, c.turn_seq, c.attempt
 FROM replays r
 JOIN replay_items i ON i.replay_id = r.id AND i.number = :number
-JOIN {SHADOW_SCHEMA}.calls c ON c.conversation_id = i.shadow_id AND c.turn_seq < 0
+JOIN {REPLAY_SCHEMA}.calls c ON c.conversation_id = i.replay_conversation_id AND c.turn_seq < 0
 CROSS JOIN jsonb_array_elements(c.warnings) AS note
 WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
     AND note ->> 'kind' = 'judge' AND note ->> 'place' = ANY(:places::text[])

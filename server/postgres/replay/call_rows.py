@@ -29,7 +29,8 @@ EPOCHS: Final = Statement("""
 SELECT conversation_id, number AS epoch_number, reason AS epoch_reason, assistant_version AS epoch_assistant_version,
     generation, segment_count, base_text, static_hash, template_hash, buffer_start_seq AS epoch_buffer_start_seq,
     prefix_hash AS epoch_prefix_hash, arguments_hash AS epoch_arguments_hash,
-    opening, opening_start_seq, opening_text, opening_tokens, opening_kept_hash, rejected, args AS epoch_args
+    signed_summary, signed_summary_start_seq, signed_summary_text, signed_summary_tokens, signed_summary_kept_hash,
+    rejected, args AS epoch_args
 FROM epochs WHERE conversation_id = ANY(:conversations::uuid[]) ORDER BY conversation_id, number
 """)
 SEGMENTS: Final = Statement("""

@@ -27,10 +27,10 @@ from server.postgres.engine import Database
 from server.postgres.paging import ABOVE_ALL_SEQS
 from server.postgres.payload.loading import load_continued, load_rebuild_source
 from server.postgres.payload.shared_parts import SharedParts
-from server.postgres.payload.source_rows import HeldRows
+from server.postgres.payload.source_rows import RowCache
 from server.postgres.replay import call_rows as walk_rows
 from server.postgres.replay.call_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, WalkPage, read_call
-from server.postgres.replay.turn_audit import TurnRoll
+from server.postgres.replay.turn_audit import TurnAudit
 from server.postgres.replay.turn_window import TurnWindow
 from server.postgres.rows import Row, assistant_from, conversation_from, epoch_from
 from server.replay.verify.call_walk import CallFilter, Flaw, PastAnswer, PastCall
@@ -164,7 +164,7 @@ class PostgresWalkedConversation:
     first_calls: FirstRows
     first_aside: FirstRows
     references: Mapping[int, frozenset[str]]
-    _roll: TurnRoll = field(init=False)
+    _roll: TurnAudit = field(init=False)
     _window: TurnWindow = field(init=False)
     _shared: SharedParts = field(init=False)
     _epochs: dict[int, Epoch] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class PostgresWalkedConversation:
 
     async def items(self) -> AsyncIterator[PastCall | Flaw]:
         """See the port."""
-        self._roll = TurnRoll(self.row, self.references)
+        self._roll = TurnAudit(self.row, self.references)
         self._window = TurnWindow(
             self._read_turns, self.first_turns.rows, self._roll.see, skips=not self.wanted.is_open
         )
@@ -299,7 +299,7 @@ class PostgresWalkedConversation:
         tenant_id = encode_id(TENANT, self.row["tenant_id"])
         try:
             rebuild = await load_rebuild_source(
-                self.database, HeldRows(), tenant_id, self.id, turn_seq=call.turn_seq, attempt=call.start.attempt
+                self.database, RowCache(), tenant_id, self.id, turn_seq=call.turn_seq, attempt=call.start.attempt
             )
         except NotFound as error:
             flaw = Flaw(place="request", note=f"What it was made of is gone: {error} [{error.code}]")

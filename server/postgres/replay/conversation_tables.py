@@ -9,12 +9,12 @@ from server.postgres.inspection import tables as inspection_tables  # noqa: F401
 from server.postgres.replay import tables as replay_tables  # noqa: F401  reason: as above
 from server.postgres.tables import assistants, blobs, conversations, provider_caches, templates
 
-SHADOW_SCHEMA: Final = "replay"
-_OUTSIDE_SHADOWS: Final = frozenset({"replay_items", "replay_results"})
-SHADOWS: Final = {
+REPLAY_SCHEMA: Final = "replay"
+_OUTSIDE_REPLAY_SCHEMA: Final = frozenset({"replay_items", "replay_results"})
+REPLAY_TABLES: Final = {
     table.name: table.to_metadata(
         metadata,
-        schema=SHADOW_SCHEMA,
+        schema=REPLAY_SCHEMA,
         # Whose they are is said by the same table.
         referred_schema_fn=lambda *_: None,
     )
@@ -26,7 +26,7 @@ SHADOWS: Final = {
         provider_caches,
         *(table for table in metadata.sorted_tables if "conversation_id" in table.c),
     )
-    if table.name not in _OUTSIDE_SHADOWS
+    if table.name not in _OUTSIDE_REPLAY_SCHEMA
 }
 """By the names of the tables whose shape they have. A connection that looks into schema `replay` first finds them in
 place of the live ones, see `server.postgres.replay.conversations`."""

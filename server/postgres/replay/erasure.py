@@ -1,4 +1,6 @@
-"""Erasing a whole replay: its shadows and items some at a time, itself last. Broken off, it can be begun again."""
+"""Erasing a whole replay: its replay conversations and items some at a time, itself last. Broken off, it can be begun
+again.
+"""
 
 from collections import Counter
 from typing import Any, Final
@@ -9,7 +11,7 @@ from server.conversation.errors import ReplayBusy, ReplayNotFound
 from server.conversation.identifiers import REPLAY, TENANT, encode_id
 from server.conversation.store import ErasureReport
 from server.postgres.connections import Connection
-from server.postgres.conversation.erasable import SHADOWY
+from server.postgres.conversation.erasable import REPLAY_ERASABLE
 from server.postgres.engine import Database, Statement
 from server.postgres.replay.runs import audit_replay, lock_replay
 from server.postgres.replay.statements import change_state, execute, fetch, fetch_one
@@ -23,7 +25,8 @@ _COUNT_LIVE: Final = Statement("""
 SELECT count(*) FROM replay_items WHERE replay_id = :replay AND state = 'running' AND lease_expires_at > now()
 """)
 _LIST_BATCH: Final = Statement("""
-SELECT number, shadow_id FROM replay_items WHERE replay_id = :replay AND number > :after ORDER BY number LIMIT :count
+SELECT number, replay_conversation_id FROM replay_items WHERE replay_id = :replay AND number > :after
+ORDER BY number LIMIT :count
 """)
 _COUNT_RESULTS: Final = Statement("""
 SELECT count(*) FROM replay_results WHERE replay_id = :replay AND number = ANY(:numbers::int[])
@@ -56,7 +59,7 @@ async def _count_all(database: Database, tenant_id: str | None, replay_id: str, 
             replay = await lock_replay(connection, tenant_id, replay_id)
             batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=after, count=BATCH)
             counted = await fetch_one(connection, _COUNT_RESULTS, **_key(replay["id"], batch))
-            rows.update((await SHADOWY.count(connection, replay["tenant_id"], _shadows(batch)))[0])
+            rows.update((await REPLAY_ERASABLE.count(connection, replay["tenant_id"], _replay_store(batch)))[0])
         rows.update({"replay_items": len(batch), "replay_results": counted[0] if counted else 0})
         if len(batch) < BATCH:
             break
@@ -72,7 +75,7 @@ async def _delete_all(
             replay = await _hold_at_rest(connection, tenant_id, replay_id)
             batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=0, count=BATCH)
             key = _key(replay["id"], batch)
-            rows.update(await SHADOWY.delete(connection, replay["tenant_id"], _shadows(batch)))
+            rows.update(await REPLAY_ERASABLE.delete(connection, replay["tenant_id"], _replay_store(batch)))
             rows["replay_results"] += await execute(connection, _DELETE_RESULTS, **key)
             rows["replay_items"] += await execute(connection, _DELETE_ITEMS, **key)
             if len(batch) < BATCH:
@@ -102,8 +105,8 @@ async def _hold_at_rest(connection: Connection, tenant_id: str | None, replay_id
     return replay
 
 
-def _shadows(batch: list[Row]) -> list[UUID]:
-    return [row["shadow_id"] for row in batch if row["shadow_id"] is not None]
+def _replay_store(batch: list[Row]) -> list[UUID]:
+    return [row["replay_conversation_id"] for row in batch if row["replay_conversation_id"] is not None]
 
 
 def _key(replay: UUID, batch: list[Row]) -> dict[str, Any]:

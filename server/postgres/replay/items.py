@@ -1,4 +1,4 @@
-"""Items: claimed, renewed, given a shadow, ended, released, listed."""
+"""Items: claimed, renewed, given a replay conversation, ended, released, listed."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,12 +51,12 @@ WHERE replay_id = :replay AND number = :number AND lease_token = :token AND stat
 RETURNING number
 """)
 _LOCK: Final = Statement("""
-SELECT state, shadow_id, call_id FROM replay_items
+SELECT state, replay_conversation_id, call_id FROM replay_items
 WHERE replay_id = :replay AND number = :number AND lease_token = :token
 FOR UPDATE
 """)
 _KEEP_SHADOW: Final = Statement("""
-UPDATE replay_items SET shadow_id = :shadow WHERE replay_id = :replay AND number = :number
+UPDATE replay_items SET replay_conversation_id = :shadow WHERE replay_id = :replay AND number = :number
 """)
 # The token stays: whoever ends an item twice is told nothing else the second time.
 _END: Final = Statement("""
@@ -148,14 +148,16 @@ async def renew_lease(database: Database, lease: ItemLease, lease_seconds: float
         raise LeaseLost("Another process runs the item now.")
 
 
-async def open_shadow(
+async def open_replay_conversation(
     shadows: Database, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
 ) -> Conversation:
-    """See the port. Over the shadows: there the item is found too, and both are written or neither."""
+    """See the port. Over the replay conversations: there the item is found too, and both are written or neither."""
     async with shadows.transaction() as connection:
         item = await lock_item(connection, lease)
-        if item["shadow_id"] is not None:
-            return await load_conversation_on(connection, tenant_id, encode_id(CONVERSATION, item["shadow_id"]))
+        if item["replay_conversation_id"] is not None:
+            return await load_conversation_on(
+                connection, tenant_id, encode_id(CONVERSATION, item["replay_conversation_id"])
+            )
         assistant = await create_assistant_on(connection, tenant_id, definition)
         own = replace(draft, assistant_id=assistant.id, assistant_version=assistant.version)
         conversation = await create_conversation_on(connection, tenant_id, own)

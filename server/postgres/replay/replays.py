@@ -2,7 +2,7 @@
 
 The idea: a replay is one row that is locked briefly by whoever claims an item, ends one, or wants to make a call, so
 that limits hold over all processes without anybody counting twice. Items are leased like turns are, and what they write
-lies in schema `replay`, see `shadows`. Each method's statements and their reasons live in the module that it is
+lies in schema `replay`, see `replay_store`. Each method's statements and their reasons live in the module that it is
 delegated to.
 """
 
@@ -55,10 +55,10 @@ _EVERYTHING = ResultFilter()
 class PostgresReplays:
     """Implements `server.replay.rerun.port.Replays`."""
 
-    def __init__(self, database: Database, shadows: Database) -> None:
-        """`shadows`: the same database as `make_shadow_database` opens it."""
+    def __init__(self, database: Database, replay_store: Database) -> None:
+        """`replay_store`: the same database as `make_replay_database` opens it."""
         self._database = database
-        self._shadows = shadows
+        self._replay_store = replay_store
 
     async def select_conversations(self, tenant_id: str, selection: Selection) -> Sequence[str]:
         return await replay_selection.select_conversations(self._database, tenant_id, selection)
@@ -139,10 +139,10 @@ class PostgresReplays:
     async def renew_lease(self, lease: ItemLease, *, lease_seconds: float) -> None:
         await replay_items.renew_lease(self._database, lease, lease_seconds)
 
-    async def open_shadow(
+    async def open_replay_conversation(
         self, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
     ) -> Conversation:
-        return await replay_items.open_shadow(self._shadows, lease, tenant_id, definition, draft)
+        return await replay_items.open_replay_conversation(self._replay_store, lease, tenant_id, definition, draft)
 
     async def reserve_call(
         self, lease: ItemLease, reservation: UUID, *, provider: str, estimate: CallEstimate

@@ -19,9 +19,9 @@ from server.replay.rerun.replay import ItemLease
 from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult, TurnResult
 
 _RECORD: Final = Statement("""
-INSERT INTO replay_results (conversation_id, replay_id, repetition, place, number, source_seq, shadow_seq, attempt,
+INSERT INTO replay_results (conversation_id, replay_id, repetition, place, number, source_seq, replay_seq, attempt,
     outcome, kinds, similarity, severity, note, recorded, candidate, assertions, has_failed_assertion, judge, blocks)
-SELECT i.conversation_id, i.replay_id, i.repetition, :place, i.number, :source_seq, :shadow_seq, :attempt,
+SELECT i.conversation_id, i.replay_id, i.repetition, :place, i.number, :source_seq, :replay_seq, :attempt,
     :outcome, :kinds, :similarity, :severity, :note, :recorded::jsonb, :candidate::jsonb, :assertions::jsonb,
     :has_failed_assertion, :judge::jsonb, :blocks::jsonb
 FROM replay_items i WHERE i.replay_id = :replay AND i.number = :number
@@ -32,8 +32,8 @@ UPDATE replay_items SET diverged_at_seq = :seq
 WHERE replay_id = :replay AND number = :number AND (diverged_at_seq IS NULL OR diverged_at_seq > :seq)
 """)
 _SHOWN: Final = """
-SELECT s.conversation_id, s.repetition, s.place, s.number, s.source_seq, s.shadow_seq, s.attempt, s.outcome, s.kinds,
-    s.similarity, s.severity, s.note, s.recorded, s.candidate, s.assertions, s.judge, i.shadow_id
+SELECT s.conversation_id, s.repetition, s.place, s.number, s.source_seq, s.replay_seq, s.attempt, s.outcome, s.kinds,
+    s.similarity, s.severity, s.note, s.recorded, s.candidate, s.assertions, s.judge, i.replay_conversation_id
 FROM replay_results s JOIN replay_items i ON i.replay_id = s.replay_id AND i.number = s.number
 WHERE s.replay_id = :replay
 """

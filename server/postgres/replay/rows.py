@@ -25,7 +25,8 @@ REPLAY_COLUMNS: Final = """
 """
 """Of `replays r`, as `replay_from` reads them."""
 ITEM_COLUMNS: Final = """
-    i.replay_id, i.number, i.conversation_id, i.repetition, i.state, i.shadow_id, i.error_code, i.diverged_at_seq,
+    i.replay_id, i.number, i.conversation_id, i.repetition, i.state,
+    i.replay_conversation_id, i.error_code, i.diverged_at_seq,
     i.spent_usd, i.spent_tokens, i.lost_count, i.started_at, i.ended_at,
     CASE WHEN i.state = 'running' THEN i.lease_owner END AS lease_owner,
     CASE WHEN i.state = 'running' THEN i.lease_expires_at END AS lease_expires_at
@@ -84,7 +85,9 @@ def item_from(row: Row) -> ReplayItem:
         conversation_id=encode_id(CONVERSATION, row["conversation_id"]),
         repetition=row["repetition"],
         state=ItemState(row["state"]),
-        shadow_id=None if row["shadow_id"] is None else encode_id(CONVERSATION, row["shadow_id"]),
+        replay_conversation_id=None
+        if row["replay_conversation_id"] is None
+        else encode_id(CONVERSATION, row["replay_conversation_id"]),
         error_code=text_or_none(row["error_code"]),
         diverged_at_seq=row["diverged_at_seq"],
         spent_usd=row["spent_usd"],
@@ -102,7 +105,7 @@ def result_values(result: TurnResult) -> dict[str, Any]:
     return {
         "place": result.place,
         "source_seq": result.source_seq,
-        "shadow_seq": result.shadow_seq,
+        "replay_seq": result.replay_seq,
         "attempt": result.attempt,
         "outcome": str(result.outcome),
         "kinds": [str(kind) for kind in result.kinds],
@@ -118,16 +121,18 @@ def result_values(result: TurnResult) -> dict[str, Any]:
 
 
 def result_from(row: Row) -> StoredResult:
-    """A row of `replay_results` with the shadow of its item."""
+    """A row of `replay_results` with the replay conversation of its item."""
     return StoredResult(
         number=row["number"],
         conversation_id=encode_id(CONVERSATION, row["conversation_id"]),
         repetition=row["repetition"],
-        shadow_id=None if row["shadow_id"] is None else encode_id(CONVERSATION, row["shadow_id"]),
+        replay_conversation_id=None
+        if row["replay_conversation_id"] is None
+        else encode_id(CONVERSATION, row["replay_conversation_id"]),
         result=TurnResult(
             place=row["place"],
             source_seq=row["source_seq"],
-            shadow_seq=row["shadow_seq"],
+            replay_seq=row["replay_seq"],
             attempt=row["attempt"],
             outcome=Outcome(decode_text(row["outcome"])),
             kinds=tuple(DivergenceKind(kind) for kind in row["kinds"]),

@@ -15,7 +15,7 @@ from server.replay.verify.call_walk import Flaw
 from server.replay.verify.verification import UNREADABLE, tell_unreadable
 
 
-class TurnRoll:
+class TurnAudit:
     """Of one conversation, as it was when it was looked at first: what came later is passed over."""
 
     def __init__(self, row: Row, references: Mapping[int, frozenset[str]]) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Integer, bindparam, func, select, update
 from server.conversation.conversation import Lease
 from server.conversation.errors import ConversationNotFound, LeaseLost, TurnNotRunning
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
-from server.conversation.notifications import News
+from server.conversation.notifications import Notification
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.paging import bounded, in_range
@@ -32,7 +32,7 @@ marked AS (
         AND (:turn_seq::bigint IS NULL OR lease_turn_seq = :turn_seq)
     RETURNING id, lease_turn_seq
 )
-SELECT marked.lease_turn_seq, (SELECT {announce_sql(News.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
+SELECT marked.lease_turn_seq, (SELECT {announce_sql(Notification.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
 FROM seen LEFT JOIN marked ON true
 """)  # noqa: S608  reason: constants of this module only
 _EXPIRED: Final = select(_c.tenant_id, _c.id, _c.lease_token, _c.lease_owner, _c.lease_turn_seq).where(

@@ -22,18 +22,18 @@ from asyncpg import exceptions as pg
 
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.conversation.identifiers import CONVERSATION, decode_id
-from server.conversation.notifications import News
+from server.conversation.notifications import Notification
 from server.postgres.connections import Connection, DatabaseOptions, connect, translated_errors
 from server.postgres.engine import LOST
 from server.postgres.turns.channels import CHANNELS, CONVERSATION_CHANNEL, NEWS_BY_LETTER
 
 _PROBE: Final = "SELECT current_setting('transaction_read_only') = 'on'"
 _CLOSE_SECONDS: Final = 1.0
-_log = logging.getLogger("strata.announcements")
+_log = logging.getLogger("strata.notifications")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListeningPace:
+class ListenerTimes:
     """Times. The defaults suit everybody but tests."""
 
     first_pause_seconds: float = 0.1
@@ -45,15 +45,15 @@ class ListeningPace:
     """One that gives no answer for so long is lost."""
 
 
-class PostgresAnnouncements:
-    """Implements `server.conversation.notifications.Announcements` between entering and leaving the block.
+class PostgresNotifications:
+    """Implements `server.conversation.notifications.Notifications` between entering and leaving the block.
 
     Entering does not wait for the database: until it answers, waits end with their time.
     """
 
-    def __init__(self, options: DatabaseOptions, *, pace: ListeningPace | None = None) -> None:
+    def __init__(self, options: DatabaseOptions, *, pace: ListenerTimes | None = None) -> None:
         self._options = options
-        self._pace = pace or ListeningPace()
+        self._pace = pace or ListenerTimes()
         self._watches: defaultdict[str, set[_Watch]] = defaultdict(set)
         self._hooks: dict[str, list[tuple[Callable[[str], None], Callable[[], None]]]] = {name: [] for name in CHANNELS}
         self._hooks[CONVERSATION_CHANNEL].append((self._pass_on, self._wake_all))
@@ -63,7 +63,7 @@ class PostgresAnnouncements:
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._listening = asyncio.create_task(self._listen(), name="announcements")
+        self._listening = asyncio.create_task(self._listen(), name="notifications")
         return self
 
     async def __aexit__(
@@ -80,7 +80,7 @@ class PostgresAnnouncements:
                 self._listening.result()
 
     @property
-    def hearing(self) -> bool:
+    def listening(self) -> bool:
         """Whether what is announced now will be heard, as far as can be known."""
         return self._heard.is_set()
 
@@ -88,7 +88,7 @@ class PostgresAnnouncements:
         """Returns once the database answers."""
         await self._heard.wait()
 
-    def watch(self, conversation_id: str, *news: News) -> "_Watch":
+    def watch(self, conversation_id: str, *news: Notification) -> "_Watch":
         return _Watch(self._watches, str(decode_id(CONVERSATION, conversation_id)), frozenset(news))
 
     def listen(self, channel: str, *, heard: Callable[[str], None], missed: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class PostgresAnnouncements:
                 if not self._loss_told:
                     # Once, however many attempts follow.
                     self._loss_told = True
-                    _log.warning("announcements.lost", extra={"reason": error.message})
+                    _log.warning("notifications.lost", extra={"reason": error.message})
                     pause = self._pace.first_pause_seconds
             # Not all processes at the same moment.
             await _comes(self._ending, pause * random.uniform(0.5, 1.0))  # noqa: S311  reason: nothing to guess
@@ -156,7 +156,7 @@ class PostgresAnnouncements:
     def _begin_hearing(self) -> None:
         self._heard.set()
         self._loss_told = False
-        _log.info("announcements.heard")
+        _log.info("notifications.heard")
         self._tell_missed()
 
     def _lose(self) -> None:
@@ -186,7 +186,9 @@ class PostgresAnnouncements:
 class _Watch:
     """Implements `server.conversation.notifications.Watch`."""
 
-    def __init__(self, watches: "defaultdict[str, set[_Watch]]", conversation: str, news: frozenset[News]) -> None:
+    def __init__(
+        self, watches: "defaultdict[str, set[_Watch]]", conversation: str, news: frozenset[Notification]
+    ) -> None:
         self._watches = watches
         self._conversation = conversation
         self._news = news
@@ -209,7 +211,7 @@ class _Watch:
         self._woken.clear()
         return woken
 
-    def notice(self, news: News | None) -> None:
+    def notice(self, news: Notification | None) -> None:
         """Something happened to the conversation."""
         if news in self._news:
             self._woken.set()

@@ -12,7 +12,7 @@ from typing import Final
 
 from server.conversation.errors import ConversationNotFound, QueueFull
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
-from server.conversation.notifications import News
+from server.conversation.notifications import Notification
 from server.postgres.engine import Database, Statement
 from server.postgres.turns.channels import announce_sql
 
@@ -55,7 +55,7 @@ _LEAVE: Final = Statement(f"""
 WITH gone AS (
     DELETE FROM waiting_turns WHERE conversation_id = :conversation AND ticket = :ticket RETURNING conversation_id
 )
-SELECT {announce_sql(News.ENDED, "conversation_id")} FROM gone
+SELECT {announce_sql(Notification.ENDED, "conversation_id")} FROM gone
 """)  # noqa: S608  reason: constants of this module only
 
 

@@ -6,7 +6,6 @@ from typing import Any, Final
 from server.conversation.errors import (
     AnswerRejected,
     ContextTooLong,
-    OpeningRejected,
     PrefixMismatch,
     ProviderAuthentication,
     ProviderFailed,
@@ -17,6 +16,7 @@ from server.conversation.errors import (
     ProviderTimedOut,
     ProviderUnavailable,
     SignatureRejected,
+    SummaryRejected,
 )
 from server.providers.wire.exchange import Recording
 from server.providers.wire.provider_errors import clean_message, read_error_body, read_retry_after
@@ -70,7 +70,7 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
     if isinstance(code, str) and code in _OF_OPENINGS:
-        return OpeningRejected(**facts, provider_code=code)
+        return SummaryRejected(**facts, provider_code=code)
     match kind:
         case "rate_limit_error":
             # Without a delay it is the account's monthly limit, and waiting is pointless.

@@ -15,7 +15,7 @@ from server.providers.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import ModelProfile, find_profile, profile_warnings
 from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.placeholders import Holes
+from server.providers.wire.placeholders import Placeholders
 from server.providers.wire.stream import VendorCall, WireStream, encode_request
 from server.providers.wire.transport import WireLimits, WireTransport
 from server.providers.wire.unary import call_through
@@ -78,8 +78,8 @@ class AnthropicProvider:
     def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:
         return request.settle_message(native, following)
 
-    def opening_text(self, message: bytes) -> str | None:
-        return request.opening_text(message)
+    def signed_summary_text(self, message: bytes) -> str | None:
+        return request.signed_summary_text(message)
 
     async def count_tokens(self, payload: Payload) -> int:
         """Free of charge; ignores caching."""
@@ -87,13 +87,13 @@ class AnthropicProvider:
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
         counted = {name: parameters[name] for name in ("model", "thinking") if name in parameters}
-        holes = Holes()
-        body = self._write_body(payload, profile, holes)
+        placeholders = Placeholders()
+        body = self._write_body(payload, profile, placeholders)
         count = await call_through(
             lambda: self._client.messages.count_tokens(
                 messages=[], extra_body=body, extra_headers=request.build_headers(payload), **counted
             ),
-            holes=holes.contents,
+            placeholders=placeholders.contents,
             translate=translate_error,
         )
         return count.input_tokens
@@ -104,8 +104,8 @@ class AnthropicProvider:
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
-        holes = Holes()
-        body = {**request.build_extra(payload, parameters), **self._write_body(payload, profile, holes)}
+        placeholders = Placeholders()
+        body = {**request.build_extra(payload, parameters), **self._write_body(payload, profile, placeholders)}
         headers = request.build_headers(payload)
 
         async def send() -> None:
@@ -115,18 +115,18 @@ class AnthropicProvider:
             await stream.close()
 
         return VendorCall(
-            holes=holes.contents,
+            placeholders=placeholders.contents,
             send=send,
             translate=translate_error,
             warnings=(*profile_warnings(profile), *request.thinking_warnings(payload, profile)),
         )
 
-    def _write_body(self, payload: Payload, profile: ModelProfile, holes: Holes) -> dict[str, Any]:
+    def _write_body(self, payload: Payload, profile: ModelProfile, placeholders: Placeholders) -> dict[str, Any]:
         """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
-        body: dict[str, Any] = {"messages": [holes.make(request.join_messages(payload, profile))]}
+        body: dict[str, Any] = {"messages": [placeholders.make(request.join_messages(payload, profile))]}
         if payload.static_text:
             key = (payload.static_text, request.is_long_lived(payload), profile.breakpoints)
-            body["system"] = holes.make(self._written.find(key, lambda: request.write_system(payload, profile)))
+            body["system"] = placeholders.make(self._written.find(key, lambda: request.write_system(payload, profile)))
         if payload.tools:
-            body["tools"] = holes.make(request.write_tools(payload, profile))
+            body["tools"] = placeholders.make(request.write_tools(payload, profile))
         return body

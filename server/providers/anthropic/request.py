@@ -260,10 +260,10 @@ def _unmarked(value: Any) -> Any:
 
 def build_headers(payload: Payload) -> dict[str, str]:
     """What a request with a signed summary in it, or for one, has to say."""
-    return {"anthropic-beta": COMPACTION_BETA} if payload.sums_up or payload.opening is not None else {}
+    return {"anthropic-beta": COMPACTION_BETA} if payload.sums_up or payload.signed_summary is not None else {}
 
 
-def opening_text(message: bytes) -> str | None:
+def signed_summary_text(message: bytes) -> str | None:
     """What the signed summary in an answer says; None where the answer is anything else."""
     content = loads_exact(message).get("content")
     block = content[0] if isinstance(content, list) and len(content) == 1 else None

@@ -44,7 +44,7 @@ class GeminiCaches:
         )
         made = await call_through(
             lambda: self._client.aio.caches.create(model=payload.model, config=config),
-            holes={},
+            placeholders={},
             translate=translate_error,
         )
         return _read(made)
@@ -53,12 +53,12 @@ class GeminiCaches:
         names: list[str] = []
         config = types.ListCachedContentsConfig(page_size=_PAGE_SIZE)
         pages = await call_through(
-            lambda: self._client.aio.caches.list(config=config), holes={}, translate=translate_error
+            lambda: self._client.aio.caches.list(config=config), placeholders={}, translate=translate_error
         )
         while True:
             names += [cache.name for cache in pages.page if cache.display_name == label and _is_name(cache.name)]
             try:
-                await call_through(pages.next_page, holes={}, translate=translate_error)
+                await call_through(pages.next_page, placeholders={}, translate=translate_error)
             except IndexError:
                 # The SDK's word for the end of the list.
                 return names
@@ -67,13 +67,15 @@ class GeminiCaches:
         _check_name(name)
         config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")
         changed = await call_through(
-            lambda: self._client.aio.caches.update(name=name, config=config), holes={}, translate=translate_error
+            lambda: self._client.aio.caches.update(name=name, config=config), placeholders={}, translate=translate_error
         )
         return _read(changed)
 
     async def delete(self, name: str) -> None:
         _check_name(name)
-        await call_through(lambda: self._client.aio.caches.delete(name=name), holes={}, translate=translate_error)
+        await call_through(
+            lambda: self._client.aio.caches.delete(name=name), placeholders={}, translate=translate_error
+        )
 
 
 def _is_name(name: str | None) -> TypeGuard[str]:

@@ -19,7 +19,7 @@ from server.providers.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import find_profile, profile_warnings
 from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.placeholders import Holes
+from server.providers.wire.placeholders import Placeholders
 from server.providers.wire.stream import VendorCall, WireStream, encode_request
 from server.providers.wire.transport import WireLimits, WireTransport
 from server.providers.wire.unary import call_through
@@ -98,19 +98,19 @@ class GeminiProvider:
     def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:  # noqa: ARG002  reason: the port's
         return native
 
-    def opening_text(self, message: bytes) -> str | None:  # noqa: ARG002  reason: the port's; Gemini signs no summaries
+    def signed_summary_text(self, message: bytes) -> str | None:  # noqa: ARG002  reason: the port's; Gemini signs no summaries
         return None
 
     async def count_tokens(self, payload: Payload) -> int:
         """Of the contents alone: this API counts neither the system instruction nor the tools."""
         check_model_name(self.name, payload.model)
-        holes = Holes()
-        options = types.HttpOptions(extra_body={"contents": [holes.make(request.join_contents(payload))]})
+        placeholders = Placeholders()
+        options = types.HttpOptions(extra_body={"contents": [placeholders.make(request.join_contents(payload))]})
         count = await call_through(
             lambda: self._client.aio.models.count_tokens(
                 model=payload.model, contents=_DUMMY, config=types.CountTokensConfig(http_options=options)
             ),
-            holes=holes.contents,
+            placeholders=placeholders.contents,
             translate=translate_error,
         )
         return count.total_tokens or 0
@@ -121,8 +121,8 @@ class GeminiProvider:
 
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
-        holes = Holes()
-        config = request.build_config(payload, profile, self._write_body(payload, holes))
+        placeholders = Placeholders()
+        config = request.build_config(payload, profile, self._write_body(payload, placeholders))
 
         async def send() -> None:
             chunks = await self._client.aio.models.generate_content_stream(
@@ -132,21 +132,21 @@ class GeminiProvider:
                 raise ProviderUnavailable("The answer went to the SDK.")
 
         return VendorCall(
-            holes=holes.contents,
+            placeholders=placeholders.contents,
             send=send,
             translate=translate_error,
             warnings=profile_warnings(profile),
         )
 
-    def _write_body(self, payload: Payload, holes: Holes) -> dict[str, Any]:
+    def _write_body(self, payload: Payload, placeholders: Placeholders) -> dict[str, Any]:
         """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
-        body: dict[str, Any] = {"contents": [holes.make(request.join_contents(payload))]}
+        body: dict[str, Any] = {"contents": [placeholders.make(request.join_contents(payload))]}
         if payload.cached_content is not None:
             # The cache holds the others; a request that has both is refused.
             return body
         if payload.static_text:
             text = payload.static_text
-            body["systemInstruction"] = holes.make(self._written.find(text, lambda: request.write_system(text)))
+            body["systemInstruction"] = placeholders.make(self._written.find(text, lambda: request.write_system(text)))
         if payload.tools:
-            body["tools"] = holes.make(request.write_tools(payload.tools))
+            body["tools"] = placeholders.make(request.write_tools(payload.tools))
         return body

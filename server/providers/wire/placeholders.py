@@ -3,7 +3,7 @@
 import secrets
 
 
-class Holes:
+class Placeholders:
     """Those of one request. Nobody can have written one before."""
 
     def __init__(self) -> None:
@@ -12,6 +12,6 @@ class Holes:
 
     def make(self, content: bytes) -> str:
         """A text that the content will stand for."""
-        hole = f"{self._prefix}:{len(self.contents)}"
-        self.contents[hole] = content
-        return hole
+        placeholder = f"{self._prefix}:{len(self.contents)}"
+        self.contents[placeholder] = content
+        return placeholder

@@ -50,8 +50,8 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
         """The bodies that were sent, for comparing."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        tap, recording = await take_request(request)
-        if tap is not None and tap.dry:
+        capture, recording = await take_request(request)
+        if capture is not None and capture.dry_run:
             return empty_stream()
         self.requests.append(recording.request_body)
         if not self._answers:
@@ -59,4 +59,4 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
             raise WireUnreachable("There is no stored answer left.")
         stored = self._answers.popleft()
         recording.answer(stored.status, stored.headers)
-        return await answer_sdk(tap, ReplayedAnswer(stored, recording), stored.status)
+        return await answer_sdk(capture, ReplayedAnswer(stored, recording), stored.status)

@@ -23,14 +23,14 @@ from server.conversation.errors import (
 from server.conversation.event import ProviderEvent
 from server.providers.provider import CallRecord, Fold, ProviderAnswer, StreamState
 from server.providers.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
-from server.providers.wire.transport import Tap
+from server.providers.wire.transport import ResponseCapture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorCall:
     """What a vendor supplies for one call."""
 
-    holes: dict[str, bytes] = field(default_factory=dict)
+    placeholders: dict[str, bytes] = field(default_factory=dict)
     send: Callable[[], Awaitable[object]]
     """Makes the SDK send the request; the tap gets the answer."""
     warnings: Sequence[Mapping[str, JsonValue]] = ()
@@ -47,7 +47,7 @@ class WireStream:
     def __init__(self, call: VendorCall, fold: Fold) -> None:
         self._call = call
         self._fold = fold
-        self._tap = Tap(call.holes)
+        self._capture = ResponseCapture(call.placeholders)
         self._sending: asyncio.Task[object] | None = None
         self._final: ProviderAnswer | None = None
         self.state = StreamState.NEW
@@ -63,12 +63,12 @@ class WireStream:
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
-        resent = ({"kind": "request_resent"},) if self._tap.recording.resent else ()
+        resent = ({"kind": "request_resent"},) if self._capture.recording.resent else ()
         return (*self._call.warnings, *resent, *self.answer.warnings)
 
     @property
     def record(self) -> CallRecord:
-        recording = self._tap.recording
+        recording = self._capture.recording
         return CallRecord(
             started_at=recording.started_at,
             request_body=recording.request_body,
@@ -85,8 +85,8 @@ class WireStream:
         self.state = StreamState.WAITING
         try:
             await self._open()
-            if self._tap.answer is not None:
-                async with aclosing(self._read(self._tap.answer.pieces())) as events:
+            if self._capture.answer is not None:
+                async with aclosing(self._read(self._capture.answer.pieces())) as events:
                     async for event in events:
                         yield event
         except Exception:
@@ -97,7 +97,7 @@ class WireStream:
             await self._close()
 
     def call_when_sent(self, callback: Callable[[], None]) -> None:
-        self._tap.recording.on_leave = callback
+        self._capture.recording.on_leave = callback
 
     async def cancel(self) -> None:
         self._move_to(StreamState.CANCELLED)
@@ -107,7 +107,7 @@ class WireStream:
         await self._close()
 
     async def _open(self) -> None:
-        with self._tap:
+        with self._capture:
             self._sending = asyncio.ensure_future(self._call.send())
         listener = asyncio.current_task()
         cancels = listener.cancelling() if listener is not None else 0
@@ -118,7 +118,7 @@ class WireStream:
             if self.state is not StreamState.CANCELLED or (listener is not None and listener.cancelling() > cancels):
                 raise
         except Exception as error:
-            failure = translate_wire(error) or self._call.translate(error, self._tap.recording)
+            failure = translate_wire(error) or self._call.translate(error, self._capture.recording)
             if failure is None:
                 raise
             raise failure from error
@@ -159,9 +159,9 @@ class WireStream:
             self.state = state
 
     async def _close(self) -> None:
-        if self._tap.answer is not None:
-            await self._tap.answer.close()
-        self._tap.recording.end()
+        if self._capture.answer is not None:
+            await self._capture.answer.close()
+        self._capture.recording.end()
 
 
 async def encode_request(call: VendorCall) -> bytes:
@@ -169,12 +169,12 @@ async def encode_request(call: VendorCall) -> bytes:
 
     Raises `ValidationFailed` for a model whose name cannot be asked for.
     """
-    with Tap(call.holes, dry=True) as tap:
+    with ResponseCapture(call.placeholders, dry_run=True) as capture:
         try:
             await call.send()
         except httpx2.InvalidURL as error:
             raise ValidationFailed("The model's name cannot stand in an address.") from error
-    return tap.recording.request_body
+    return capture.recording.request_body
 
 
 def translate_wire(error: BaseException | None) -> ProviderFailed | None:

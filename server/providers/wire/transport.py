@@ -1,8 +1,9 @@
 """The transport under both SDKs.
 
-What differs from an ordinary one: a request that is made while a `Tap` is open is answered to the tap and not to the
-SDK; the SDK sees an empty answer, which both of them take for a stream that has ended. An answer that is an error goes
-to the SDK too, so that it raises what it would have raised. With a dry tap the request does not leave at all.
+What differs from an ordinary one: a request that is made while a `ResponseCapture` is open is answered to the tap and
+not to the SDK; the SDK sees an empty answer, which both of them take for a stream that has ended. An answer that is an
+error goes to the SDK too, so that it raises what it would have raised. With a dry tap the request does not leave at
+all.
 
 Every call is timed here and not by the HTTP library, whose read timeout does not cover a broken transfer coding:
 `WireLimits` bounds the wait for the head of the answer, the silence between two pieces of its body, and the whole call.
@@ -36,7 +37,7 @@ _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-l
 _OK: Final = 200
 _LARGE_BODY_BYTES: Final = 1024 * 1024
 _ERRORS: Final = 400
-_OPEN_TAP: ContextVar["Tap | None"] = ContextVar("strata_open_tap", default=None)
+_OPEN_CAPTURE: ContextVar["ResponseCapture | None"] = ContextVar("strata_open_tap", default=None)
 _ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
 
 _log = logging.getLogger("strata.wire")
@@ -61,57 +62,57 @@ class WireLimits:
     """How soon after a request its pooled connection has to break for the request to be sent again, see the module."""
 
 
-class Tap:
+class ResponseCapture:
     """Receives the answer to the one request that is made while it is open, instead of the SDK that makes it.
 
-    `holes` are texts that the SDK was given in place of JSON that has to leave exactly as it is stored: the transport
-    writes the bytes where the SDK wrote the text. So number formats, unknown fields and key order survive, and the SDK
-    need not look at megabytes that it could only change.
+    `placeholders` are texts that the SDK was given in place of JSON that has to leave exactly as it is stored: the
+    transport writes the bytes where the SDK wrote the text. So number formats, unknown fields and key order survive,
+    and the SDK need not look at megabytes that it could only change.
     """
 
-    def __init__(self, holes: dict[str, bytes], *, streamed: bool = True, dry: bool = False) -> None:
+    def __init__(self, placeholders: dict[str, bytes], *, streamed: bool = True, dry_run: bool = False) -> None:
         """Unless `streamed`, the holes are filled and the answer goes to the SDK all the same.
 
-        `dry`: the request is only recorded, and the SDK sees a stream that ends at once.
+        `dry_run`: the request is only recorded, and the SDK sees a stream that ends at once.
         """
-        self._holes = holes
+        self._placeholders = placeholders
         self.streamed = streamed
-        self.dry = dry
-        self._token: Token[Tap | None] | None = None
+        self.dry_run = dry_run
+        self._token: Token[ResponseCapture | None] | None = None
         self.recording: Recording = begin_recording()
         self.answer: Exchange | None = None
         """The answer, once there is one that is no error."""
 
     def __enter__(self) -> Self:
-        self._token = _OPEN_TAP.set(self)
+        self._token = _OPEN_CAPTURE.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._token is not None:
-            _OPEN_TAP.reset(self._token)
+            _OPEN_CAPTURE.reset(self._token)
 
     def fill(self, body: bytes) -> bytes:
         """The body with the stored bytes in their places. Raises `KeyError` for a hole that is not there."""
-        places = sorted((_find_hole(body, hole), hole) for hole in self._holes)
+        places = sorted((_find_hole(body, placeholder), placeholder) for placeholder in self._placeholders)
         pieces, behind = [], 0
-        for place, hole in places:
-            pieces += [body[behind:place], self._holes[hole]]
-            behind = place + len(_written(hole))
+        for place, placeholder in places:
+            pieces += [body[behind:place], self._placeholders[placeholder]]
+            behind = place + len(_written(placeholder))
         return b"".join((*pieces, body[behind:]))
 
 
-def _find_hole(body: bytes, hole: str) -> int:
-    place = body.find(_written(hole))
+def _find_hole(body: bytes, placeholder: str) -> int:
+    place = body.find(_written(placeholder))
     if place < 0:
-        raise KeyError(hole)
+        raise KeyError(placeholder)
     return place
 
 
-def _written(hole: str) -> bytes:
+def _written(placeholder: str) -> bytes:
     """As the SDK has written it."""
-    return b'"' + hole.encode() + b'"'
+    return b'"' + placeholder.encode() + b'"'
 
 
 class LiveAnswer:
@@ -175,19 +176,19 @@ class LiveAnswer:
         return "Nothing came for too long."
 
 
-async def take_request(request: httpx2.Request) -> tuple[Tap | None, Recording]:
+async def take_request(request: httpx2.Request) -> tuple[ResponseCapture | None, Recording]:
     """The open tap, if there is one, and the recording with the body as it leaves."""
-    tap = _OPEN_TAP.get()
+    capture = _OPEN_CAPTURE.get()
     body = await request.aread()
-    recording = begin_recording() if tap is None else tap.recording
-    recording.leave(body if tap is None else tap.fill(body))
-    return tap, recording
+    recording = begin_recording() if capture is None else capture.recording
+    recording.leave(body if capture is None else capture.fill(body))
+    return capture, recording
 
 
-async def answer_sdk(tap: Tap | None, answer: Exchange, status: int) -> httpx2.Response:
+async def answer_sdk(capture: ResponseCapture | None, answer: Exchange, status: int) -> httpx2.Response:
     """What the SDK gets to see: all of the answer, or nothing of it where it belongs to a tap."""
-    if tap is not None and tap.streamed and status < _ERRORS:
-        tap.answer = answer
+    if capture is not None and capture.streamed and status < _ERRORS:
+        capture.answer = answer
         return empty_stream(status)
     content = b"".join([piece async for piece in answer.pieces()])
     return httpx2.Response(status, headers=list(answer.recording.headers.items()), content=content)
@@ -265,8 +266,8 @@ class WireTransport(httpx2.AsyncBaseTransport):
         self._fresh_session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        tap, recording = await take_request(request)
-        if tap is not None and tap.dry:
+        capture, recording = await take_request(request)
+        if capture is not None and capture.dry_run:
             return empty_stream()
         await self._slots.take()
         try:
@@ -275,12 +276,12 @@ class WireTransport(httpx2.AsyncBaseTransport):
         except BaseException:
             self._slots.release()
             raise
-        if tap is None or not tap.streamed or response.status >= _ERRORS:
+        if capture is None or not capture.streamed or response.status >= _ERRORS:
             deadline = min(deadline, asyncio.get_running_loop().time() + self._limits.silence_seconds)
         answer = LiveAnswer(
             response, recording, self._slots, silence_seconds=self._limits.silence_seconds, deadline=deadline
         )
-        return await answer_sdk(tap, answer, response.status)
+        return await answer_sdk(capture, answer, response.status)
 
     async def aclose(self) -> None:
         for session in (self._session, self._fresh_session):

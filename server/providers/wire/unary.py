@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from server.conversation.errors import ProviderFailed, ProviderMalformed
 from server.providers.wire.exchange import Recording
 from server.providers.wire.stream import translate_wire
-from server.providers.wire.transport import Tap
+from server.providers.wire.transport import ResponseCapture
 
 Answer = TypeVar("Answer")
 _UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -16,16 +16,16 @@ _UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, Recurs
 async def call_through(
     send: Callable[[], Awaitable[Answer]],
     *,
-    holes: dict[str, bytes],
+    placeholders: dict[str, bytes],
     translate: Callable[[Exception, Recording], ProviderFailed | None],
 ) -> Answer:
     """What the SDK makes of the answer. Raises `ProviderFailed`."""
-    with Tap(holes, streamed=False) as tap:
+    with ResponseCapture(placeholders, streamed=False) as capture:
         try:
             return await send()
         except Exception as error:
-            failure = translate_wire(error) or translate(error, tap.recording)
-            if failure is None and tap.recording.status is not None and isinstance(error, _UNREADABLE):
+            failure = translate_wire(error) or translate(error, capture.recording)
+            if failure is None and capture.recording.status is not None and isinstance(error, _UNREADABLE):
                 failure = ProviderMalformed()
             if failure is None:
                 raise

@@ -56,7 +56,7 @@ class ReplayReader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayDesk:
+class ReplayAdmin:
     """All that operators use of replays."""
 
     replays: Replays

@@ -1,4 +1,6 @@
-"""The answers of a shadow: what was recorded, or what the candidate said, with the calls that stand behind it."""
+"""The answers of a replay conversation: what was recorded, or what the candidate said, with the calls that stand
+behind it.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from server.payload.call_records import add_costs, start_of
 from server.payload.preparation import PreparedPayload
 from server.providers.model_profile import find_profile
 from server.replay.rerun.call import CallOutcome
-from server.replay.rerun.source import Moment
+from server.replay.rerun.source import RecordedStep
 
 NOT_ASKED: Final = "not_asked"
 """The error code, and the kind of the warning, of a call that only stands in the place of a recorded one."""
@@ -26,7 +28,7 @@ _NO_EPOCH: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readied:
+class PreparedStep:
     """A payload for one step, beside what was recorded of it."""
 
     prepared: PreparedPayload
@@ -68,40 +70,43 @@ def have_same_blocks(one: Sequence[Mapping[str, JsonValue]], other: Sequence[Map
 
 def forced_answer(
     recorded: ModelResponseTurn,
-    moment: Moment,
-    readied: Readied,
+    recorded_step: RecordedStep,
+    prepared_step: PreparedStep,
     outcome: CallOutcome,
     ends: Sequence[CallEnd],
     *,
     spare_attempt: int,
 ) -> NewAnswer:
-    """A turn of a teacher-forced shadow: it says what was recorded, and took what the candidate's calls took.
+    """A turn of a teacher-forced replay conversation: it says what was recorded, and took what the candidate's calls
+    took.
 
     `ends`: of all calls that were made for it. `spare_attempt`: a number before theirs, for one that stands in.
     """
-    call, native = (outcome.start, outcome.end), moment.native
-    if readied.needs_stand_in(recorded, native):
-        call = _stand_in(readied, spare_attempt, epoch=_NO_EPOCH)
-    elif not readied.keeps_thinking(recorded, native):
-        native = _without_thinking(native, readied)
-    return _recorded_answer(recorded, native, moment, call, ends)
+    call, native = (outcome.start, outcome.end), recorded_step.native
+    if prepared_step.needs_stand_in(recorded, native):
+        call = _stand_in(prepared_step, spare_attempt, epoch=_NO_EPOCH)
+    elif not prepared_step.keeps_thinking(recorded, native):
+        native = _without_thinking(native, prepared_step)
+    return _recorded_answer(recorded, native, recorded_step, call, ends)
 
 
-def passed_answer(recorded: ModelResponseTurn, moment: Moment, readied: Readied | None, attempt: int) -> NewAnswer:
+def passed_answer(
+    recorded: ModelResponseTurn, recorded_step: RecordedStep, prepared_step: PreparedStep | None, attempt: int
+) -> NewAnswer:
     """A turn whose answer broke off when it was recorded. Nobody is asked; later requests make of it what they made.
 
-    `readied`: None where it broke off before any call.
+    `prepared_step`: None where it broke off before any call.
     """
-    if readied is None:
-        return _recorded_answer(recorded, moment.native, moment, None, ())
-    native = moment.native
-    if not readied.keeps_thinking(recorded, native):
-        native = _without_thinking(native, readied)
-    return _recorded_answer(recorded, native, moment, _stand_in(readied, attempt), ())
+    if prepared_step is None:
+        return _recorded_answer(recorded, recorded_step.native, recorded_step, None, ())
+    native = recorded_step.native
+    if not prepared_step.keeps_thinking(recorded, native):
+        native = _without_thinking(native, prepared_step)
+    return _recorded_answer(recorded, native, recorded_step, _stand_in(prepared_step, attempt), ())
 
 
 def own_answer(prepared: PreparedPayload, outcome: CallOutcome, ends: Sequence[CallEnd]) -> NewAnswer:
-    """A turn of a free-running shadow."""
+    """A turn of a free-running replay conversation."""
     answer, failed = outcome.answer, outcome.end.error_code is not None
     return NewAnswer(
         blocks=answer.blocks,
@@ -124,7 +129,7 @@ def own_answer(prepared: PreparedPayload, outcome: CallOutcome, ends: Sequence[C
 def _recorded_answer(
     recorded: ModelResponseTurn,
     native: Native,
-    moment: Moment,
+    recorded_step: RecordedStep,
     call: tuple[CallStart, CallEnd] | None,
     ends: Sequence[CallEnd],
 ) -> NewAnswer:
@@ -139,26 +144,26 @@ def _recorded_answer(
         pending_call_ids=open_call_ids(recorded.blocks) if recorded.state is TurnState.COMPLETE else (),
         provider=recorded.provider,
         model=recorded.model,
-        account=None if moment.call is None else moment.call.start.account,
+        account=None if recorded_step.call is None else recorded_step.call.start.account,
         start=None if call is None else call[0],
         end=None if call is None else call[1],
     )
 
 
-def _without_thinking(native: Native, readied: Readied) -> Native:
-    return Native(dialect=native.dialect, data=readied.prepared.provider.unsigned_message(native.data) or b"")
+def _without_thinking(native: Native, prepared_step: PreparedStep) -> Native:
+    return Native(dialect=native.dialect, data=prepared_step.prepared.provider.unsigned_message(native.data) or b"")
 
 
-def _stand_in(readied: Readied, attempt: int, *, epoch: int | None = None) -> tuple[CallStart, CallEnd]:
+def _stand_in(prepared_step: PreparedStep, attempt: int, *, epoch: int | None = None) -> tuple[CallStart, CallEnd]:
     """In the place of a recorded call: what follows has to know in which epoch it was, with which dynamic block."""
-    prepared, now = readied.prepared, datetime.now(UTC)
+    prepared, now = prepared_step.prepared, datetime.now(UTC)
     payload = prepared.built.payload
     start = start_of(prepared, attempt, prepared.provider.open_stream(payload), payload)
     start = replace(
         start,
         epoch=prepared.epoch if epoch is None else epoch,
         started_at=now,
-        request_hash=hashlib.sha256(readied.request).digest(),
+        request_hash=hashlib.sha256(prepared_step.request).digest(),
         warnings=(*start.warnings, {"kind": NOT_ASKED}),
     )
     return start, CallEnd(ended_at=now, first_byte_at=None, status=None, cost_usd=Decimal(0), error_code=NOT_ASKED)

@@ -27,18 +27,18 @@ from server.conversation.errors import (
 )
 from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
 from server.payload.call_records import cost_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
 from server.providers.provider import Provider, ProviderAnswer, ProviderStream
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
-from server.replay.rerun.call_estimate import count_tokens, foresee_call, foresee_said, foresee_sent
+from server.replay.rerun.call_estimate import count_tokens, estimate_call, estimate_said, estimate_sent
 from server.replay.rerun.observer import CallPurpose, ReplayObserver
 from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import CallEstimate, CallSpending, Granted, ItemLease, Stopped, Wait
-from server.replay.rerun.retries import Patience
+from server.replay.rerun.retries import RetryAllowance
 
 CALL_LOST: Final = "call_lost"
 """The error code of a call whose process died over it."""
@@ -53,7 +53,7 @@ _log = logging.getLogger("strata.replay")
 
 class ItemHalted(Exception):
     """The item is to be gone on with later: the replay does not run any more, this process is about to stop, or one
-    that was believed dead has had the last word on the shadow just now.
+    that was believed dead has had the last word on the replay conversation just now.
     """
 
 
@@ -79,20 +79,20 @@ class CandidateCalls:
     def __init__(
         self,
         replays: Replays,
-        shadows: Store,
+        replay_store: Store,
         lease: ItemLease,
         *,
         estimate: TokenEstimate,
         retry_policy: RetryPolicy,
-        stop_sign: StopSign,
+        shutdown: Shutdown,
         observer: ReplayObserver,
     ) -> None:
         self._replays = replays
-        self._shadows = shadows
+        self._replay_store = replay_store
         self._lease = lease
         self._estimate = estimate
         self._retry_policy = retry_policy
-        self._stop_sign = stop_sign
+        self._shutdown = shutdown
         self.observer = observer
 
     async def ask(
@@ -103,7 +103,7 @@ class CandidateCalls:
         Failed attempts that another one follows are written down here, the last one is the caller's to write down: an
         answer is durable together with the turn that it ends. Raises `ItemHalted`, `LeaseLost`, `DatabaseUnavailable`.
         """
-        patience, attempt = self.be_patient(), first_attempt
+        retry_allowance, attempt = self.be_patient(), first_attempt
         earlier: list[CallEnd] = []
         while True:
             outcome = await self._attempt(lease, prepared, attempt, recorded)
@@ -111,10 +111,10 @@ class CandidateCalls:
             failure = outcome.failure
             if failure is None:
                 return outcome
-            delay = await self.plan_delay(patience, failure, outcome.start, outcome.end)
+            delay = await self.plan_delay(retry_allowance, failure, outcome.start, outcome.end)
             if delay is None:
                 return outcome
-            await self._shadows.end_call(lease, outcome.start, outcome.end)
+            await self._replay_store.end_call(lease, outcome.start, outcome.end)
             await self.settle_outcome(outcome)
             earlier.append(outcome.end)
             attempt += 1
@@ -143,12 +143,12 @@ class CandidateCalls:
 
     async def settle(self, reservation: UUID, spending: CallSpending) -> None:
         """Tries for as long as it may help: what is not settled counts by its estimate."""
-        await insist(lambda: self._replays.settle_call(self._lease, reservation, spending))
+        await retry_write(lambda: self._replays.settle_call(self._lease, reservation, spending))
 
-    def foresee(self, payload: Payload, provider: str, size_bytes: int) -> CallEstimate:
+    def estimate(self, payload: Payload, provider: str, size_bytes: int) -> CallEstimate:
         """What a request of this size may come to, where nothing like it was recorded."""
         sent = self._estimate.estimate(payload.model, size_bytes)
-        return foresee_call(provider, payload.model, sent, foresee_said(payload.settings.max_output_tokens, None))
+        return estimate_call(provider, payload.model, sent, estimate_said(payload.settings.max_output_tokens, None))
 
     async def _attempt(
         self, lease: Lease, prepared: PreparedPayload, attempt: int, recorded: Call | None
@@ -163,7 +163,7 @@ class CandidateCalls:
             started_at=datetime.now(UTC),
             request_hash=hashlib.sha256(request).digest(),
         )
-        await self._shadows.begin_call(lease, start)
+        await self._replay_store.begin_call(lease, start)
         failure = await listen(stream)
         code = None if failure is None else failure.code
         end = end_of(prepared, stream, payload, code)
@@ -186,39 +186,39 @@ class CandidateCalls:
 
     def _foresee_answer(self, prepared: PreparedPayload, size_bytes: int, recorded: Call | None) -> CallEstimate:
         payload = prepared.built.payload
-        sent = foresee_sent(encode_manifest(prepared.built.manifest), recorded)
+        sent = estimate_sent(encode_manifest(prepared.built.manifest), recorded)
         if sent is None:
             sent = self._estimate.estimate(payload.model, size_bytes)
         usage = None if recorded is None or recorded.end is None else recorded.end.usage
-        said = foresee_said(payload.settings.max_output_tokens, usage)
-        return foresee_call(prepared.provider.name, payload.model, sent, said)
+        said = estimate_said(payload.settings.max_output_tokens, usage)
+        return estimate_call(prepared.provider.name, payload.model, sent, said)
 
     async def wait(self, seconds: float) -> None:
         """Raises `ItemHalted` where the process wants to stop meanwhile."""
         try:
             async with asyncio.timeout(seconds):
-                await self._stop_sign.raised.wait()
+                await self._shutdown.requested.wait()
         except TimeoutError:
             return
         raise ItemHalted
 
     def _heed_sign(self) -> None:
-        if self._stop_sign.raised.is_set():
+        if self._shutdown.requested.is_set():
             raise ItemHalted
 
-    def be_patient(self) -> Patience:
+    def be_patient(self) -> RetryAllowance:
         """For a new question."""
-        return Patience(self._retry_policy)
+        return RetryAllowance(self._retry_policy)
 
     async def plan_delay(
-        self, patience: Patience, failure: ProviderFailed, start: CallStart, end: CallEnd
+        self, retry_allowance: RetryAllowance, failure: ProviderFailed, start: CallStart, end: CallEnd
     ) -> float | None:
         """How long to wait before another attempt; None where none follows.
 
         What one process is told holds for all: where the provider wants to be left alone, no call leaves for it, and
         there is nothing else to wait for.
         """
-        delay = patience.plan(
+        delay = retry_allowance.plan(
             failure,
             call_seconds=max(0.0, (end.ended_at - start.started_at).total_seconds()),
             chance=random.random(),  # noqa: S311  reason: spreads retries, guards nothing
@@ -267,7 +267,7 @@ async def listen(stream: ProviderStream) -> ProviderFailed | None:
     return None
 
 
-async def insist(write: Callable[[], Awaitable[object]]) -> None:
+async def retry_write(write: Callable[[], Awaitable[object]]) -> None:
     """Tries again for as long as it may help where the database is away: what was answered is paid for."""
     for remaining in reversed(range(_TRIES)):
         try:

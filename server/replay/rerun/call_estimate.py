@@ -13,12 +13,12 @@ from server.providers.model_profile import find_profile
 from server.providers.pricing import price_call
 from server.replay.rerun.replay import CallEstimate
 
-_LEAST_OUTPUT_TOKENS: Final = 1_024
+_MIN_OUTPUT_TOKENS: Final = 1_024
 _MARGIN: Final = 1.25
 """Other models split the same words into more tokens."""
 
 
-def foresee_call(provider: str, model: str, sent_tokens: int, said_tokens: int) -> CallEstimate:
+def estimate_call(provider: str, model: str, sent_tokens: int, said_tokens: int) -> CallEstimate:
     """All that is sent is written to a cache for long, where the model has one."""
     profile = find_profile(provider, model)
     writes = profile.breakpoints > 0
@@ -31,7 +31,7 @@ def foresee_call(provider: str, model: str, sent_tokens: int, said_tokens: int) 
     return CallEstimate(usd=None if cost is None else cost.total_usd, tokens=count_tokens(usage))
 
 
-def foresee_sent(manifest: Sequence[Mapping[str, JsonValue]], recorded: Call | None) -> int | None:
+def estimate_sent(manifest: Sequence[Mapping[str, JsonValue]], recorded: Call | None) -> int | None:
     """Tokens of a request with these blocks, as many for each byte as the recorded one had. None where it tells none.
 
     By their bytes alone images would count a hundred times too much.
@@ -42,10 +42,10 @@ def foresee_sent(manifest: Sequence[Mapping[str, JsonValue]], recorded: Call | N
     return round(_MARGIN * sent * _length_of(manifest) / length) if length and sent else None
 
 
-def foresee_said(limit_tokens: int | None, expected: Usage | None) -> int:
+def estimate_said(limit_tokens: int | None, expected: Usage | None) -> int:
     """Tokens of an answer: all that it may have, where that is said, else twice what the recorded one took."""
     said = 0 if expected is None else 2 * (expected.output_tokens + expected.reasoning_tokens)
-    return limit_tokens or max(_LEAST_OUTPUT_TOKENS, said)
+    return limit_tokens or max(_MIN_OUTPUT_TOKENS, said)
 
 
 def count_tokens(usage: Usage) -> int:

@@ -1,4 +1,4 @@
-"""The candidate of a replay, as the assistant that its shadows talk to."""
+"""The candidate of a replay, as the assistant that its replay conversations talk to."""
 
 from collections.abc import Mapping
 from dataclasses import replace

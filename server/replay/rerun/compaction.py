@@ -1,4 +1,6 @@
-"""Compaction of shadows: right after each answer, by the candidate's policy, within the replay's budget."""
+"""Compaction of replay conversations: right after each answer, by the candidate's policy, within the replay's
+budget.
+"""
 
 import logging
 from collections.abc import Callable
@@ -14,12 +16,12 @@ from server.conversation.lengths import KnownLengths
 from server.payload.call_records import add_costs
 from server.payload.renderer import Renderer
 from server.replay.rerun.call import CandidateCalls
-from server.replay.rerun.call_estimate import count_tokens, foresee_call
+from server.replay.rerun.call_estimate import count_tokens, estimate_call
 from server.replay.rerun.observer import CallPurpose, ReplayObserver
 from server.replay.rerun.replay import CallSpending
 
 CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver, KnownLengths], Compactor]
-"""A compactor of shadows."""
+"""A compactor of replay conversations."""
 
 _log = logging.getLogger("strata.replay")
 
@@ -34,10 +36,10 @@ class SpendingObserver:
         self.ends: list[CallEnd] = []
 
     def compaction_ended(self, report: CompactionReport) -> None:
-        """Seen in the shadow."""
+        """Seen in the replay conversation."""
 
     def compaction_needed(self, conversation_id: str, reason: str) -> None:
-        """Nothing is queued for shadows."""
+        """Nothing is queued for replay conversations."""
 
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
         """The next call says so if it is too long."""
@@ -51,8 +53,8 @@ class SpendingObserver:
 
 
 class SourceLengths:
-    """Implements `server.conversation.lengths.KnownLengths` for shadows: each has an assistant of its own, and what is
-    typical is known of the one that the recorded conversation is with.
+    """Implements `server.conversation.lengths.KnownLengths` for replay conversations: each has an assistant of its
+    own, and what is typical is known of the one that the recorded conversation is with.
     """
 
     def __init__(self, lengths: KnownLengths, assistant_id: str) -> None:
@@ -63,8 +65,8 @@ class SourceLengths:
         return await self._lengths.load(tenant_id, self._assistant_id)
 
 
-class ShadowCompaction:
-    """Compacts the shadow of one item."""
+class ReplayCompaction:
+    """Compacts the replay conversation of one item."""
 
     def __init__(
         self,
@@ -79,24 +81,24 @@ class ShadowCompaction:
         self._calls = calls
         self._tenant_id = tenant_id
 
-    async def compact(self, shadow_id: str, definition: AssistantDefinition) -> None:
+    async def compact(self, replay_conversation_id: str, definition: AssistantDefinition) -> None:
         """Does what the policy says. A summary that cannot be had now is asked for after the next answer again.
 
         Raises `ItemHalted` where a summary is needed and no call may leave.
         """
-        foreseen = await self._compactor.compact(self._tenant_id, shadow_id, dry_run=True)
-        if foreseen.outcome is CompactionOutcome.UNCHANGED:
+        estimated = await self._compactor.compact(self._tenant_id, replay_conversation_id, dry_run=True)
+        if estimated.outcome is CompactionOutcome.UNCHANGED:
             return
-        if foreseen.outcome is CompactionOutcome.COMPACTED and not foreseen.is_window_short:
+        if estimated.outcome is CompactionOutcome.COMPACTED and not estimated.is_window_short:
             # Else what is moved may be summed up too.
-            await self._act(shadow_id)
+            await self._act(replay_conversation_id)
             return
-        size = foreseen.request_tokens or 0
-        estimate = foresee_call(definition.provider, definition.model, size, size)
+        size = estimated.request_tokens or 0
+        estimate = estimate_call(definition.provider, definition.model, size, size)
         reservation = await self._calls.permit(definition.provider, estimate)
         self._observer.ends.clear()
         try:
-            await self._act(shadow_id)
+            await self._act(replay_conversation_id)
         finally:
             ends = self._observer.ends
             spending = CallSpending(
@@ -105,8 +107,10 @@ class ShadowCompaction:
             )
             await self._calls.settle(reservation, spending)
 
-    async def _act(self, shadow_id: str) -> None:
+    async def _act(self, replay_conversation_id: str) -> None:
         try:
-            await self._compactor.compact(self._tenant_id, shadow_id)
+            await self._compactor.compact(self._tenant_id, replay_conversation_id)
         except SummaryUnavailable as error:
-            _log.warning("replay.compaction_postponed", extra={"conversation_id": shadow_id, "code": error.code})
+            _log.warning(
+                "replay.compaction_postponed", extra={"conversation_id": replay_conversation_id, "code": error.code}
+            )

@@ -1,8 +1,8 @@
-"""A shadow while it is written: its inputs, its assistant, its answers.
+"""A replay conversation while it is written: its inputs, its assistant, its answers.
 
-The item's lease says who may write. A shadow's own lease only fences: it is over the moment it is taken, and whoever
-claims the item takes it over, so that a process that was believed dead can write nothing more. Inputs and changes name
-the revision that they follow on: of two who believe that it is their turn, one is told that it is not.
+The item's lease says who may write. A replay conversation's own lease only fences: it is over the moment it is taken,
+and whoever claims the item takes it over, so that a process that was believed dead can write nothing more. Inputs and
+changes name the revision that they follow on: of two who believe that it is their turn, one is told that it is not.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from server.replay.rerun.renderer import ARGUMENTS_MARK
 from server.replay.rerun.walk import WalkStep
 
 _OVER_AT_ONCE: Final = 0.0
-_MOST_LOST: Final = 5
+_MAX_LOST: Final = 5
 """An answer that so many processes have died over is not asked for again: it may be what they die of."""
 
 
@@ -52,7 +52,7 @@ class OpenTurn:
     def given_up(self) -> Call | None:
         """The last call, where so many were lost that the next one would hardly fare better."""
         lost = [call for call in self.calls if call.end is not None and call.end.error_code == CALL_LOST]
-        return self.calls[-1] if len(lost) >= _MOST_LOST else None
+        return self.calls[-1] if len(lost) >= _MAX_LOST else None
 
     @property
     def ends(self) -> tuple[CallEnd, ...]:
@@ -60,8 +60,8 @@ class OpenTurn:
         return tuple(call.end for call in self.calls if call.end is not None)
 
 
-class Shadow:
-    """One shadow."""
+class ReplayConversation:
+    """One replay conversation."""
 
     def __init__(self, store: Store, tenant_id: str, conversation: Conversation, owner: str) -> None:
         self._store = store
@@ -118,9 +118,9 @@ class Shadow:
         except (ConversationBusy, RevisionMismatch) as error:
             raise ItemHalted from error
         if not isinstance(accepted, Accepted):
-            raise Internal("No turn of a shadow has a key.")
+            raise Internal("No turn of a replay conversation has a key.")
         if accepted.lease.turn_seq != 2 * step.place:
-            raise Internal("A shadow is not where its results are.")
+            raise Internal("A replay conversation is not where its results are.")
         self._revision = accepted.revision
         return OpenTurn(lease=accepted.lease, calls=())
 
@@ -176,7 +176,9 @@ class Shadow:
 
 
 def mark_arguments(args: Mapping[str, JsonValue], recorded_hash: bytes | None) -> dict[str, JsonValue]:
-    """The args of a shadow: those of its source as they are now, marked where they were others when it was recorded."""
+    """The args of a replay conversation: those of its source as they are now, marked where they were others when it
+    was recorded.
+    """
     if recorded_hash is None or recorded_hash == hash_arguments(args):
         return dict(args)
     return {**args, ARGUMENTS_MARK: recorded_hash.hex()}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 LONGEST: Final = 2_000
 """Characters of an expression."""
-_MOST_STEPS: Final = 200_000
+_MAX_STEPS: Final = 200_000
 _LARGEST: Final = 1_000_000
 """Of anything that an expression makes: characters, members, and digits far less."""
 
@@ -38,13 +38,13 @@ _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Mod: operator.mod,
 }
 _UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
-_MOST_PLACES: Final = 30
+_MAX_PLACES: Final = 30
 
 
 def _round(number: float, places: int | None = None) -> float:
     """Python would compute ten to the power of any number of places, which may take for ever."""
-    if places is not None and abs(places) > _MOST_PLACES:
-        raise ExpressionFailed(f"A number is rounded to {_MOST_PLACES} places at most.")
+    if places is not None and abs(places) > _MAX_PLACES:
+        raise ExpressionFailed(f"A number is rounded to {_MAX_PLACES} places at most.")
     return round(number, places)
 
 
@@ -176,7 +176,7 @@ class _Evaluation:
 
     def evaluate(self, node: ast.expr) -> Any:
         self._steps += 1
-        if self._steps > _MOST_STEPS:
+        if self._steps > _MAX_STEPS:
             raise ExpressionFailed("It takes too many steps.")
         match node:
             case ast.Constant():

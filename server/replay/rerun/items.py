@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
-from server.conversation.shielding import undisturbed
+from server.conversation.shielding import run_to_completion
 from server.replay.rerun.call import ItemHalted
 from server.replay.rerun.observer import Departure
 from server.replay.rerun.replay import ClaimedItem, ItemState
@@ -26,7 +26,7 @@ class ReplayItems:
         Raises `DatabaseUnavailable`.
         """
         count = 0
-        while not self._tools.stop_sign.raised.is_set():
+        while not self._tools.shutdown.requested.is_set():
             claimed = await self._tools.replays.claim_item(
                 replay_id, owner=self._tools.owner, lease_seconds=self._tools.lease_seconds
             )
@@ -48,7 +48,7 @@ class ReplayItems:
                 self._lose(claimed)
         except asyncio.CancelledError:
             await _end(work, beat)
-            await undisturbed(self._give_back(claimed))
+            await run_to_completion(self._give_back(claimed))
             raise
         finally:
             await _end(work, beat)

@@ -1,4 +1,6 @@
-"""Asking a judge: a call of the shadow that belongs to none of its turns, kept and paid for like any other."""
+"""Asking a judge: a call of the replay conversation that belongs to none of its turns, kept and paid for like any
+other.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,14 +15,14 @@ from server.conversation.call import Call, CallStart
 from server.conversation.errors import Internal, ProviderFailed, ProviderNotConfigured
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.shielding import undisturbed
+from server.conversation.shielding import run_to_completion
 from server.conversation.store import Store
 from server.inspection.judge_payload import JUDGE, build_judge_payload, read_score, write_question
 from server.payload.call_records import cost_of, describe_end
 from server.payload.settings import read_order
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider, ProviderAnswer
-from server.replay.rerun.call import CandidateCalls, insist, listen
+from server.replay.rerun.call import CandidateCalls, listen, retry_write
 from server.replay.rerun.call_estimate import count_tokens
 from server.replay.rerun.observer import CallPurpose
 from server.replay.rerun.replay import CallSpending, Judge
@@ -36,13 +38,13 @@ class JudgeCalls:
 
     def __init__(
         self,
-        shadows: Store,
+        replay_store: Store,
         providers: Mapping[str, Provider],
         calls: CandidateCalls,
         judge: Judge | None,
         tenant_id: str,
     ) -> None:
-        self._shadows = shadows
+        self._replay_store = replay_store
         self._providers = providers
         self._calls = calls
         self._judge = judge
@@ -57,7 +59,7 @@ class JudgeCalls:
             self._provider_of(self._judge)
 
     async def ask(
-        self, shadow_id: str, step: WalkStep, recorded: Sequence[Block], candidate: Sequence[Block]
+        self, replay_conversation_id: str, step: WalkStep, recorded: Sequence[Block], candidate: Sequence[Block]
     ) -> JudgeResult | None:
         """None where there is no judge. What was asked before, and answered, is not asked again.
 
@@ -70,9 +72,9 @@ class JudgeCalls:
         question = write_question(step.input.blocks, recorded, candidate)
         payload = build_judge_payload(provider, judge.model, judge.prompt, judge.settings, question)
         request = await provider.encode_request(payload)
-        epoch = (await self._shadows.load_conversation(self._tenant_id, shadow_id)).epoch
+        epoch = (await self._replay_store.load_conversation(self._tenant_id, replay_conversation_id)).epoch
         if epoch != self._epoch:
-            await self._look(shadow_id, epoch)
+            await self._look(replay_conversation_id, epoch)
         known = self._find(provider, hashlib.sha256(request).digest())
         if known is not None:
             return _read(known)
@@ -83,7 +85,7 @@ class JudgeCalls:
             "settings": dict(judge.settings),
             "question": question,
         }
-        return await self._ask_patiently(shadow_id, epoch, provider, payload, request, note)
+        return await self._ask_patiently(replay_conversation_id, epoch, provider, payload, request, note)
 
     def _provider_of(self, judge: Judge) -> Provider:
         provider = self._providers.get(judge.provider)
@@ -93,35 +95,37 @@ class JudgeCalls:
 
     async def _ask_patiently(
         self,
-        shadow_id: str,
+        replay_conversation_id: str,
         epoch: int,
         provider: Provider,
         payload: Payload,
         request: bytes,
         note: Mapping[str, object],
     ) -> JudgeResult:
-        patience = self._calls.be_patient()
+        retry_allowance = self._calls.be_patient()
         while True:
-            call, answered = await self._attempt(shadow_id, epoch, provider, payload, request, note)
+            call, answered = await self._attempt(replay_conversation_id, epoch, provider, payload, request, note)
             if isinstance(answered, ProviderAnswer):
                 return _read(answered)
             if call.end is None:
                 raise Internal("A call that is over has an end.")
-            delay = await self._calls.plan_delay(patience, answered, call.start, call.end)
+            delay = await self._calls.plan_delay(retry_allowance, answered, call.start, call.end)
             if delay is None:
                 return JudgeResult(score=None, error_code=answered.code)
             await self._calls.wait(delay)
 
     async def _attempt(
         self,
-        shadow_id: str,
+        replay_conversation_id: str,
         epoch: int,
         provider: Provider,
         payload: Payload,
         request: bytes,
         note: Mapping[str, object],
     ) -> tuple[Call, ProviderAnswer | ProviderFailed]:
-        reservation = await self._calls.permit(provider.name, self._calls.foresee(payload, provider.name, len(request)))
+        reservation = await self._calls.permit(
+            provider.name, self._calls.estimate(payload, provider.name, len(request))
+        )
         stream = provider.open_stream(payload)
         start = CallStart(
             attempt=0,
@@ -135,7 +139,7 @@ class JudgeCalls:
             layer_order=read_order({}, find_profile(provider.name, payload.model)),
             warnings=(*stream.warnings, dict(note)),
         )
-        begun = await self._begin(shadow_id, start)
+        begun = await self._begin(replay_conversation_id, start)
         failure = await listen(stream)
         end = describe_end(stream, payload.model, CacheExpectation(), None if failure is None else failure.code)
         ended = replace(begun, end=end)
@@ -143,24 +147,26 @@ class JudgeCalls:
         spent = CallSpending(
             usd=cost_of(payload.model, start.started_at, stream.answer), tokens=count_tokens(stream.answer.usage)
         )
-        await undisturbed(self._write_down(shadow_id, ended, reservation, spent))
+        await run_to_completion(self._write_down(replay_conversation_id, ended, reservation, spent))
         return ended, stream.answer if failure is None else failure
 
-    async def _begin(self, shadow_id: str, start: CallStart) -> Call:
+    async def _begin(self, replay_conversation_id: str, start: CallStart) -> Call:
         """The call under a number of its own: compactions take numbers too."""
         while True:
             call = Call(turn_seq=-start.epoch, start=replace(start, attempt=len(self._asked) + 1), end=None)
-            if await self._shadows.record_call(self._tenant_id, shadow_id, call):
+            if await self._replay_store.record_call(self._tenant_id, replay_conversation_id, call):
                 return call
-            await self._look(shadow_id, start.epoch)
+            await self._look(replay_conversation_id, start.epoch)
 
-    async def _write_down(self, shadow_id: str, call: Call, reservation: UUID, spent: CallSpending) -> None:
-        await insist(lambda: self._shadows.record_call(self._tenant_id, shadow_id, call))
+    async def _write_down(
+        self, replay_conversation_id: str, call: Call, reservation: UUID, spent: CallSpending
+    ) -> None:
+        await retry_write(lambda: self._replay_store.record_call(self._tenant_id, replay_conversation_id, call))
         self._asked.append(call)
         await self._calls.settle(reservation, spent)
 
-    async def _look(self, shadow_id: str, epoch: int) -> None:
-        self._asked = [*await self._shadows.list_calls(self._tenant_id, shadow_id, -epoch)]
+    async def _look(self, replay_conversation_id: str, epoch: int) -> None:
+        self._asked = [*await self._replay_store.list_calls(self._tenant_id, replay_conversation_id, -epoch)]
         self._epoch = epoch
 
     def _find(self, provider: Provider, request_hash: bytes) -> ProviderAnswer | None:

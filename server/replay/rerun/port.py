@@ -131,7 +131,9 @@ class Replays(Protocol):
     async def find_judge_calls(
         self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
     ) -> Mapping[int, CallPlace]:
-        """The calls of the shadow that asked the judge about these places of an item, as far as there are such."""
+        """The calls of the replay conversation that asked the judge about these places of an item, as far as there are
+        such.
+        """
         ...
 
     async def pause_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:
@@ -158,7 +160,8 @@ class Replays(Protocol):
     async def erase_replay(
         self, tenant_id: str | None, replay_id: str, *, actor: Actor, dry_run: bool = False
     ) -> ErasureReport:
-        """The replay with its items, results and shadows, some shadows at a time; the replay itself goes last.
+        """The replay with its items, results and replay conversations, some replay conversations at a time; the replay
+        itself goes last.
 
         Raises `ReplayNotFound`, `ReplayBusy` while it runs or an item of it does.
         """
@@ -176,11 +179,11 @@ class Replays(Protocol):
         """Moves the end on. Raises `LeaseLost`."""
         ...
 
-    async def open_shadow(
+    async def open_replay_conversation(
         self, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
     ) -> Conversation:
-        """The item's shadow: a new one with an assistant of its own (`draft.assistant_id` is not read), or the one that
-        is there. Its turns are written by a `Store` over the shadows. Raises `LeaseLost`.
+        """The item's replay conversation: a new one with an assistant of its own (`draft.assistant_id` is not read),
+        or the one that is there. Its turns are written by a `Store` over the replay conversations. Raises `LeaseLost`.
         """
         ...
 

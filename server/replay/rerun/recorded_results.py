@@ -23,7 +23,7 @@ from server.replay.rerun.similarity import measure_similarity
 
 NO_RESULT: Final = {"error": "No result was recorded for this call."}
 """What a synthetic error says."""
-_MOST_DIGITS: Final = 4_000
+_MAX_DIGITS: Final = 4_000
 """Of numbers that are read as such."""
 _LONGEST_COMPARED: Final = 20_000
 """Characters of arguments that are looked at for the nearest ones."""
@@ -145,7 +145,7 @@ def _canonical(value: JsonValue) -> JsonValue:
         case Number() if any(mark in value for mark in ".eE"):
             return _canonical_number(float(value))
         case Number():
-            return int(value) if len(value) <= _MOST_DIGITS else str(value)
+            return int(value) if len(value) <= _MAX_DIGITS else str(value)
         case bool() | None | str() | int():
             return value
         case float():

@@ -1,6 +1,7 @@
 """Layers as they were recorded, where the candidate does not change them; rendered anew where it does.
 
-What is rendered anew speaks of the recorded conversation, its name, its age and its time, and not of the shadow.
+What is rendered anew speaks of the recorded conversation, its name, its age and its time, and not of the replay
+conversation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +17,19 @@ from server.payload.renderer import InspectedInstructions, RenderedDynamic, Rend
 from server.payload.transcript import TranscriptTurn
 from server.replay.rerun.candidate import keeps_dynamic, keeps_static
 from server.replay.rerun.replay import Candidate
-from server.replay.rerun.source import Moment
+from server.replay.rerun.source import RecordedStep
 
 RendererOf: TypeAlias = Callable[[Mapping[str, str]], Renderer]
 """A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed` for a
 name that no file has; `Renderer.check_templates` checks their sources."""
 
 ARGUMENTS_MARK: Final = "strata_replay_arguments"
-"""An arg of shadows that no template sees. It begins an epoch where the recorded conversation's args had changed."""
+"""An arg of replay conversations that no template sees. It begins an epoch where the recorded conversation's args had
+changed."""
 
 
 class ReplayRenderer:
-    """Implements `server.payload.renderer.Renderer` for one shadow, moment by moment."""
+    """Implements `server.payload.renderer.Renderer` for one replay conversation, moment by moment."""
 
     def __init__(self, renderer: Renderer, candidate: Candidate, conversation: Conversation) -> None:
         """`renderer` has the candidate's templates. `conversation`: the recorded one, with the args that it has now:
@@ -41,14 +43,16 @@ class ReplayRenderer:
         self._dynamic: str | None = None
         self._now = datetime.now(UTC)
 
-    def stand_at(self, moment: Moment, definition: AssistantDefinition, *, is_task: bool) -> None:
+    def stand_at(self, recorded_step: RecordedStep, definition: AssistantDefinition, *, is_task: bool) -> None:
         """From now on it is this moment. `definition`: of the candidate that is asked in it."""
         self._definition = definition
         present = self._recorded.args
-        self._conversation = replace(self._recorded, args=present if moment.args is None else moment.args)
-        call = moment.call
+        self._conversation = replace(self._recorded, args=present if recorded_step.args is None else recorded_step.args)
+        call = recorded_step.call
         self._now = datetime.now(UTC) if call is None else call.start.started_at
-        self._static = moment.static if keeps_static(self._candidate, moment.definition.provider) else None
+        self._static = (
+            recorded_step.static if keeps_static(self._candidate, recorded_step.definition.provider) else None
+        )
         if call is None or not keeps_dynamic(self._candidate, definition.provider):
             self._dynamic = None
             return
@@ -61,7 +65,7 @@ class ReplayRenderer:
         tenant_id: str,
         provider: str,
         assistant: AssistantDefinition,
-        arguments: Mapping[str, JsonValue],  # noqa: ARG002  reason: the port's; those of the shadow
+        arguments: Mapping[str, JsonValue],  # noqa: ARG002  reason: the port's; those of the replay conversation
     ) -> RenderedStatic:
         if self._static is not None:
             return self._static

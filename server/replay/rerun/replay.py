@@ -1,8 +1,9 @@
 """Replays: stored conversations once more, through a candidate. The words; `server.replay.rerun.port` is the port.
 
 A replay fixes its conversations when it is made. Each of them gives one *item* per repetition: the source is read, a
-*shadow* is written. A shadow is a whole conversation with turns, calls, raw bytes and epochs, in tables of the same
-shape that no list of live conversations reads. For each answer of the candidate there is a *result*, see
+*replay conversation* is written. A replay conversation is a whole conversation with turns, calls, raw bytes and
+epochs, in tables of the same shape that no list of live conversations reads. For each answer of the candidate there is
+a *result*, see
 `server.replay.rerun.result`.
 
     waiting ──claimed──> running ──┬─> done        every answer is there
@@ -119,7 +120,7 @@ class Assertion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """A model that says how good an answer is. Its calls are kept in the shadow, and its cost counts."""
+    """A model that says how good an answer is. Its calls are kept in the replay conversation, and its cost counts."""
 
     provider: str
     model: str
@@ -205,8 +206,8 @@ class ReplayItem:
     repetition: int
     """1, 2, 3."""
     state: ItemState
-    shadow_id: str | None
-    """A conversation among the shadows; None before there is one."""
+    replay_conversation_id: str | None
+    """A conversation among the replay conversations; None before there is one."""
     error_code: str | None
     diverged_at_seq: int | None
     """The first recorded answer that the candidate's differs from; None where none does, so far."""

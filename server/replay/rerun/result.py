@@ -90,8 +90,8 @@ class TurnResult:
     """1, 2, 3 within the item: the order in which it was asked."""
     source_seq: int | None
     """The recorded answer beside it; None where a free-running candidate is where nobody was."""
-    shadow_seq: int | None
-    """The turn of the shadow whose calls were made for it; None where none was made."""
+    replay_seq: int | None
+    """The turn of the replay conversation whose calls were made for it; None where none was made."""
     attempt: int | None
     """The call that gave it."""
     outcome: Outcome
@@ -116,7 +116,7 @@ class StoredResult:
     """The item's."""
     conversation_id: str
     repetition: int
-    shadow_id: str | None
+    replay_conversation_id: str | None
     result: TurnResult
 
 

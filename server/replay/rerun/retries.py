@@ -18,7 +18,7 @@ _WITH_LIMITS: Final = RetryPolicy(
 )
 
 
-class Patience:
+class RetryAllowance:
     """What is left of it for one question, attempt after attempt.
 
     Only calls and the pauses between them take of it, and not the time in which no call may leave.

@@ -13,7 +13,7 @@ from server.replay.rerun.comparison import Said
 from server.replay.rerun.recorded_results import canonical_arguments
 
 _WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
-_MOST_PAIRS: Final = 1_000_000
+_MAX_PAIRS: Final = 1_000_000
 """Words of one text times those of the other. Beyond it the middle is shown whole, as replaced."""
 
 
@@ -97,7 +97,7 @@ def pair_calls(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCallBl
 
 def _diff_middle(one: list[str], other: list[str]) -> Iterator[tuple[PieceKind, list[str]]]:
     """White space alone holds nothing together: between two changes it is a part of them."""
-    if len(one) * len(other) > _MOST_PAIRS:
+    if len(one) * len(other) > _MAX_PAIRS:
         yield PieceKind.REMOVED, one
         yield PieceKind.ADDED, other
         return

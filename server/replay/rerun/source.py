@@ -21,7 +21,7 @@ _PAGE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class RecordedStep:
     """One recorded answer, and what its request was made of."""
 
     call: Call | None
@@ -51,7 +51,7 @@ class ReplaySource:
         self.conversation = conversation
         self.turns = turns
 
-    async def load_moment(self, answer: ModelResponseTurn) -> Moment:
+    async def load_recorded_step(self, answer: ModelResponseTurn) -> RecordedStep:
         """Raises `ConversationNotFound` where it was erased meanwhile."""
         native = await self._store.load_native(self._tenant_id, self.conversation.id, answer.seq)
         if answer.attempt is None:
@@ -63,7 +63,7 @@ class ReplaySource:
         except CallNotFound:
             return await self._without_call(native)
         epoch = rebuild.source.epoch
-        return Moment(
+        return RecordedStep(
             call=rebuild.call,
             definition=rebuild.source.assistant.definition,
             arguments_hash=None if epoch is None else epoch.arguments_hash,
@@ -86,10 +86,12 @@ class ReplaySource:
         ]
         return tuple(blob for blob in found if blob is not None)
 
-    async def _without_call(self, native: Native) -> Moment:
+    async def _without_call(self, native: Native) -> RecordedStep:
         if self._present is None:
             self._present = await self.load_definition(None, self.conversation.assistant_version)
-        return Moment(call=None, definition=self._present, arguments_hash=None, args=None, static=None, native=native)
+        return RecordedStep(
+            call=None, definition=self._present, arguments_hash=None, args=None, static=None, native=native
+        )
 
     async def _static_of(self, epoch: Epoch) -> RenderedStatic:
         """A text whose template is not in the archive stands for itself."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.conversation.lengths import KnownLengths
-from server.conversation.shutdown import StopSign
+from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
@@ -26,7 +26,7 @@ class ReplayTools:
     replays: Replays
     store: Store
     """Where the sources are."""
-    shadows: Store
+    replay_store: Store
     renderer_of: RendererOf
     compactor_of: CompactorOf
     assertions: AssertionChecker
@@ -34,9 +34,9 @@ class ReplayTools:
     """Of live conversations."""
     providers: Mapping[str, Provider]
     observer: ReplayObserver
-    texts: HeldTexts = field(default_factory=HeldTexts)
+    texts: StaticTextCache = field(default_factory=StaticTextCache)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    stop_sign: StopSign = field(default_factory=StopSign)
+    shutdown: Shutdown = field(default_factory=Shutdown)
     lease_seconds: float = 30.0
     """How long a process may be silent before another goes on with its items."""

@@ -63,7 +63,7 @@ def build_result(
         return TurnResult(
             place=step.place,
             source_seq=None if recorded is None else recorded.seq,
-            shadow_seq=2 * step.place,
+            replay_seq=2 * step.place,
             attempt=None,
             outcome=Outcome.NOT_COMPARED,
             note=_why_not(recorded),
@@ -74,7 +74,7 @@ def build_result(
     return TurnResult(
         place=step.place,
         source_seq=None if recorded is None else recorded.seq,
-        shadow_seq=2 * step.place,
+        replay_seq=2 * step.place,
         attempt=answer.call.start.attempt,
         outcome=_outcome(comparison, answer),
         kinds=(DivergenceKind.ERROR,) if answer.error_code else () if comparison is None else comparison.kinds,

@@ -14,7 +14,7 @@ from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, 
 from server.replay.rerun.recorded_results import collect_results, serve_results
 from server.replay.rerun.replay import OnMissingResult, ReplayMode
 
-MOST_STEPS_BEYOND: Final = 16
+MAX_STEPS_BEYOND: Final = 16
 """A candidate that takes so many more steps for an exchange than were recorded goes round in circles."""
 
 
@@ -32,7 +32,7 @@ class WalkStep:
     """One input, and the answer that was recorded."""
 
     place: int
-    """1, 2, 3: its input is turn 2 * place - 1 of the shadow, its answer the one after."""
+    """1, 2, 3: its input is turn 2 * place - 1 of the replay conversation, its answer the one after."""
     is_task: bool
     """A user task; else tool responses."""
     input: UserTaskTurn | ToolResponseTurn
@@ -44,7 +44,7 @@ class WalkStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stride:
+class NextStep:
     """What follows on an answer."""
 
     step: WalkStep | None
@@ -58,11 +58,11 @@ class Stride:
 class Walk(Protocol):
     """A way through a conversation."""
 
-    def begin(self) -> Stride:
+    def begin(self) -> NextStep:
         """To the first step."""
         ...
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> Stride:
+    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
         """What follows on the candidate's answer to the step before."""
         ...
 
@@ -81,15 +81,15 @@ class TeacherForcedWalk:
         self._pairs = _pair(turns)
         self._place = 0
 
-    def begin(self) -> Stride:
+    def begin(self) -> NextStep:
         return self._stride()
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> Stride:  # noqa: ARG002  reason: the port's
+    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:  # noqa: ARG002  reason: the port's
         return self._stride()
 
-    def _stride(self) -> Stride:
+    def _stride(self) -> NextStep:
         if self._place == len(self._pairs):
-            return Stride(step=None)
+            return NextStep(step=None)
         asked, recorded = self._pairs[self._place]
         self._place += 1
         step = WalkStep(
@@ -99,7 +99,7 @@ class TeacherForcedWalk:
             recorded=recorded,
             asks=recorded.state is TurnState.COMPLETE,
         )
-        return Stride(step=step)
+        return NextStep(step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,27 +124,27 @@ class FreeRunningWalk:
         self._exchange = -1
         self._answered = 0
 
-    def begin(self) -> Stride:
+    def begin(self) -> NextStep:
         return self._next_task()
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> Stride:
+    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
         if not complete:
-            return Stride(step=None, end=WalkEnd.CANDIDATE_FAILED)
+            return NextStep(step=None, end=WalkEnd.CANDIDATE_FAILED)
         exchange = self._exchanges[self._exchange]
         self._answered += 1
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
         if not calls or (exchange.was_left and self._answered >= len(exchange.answers)):
             return self._next_task()
-        if self._answered >= len(exchange.answers) + MOST_STEPS_BEYOND:
-            return Stride(step=None, end=WalkEnd.TOO_MANY_STEPS)
+        if self._answered >= len(exchange.answers) + MAX_STEPS_BEYOND:
+            return NextStep(step=None, end=WalkEnd.TOO_MANY_STEPS)
         return self._serve(exchange, calls)
 
-    def _serve(self, exchange: _Exchange, calls: Sequence[ToolCallBlock]) -> Stride:
+    def _serve(self, exchange: _Exchange, calls: Sequence[ToolCallBlock]) -> NextStep:
         served = serve_results(
             self._results, calls, used=self._used, exchange=self._exchange, on_missing=self._on_missing
         )
         if not served.blocks:
-            return Stride(step=None, end=WalkEnd.NO_RECORDED_RESULT, missing_ids=served.missing_ids)
+            return NextStep(step=None, end=WalkEnd.NO_RECORDED_RESULT, missing_ids=served.missing_ids)
         self._used = served.used
         self._place += 1
         step = WalkStep(
@@ -153,16 +153,18 @@ class FreeRunningWalk:
             input=ToolResponseTurn(seq=0, created_at=exchange.task.created_at, blocks=served.blocks),
             recorded=exchange.answers[self._answered] if self._answered < len(exchange.answers) else None,
         )
-        return Stride(step=step, missing_ids=served.missing_ids)
+        return NextStep(step=step, missing_ids=served.missing_ids)
 
-    def _next_task(self) -> Stride:
+    def _next_task(self) -> NextStep:
         self._exchange += 1
         self._answered = 0
         if self._exchange == len(self._exchanges):
-            return Stride(step=None)
+            return NextStep(step=None)
         self._place += 1
         exchange = self._exchanges[self._exchange]
-        return Stride(step=WalkStep(place=self._place, is_task=True, input=exchange.task, recorded=exchange.answers[0]))
+        return NextStep(
+            step=WalkStep(place=self._place, is_task=True, input=exchange.task, recorded=exchange.answers[0])
+        )
 
 
 _Pair = tuple[UserTaskTurn | ToolResponseTurn, ModelResponseTurn]

@@ -46,7 +46,7 @@ def check_epoch(
 
 
 def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]:
-    """Every turn before the buffer is in one segment or in the opening, in order."""
+    """Every turn before the buffer is in one segment or in the signed summary, in order."""
     positions = [segment.position for segment in segments]
     if len(positions) != epoch.segment_count or positions != list(range(len(positions))):
         note = "A segment of the epoch is missing."
@@ -54,8 +54,8 @@ def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Fla
         yield Flaw(place=f"epoch {epoch.number} segments", note=note, stored=f"{epoch.segment_count}", found=found)
         return
     spans = [(segment.first_seq, segment.last_seq) for segment in segments]
-    if epoch.opening is not None:
-        spans.append((epoch.opening.start_seq, epoch.buffer_start_seq - 1))
+    if epoch.signed_summary is not None:
+        spans.append((epoch.signed_summary.start_seq, epoch.buffer_start_seq - 1))
     told = 0
     for first, last in spans:
         if first != told + 1 or last < first:
@@ -66,7 +66,7 @@ def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Fla
             return
     yield Flaw(
         place=f"epoch {epoch.number} segments",
-        note="Segments, opening and buffer do not follow one another without a gap.",
+        note="Segments, signed summary and buffer do not follow one another without a gap.",
         stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
         found=f"a buffer from {epoch.buffer_start_seq}, told up to {told}",
     )
@@ -77,7 +77,7 @@ def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
     was = {} if before is None else before.rejected
     if epoch.rejected == was:
         return
-    grows = epoch.reason in {EpochReason.SIGNATURES_REJECTED, EpochReason.OPENING_SET_DOWN} and all(
+    grows = epoch.reason in {EpochReason.SIGNATURES_REJECTED, EpochReason.SUMMARY_INLINED} and all(
         epoch.rejected.get(provider, NOTHING_REJECTED).signatures_through_seq >= old.signatures_through_seq
         and epoch.rejected.get(provider, NOTHING_REJECTED).calls_through_seq >= old.calls_through_seq
         for provider, old in was.items()
@@ -88,13 +88,15 @@ def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
 
 
 def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
-    """With an opening it is that of the epoch which the opening began with: this one, or the one before's."""
+    """With a signed summary it is that of the epoch which the signed summary began with: this one, or the one
+    before's.
+    """
     prefix = hash_prefix(static_text, tools)
-    if epoch.opening is None:
+    if epoch.signed_summary is None:
         yield prefix
         return
     yield hash_chain(prefix, epoch.number)
-    if before is not None and before.opening is not None:
+    if before is not None and before.signed_summary is not None:
         yield before.prefix_hash
 
 

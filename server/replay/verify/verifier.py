@@ -45,17 +45,17 @@ class VerifyOrder:
 class Verifier:
     """Checks conversations, call by call."""
 
-    def __init__(self, walk: CallWalk, scribes: Mapping[str, Provider], order: VerifyOrder) -> None:
-        """`scribes` write requests and read answers, by provider; they need no key."""
+    def __init__(self, walk: CallWalk, offline_providers: Mapping[str, Provider], order: VerifyOrder) -> None:
+        """`offline_providers` write requests and read answers, by provider; they need no key."""
         self._walk = walk
-        self._scribes = scribes
+        self._offline_providers = offline_providers
         self._order = order
 
     async def verify(self, conversation_ids: Sequence[str]) -> Verified:
         """What came of these conversations. Those that are not there, or not any more, are left out."""
         counts, kept = Counts(), list[Mismatch]()
         async for conversation in self._walk.conversations(conversation_ids, self._order.wanted):
-            checked = await _Check(conversation, self._scribes, self._order).run()
+            checked = await _Check(conversation, self._offline_providers, self._order).run()
             if checked.counts.mismatch_count and not await conversation.is_there():
                 continue
             counts = add_counts(counts, checked.counts)
@@ -66,9 +66,11 @@ class Verifier:
 class _Check:
     """One conversation."""
 
-    def __init__(self, conversation: WalkedConversation, scribes: Mapping[str, Provider], order: VerifyOrder) -> None:
+    def __init__(
+        self, conversation: WalkedConversation, offline_providers: Mapping[str, Provider], order: VerifyOrder
+    ) -> None:
         self._conversation = conversation
-        self._scribes = scribes
+        self._offline_providers = offline_providers
         self._order = order
         self._counts = Counter(conversation_count=1)
         self._unknown = Counter[str]()
@@ -88,7 +90,7 @@ class _Check:
         self._count(call_count=1)
         for flaw in past.flaws:
             self._add_flaw(flaw, call)
-        scribe = self._scribes.get(call.start.provider)
+        scribe = self._offline_providers.get(call.start.provider)
         if scribe is None:
             self._count(unknown_count=1)
             self._unknown[call.start.provider] += 1

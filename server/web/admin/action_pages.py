@@ -44,7 +44,7 @@ async def provide_page_operator(
 ) -> Operator:
     """Who acts, through a page."""
     return Operator(
-        tenant_id=await find_tenant_for(inspector, conversation_id, session.sees_tenant_id, session.key.tenant_id),
+        tenant_id=await find_tenant_for(inspector, conversation_id, session.tenant_scope, session.key.tenant_id),
         actor=session.actor(entry.address_of(request)),
     )
 
@@ -55,7 +55,7 @@ async def provide_head(
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Timeline:
     """What a page says of the conversation before it asks: all but its turns, of which it has the newest."""
-    return await inspector.load_timeline(session.sees_tenant_id, conversation_id, limit=1)
+    return await inspector.load_timeline(session.tenant_scope, conversation_id, limit=1)
 
 
 PAGE_OPERATOR: Final = {"operator": Provide(provide_page_operator)}
@@ -79,7 +79,7 @@ async def confirm_fork(
     at_seq: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_BIGINT)] = None,
 ) -> Response[bytes]:
     """From which turn on? The newest, unless another is named; what it says is shown."""
-    timeline = await inspector.load_timeline(session.sees_tenant_id, conversation_id, around_seq=at_seq, limit=1)
+    timeline = await inspector.load_timeline(session.tenant_scope, conversation_id, around_seq=at_seq, limit=1)
     turn = timeline.turns[0].turn if timeline.turns else None
     if at_seq is not None and (turn is None or turn.seq != at_seq):
         raise TurnNotFound

@@ -46,7 +46,7 @@ async def show_editor(
     start: Annotated[int | None, QueryParameter(name="from", ge=1, le=LARGEST_INTEGER)] = None,
 ) -> Response[bytes]:
     """The form, with the texts of the newest version or of an older one that is to come back."""
-    reach = session.sees_tenant_id
+    reach = session.tenant_scope
     newest = await assistant_inspector.load_assistant(reach, assistant_id)
     text = newest if start is None else await assistant_inspector.load_assistant(reach, assistant_id, start)
     checked = await assistant_editor.check(text.tenant_id, text.assistant.definition)
@@ -66,7 +66,7 @@ async def check_draft(
 ) -> Response[bytes]:
     """The form as it was sent, and all that can be said of it. Nothing is saved."""
     form = await read_form(request)
-    base = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id, read_version(form))
+    base = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
     verdict = await _judge(base, draft, assistant_editor, renderer, provider_names)
     return _answer(request, base, draft, verdict)
@@ -84,7 +84,7 @@ async def save_draft(
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[bytes]:
     """A new version, or the form again with everything in it and the reason why not."""
-    reach, form = session.sees_tenant_id, await read_form(request)
+    reach, form = session.tenant_scope, await read_form(request)
     base = await assistant_inspector.load_assistant(reach, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
     verdict = await _judge(base, draft, assistant_editor, renderer, provider_names)

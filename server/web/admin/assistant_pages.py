@@ -27,7 +27,7 @@ _VERSIONS: Final = 20
 _TEXT_CHARS: Final = 20_000
 _TOOL_CHARS: Final = 8000
 _SETTING_CHARS: Final = 2000
-_MOST_SETTINGS: Final = 100
+_MAX_SETTINGS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class ShownText:
     size_chars: int
 
 
-def show_part(name: str, text: str, most_chars: int = _TEXT_CHARS) -> ShownText:
+def show_part(name: str, text: str, max_chars: int = _TEXT_CHARS) -> ShownText:
     """The beginning of a text that may be long."""
-    return ShownText(name=name, text=text[:most_chars], is_cut=len(text) > most_chars, size_chars=len(text))
+    return ShownText(name=name, text=text[:max_chars], is_cut=len(text) > max_chars, size_chars=len(text))
 
 
 @get("/assistants")
@@ -53,13 +53,13 @@ async def show_assistants(
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of them, newest first."""
-    page = await assistant_inspector.list_assistants(session.sees_tenant_id, cursor=cursor, limit=_ROWS)
+    page = await assistant_inspector.list_assistants(session.tenant_scope, cursor=cursor, limit=_ROWS)
     return answer_page(
         request,
         "assistants.html",
         outlines=page.items,
         cap=COUNT_CAP,
-        shows_tenant=session.sees_tenant_id is None,
+        shows_tenant=session.tenant_scope is None,
         is_first=cursor is None,
         next_url=f"/admin/assistants?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None,
     )
@@ -74,7 +74,7 @@ async def show_assistant_page(
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """Its newest version, and a page of all versions."""
-    found = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id)
+    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id)
     return await _answer_version(request, session, assistant_inspector, found, cursor=cursor)
 
 
@@ -89,7 +89,7 @@ async def show_version_page(
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """One version; with `against` also what is different from that one."""
-    found = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id, version)
+    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
     return await _answer_version(request, session, assistant_inspector, found, against=against, cursor=cursor)
 
 
@@ -101,7 +101,7 @@ async def download_definition(
     assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
 ) -> Response[AssistantView]:
     """The whole of it, for what the page cuts."""
-    found = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id, version)
+    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
     name = f"{found.assistant.id}-v{version}.json"
     return answer_json(
         AssistantView.of(found.assistant),
@@ -118,7 +118,7 @@ async def _answer_version(
     against: int | None = None,
     cursor: str | None = None,
 ) -> Response[bytes]:
-    reach, assistant = session.sees_tenant_id, found.assistant
+    reach, assistant = session.tenant_scope, found.assistant
     difference = None
     if against is not None:
         other = await inspector.load_assistant(reach, assistant.id, against)
@@ -151,7 +151,7 @@ class _Parts:
 
 
 def _show_parts(definition: AssistantDefinition) -> _Parts:
-    settings = list(definition.settings.items())[:_MOST_SETTINGS]
+    settings = list(definition.settings.items())[:_MAX_SETTINGS]
     return _Parts(
         instructions=[show_part(name, text) for name, text in list_instructions(definition.instructions)],
         variables=show_part("variables", write_json(definition.variables)),

@@ -44,7 +44,7 @@ async def show_prompt(
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[bytes]:
     """The text and its size. Args and conversation are in the address, so that it can be sent on."""
-    found = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id, version)
+    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
     trial = await _try(request, found, assistant_editor)
     query = urlencode({"args": trial.args, "conversation": trial.conversation_id})
     return answer_page(
@@ -70,7 +70,7 @@ async def download_prompt(
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[bytes]:
     """All of the text, as a file: whatever it says, no browser shows it as a page."""
-    found = await assistant_inspector.load_assistant(session.sees_tenant_id, assistant_id, version)
+    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
     trial = await _try(request, found, assistant_editor)
     text = trial.prompt.text if trial.prompt else ""
     return Response(

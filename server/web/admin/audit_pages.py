@@ -39,7 +39,7 @@ async def show_audit_log(
     said = {"action": action, "key": key.strip(), "object": object_id.strip(), "outcome": outcome}
     filters = {name: value for name, value in said.items() if value}
     pushed = pushed_address(request, _address({**filters, "cursor": cursor} if cursor else filters))
-    page = await audit_log.list_entries(session.sees_tenant_id, wanted, cursor=cursor, limit=_ENTRIES)
+    page = await audit_log.list_entries(session.tenant_scope, wanted, cursor=cursor, limit=_ENTRIES)
     return answer_page(
         request,
         "audit.html",

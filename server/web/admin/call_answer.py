@@ -11,7 +11,7 @@ from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, T
 from server.inspection.call_view import CallInspection
 from server.inspection.hex_dump import Dump, dump_bytes
 from server.inspection.json_outline import ReadableText, outline_document, outline_json, outline_text
-from server.web.admin.page_budget import Room, Window, open_window
+from server.web.admin.page_budget import PageBudget, Window, open_window
 from server.web.api.call_views import name_event
 
 _DUMP_HEAD: Final = 1536
@@ -71,14 +71,14 @@ class ShownAnswer:
     """Of the stored turn, where they differ."""
 
 
-def show_answer(found: CallInspection, room: Room) -> ShownAnswer:
+def show_answer(found: CallInspection, budget: PageBudget) -> ShownAnswer:
     """As much of it as there is room for; what it means comes first."""
     raw = None if found.call.end is None else found.call.end.raw_response
     folded, turn = found.folded, found.turn
-    blocks = _show_blocks(() if folded is None else folded.answer.blocks, room)
-    stored = _show_blocks(turn.blocks, room) if turn is not None and found.differs_from_turn else None
+    blocks = _show_blocks(() if folded is None else folded.answer.blocks, budget)
+    stored = _show_blocks(turn.blocks, budget) if turn is not None and found.differs_from_turn else None
     is_error = bool(raw) and folded is None
-    body = room.fit(outline_document(raw, limit=_BODY_BYTES), _BODY_BYTES) if raw and is_error else None
+    body = budget.fit(outline_document(raw, limit=_BODY_BYTES), _BODY_BYTES) if raw and is_error else None
     frames = open_window(found.frames, head=_FRAME_HEAD, tail=_FRAME_TAIL)
     events = open_window(() if folded is None else folded.events, head=_EVENT_HEAD, tail=_EVENT_TAIL)
     return ShownAnswer(
@@ -86,17 +86,17 @@ def show_answer(found: CallInspection, room: Room) -> ShownAnswer:
         body=body,
         blocks=blocks,
         stored_blocks=stored,
-        events=events.map(lambda event: _show_event(event, room)),
-        frames=frames.map(lambda frame: _show_frame(frame, room)),
+        events=events.map(lambda event: _show_event(event, budget)),
+        frames=frames.map(lambda frame: _show_frame(frame, budget)),
     )
 
 
-def _show_blocks(blocks: Sequence[Block], room: Room) -> Window[ShownBlock]:
+def _show_blocks(blocks: Sequence[Block], budget: PageBudget) -> Window[ShownBlock]:
     window = open_window(blocks, head=_BLOCK_HEAD, tail=_BLOCK_TAIL)
-    return window.map(lambda block: _show_block(block, room))
+    return window.map(lambda block: _show_block(block, budget))
 
 
-def _show_block(block: Block, room: Room) -> ShownBlock:
+def _show_block(block: Block, budget: PageBudget) -> ShownBlock:
     written = block_to_json(block)
     match block:
         case TextBlock() | ThinkingBlock():
@@ -108,10 +108,10 @@ def _show_block(block: Block, room: Room) -> ShownBlock:
             readable = outline_json(block.output, limit=_BLOCK_BYTES)
         case _:
             readable = outline_json(written, limit=_BLOCK_BYTES)
-    return ShownBlock(kind=str(written["type"]), readable=room.fit(readable, _BLOCK_BYTES))
+    return ShownBlock(kind=str(written["type"]), readable=budget.fit(readable, _BLOCK_BYTES))
 
 
-def _show_event(event: ProviderEvent, room: Room) -> ShownEvent:
+def _show_event(event: ProviderEvent, budget: PageBudget) -> ShownEvent:
     match event:
         case TextDelta() | ThinkingDelta():
             words = event.text
@@ -119,15 +119,15 @@ def _show_event(event: ProviderEvent, room: Room) -> ShownEvent:
             words = event.arguments_json
         case _:
             words = json.dumps(asdict(event), ensure_ascii=False)
-    return ShownEvent(name=name_event(event), words=room.fit_line(words[:_EVENT_BYTES], _EVENT_BYTES))
+    return ShownEvent(name=name_event(event), words=budget.fit_line(words[:_EVENT_BYTES], _EVENT_BYTES))
 
 
-def _show_frame(frame: tuple[str, bytes], room: Room) -> ShownFrame:
+def _show_frame(frame: tuple[str, bytes], budget: PageBudget) -> ShownFrame:
     name, data = frame
     begins = data[:_LINE_BYTES].decode("utf-8", "replace")
     return ShownFrame(
-        event=room.fit_line(name[:_EVENT_BYTES], _EVENT_BYTES),
+        event=budget.fit_line(name[:_EVENT_BYTES], _EVENT_BYTES),
         size_bytes=len(data),
-        line=room.fit_line(begins, _EVENT_BYTES),
-        readable=room.fit(outline_document(data, limit=_FRAME_BYTES), _FRAME_BYTES),
+        line=budget.fit_line(begins, _EVENT_BYTES),
+        readable=budget.fit(outline_document(data, limit=_FRAME_BYTES), _FRAME_BYTES),
     )

@@ -11,7 +11,7 @@ from server.inspection.call_explanation import explain_repair, explain_template,
 from server.inspection.call_view import CallInspection
 from server.inspection.json_outline import ReadableText, outline_json
 from server.inspection.signature_report import PartSignature, SignatureState
-from server.web.admin.page_budget import Room, Window, open_window
+from server.web.admin.page_budget import PageBudget, Window, open_window
 
 _NOTES: Final = 20
 _NOTE_BYTES: Final = 3_000
@@ -55,7 +55,7 @@ class ShownSignatures:
     counts: Mapping[SignatureState, int]
 
 
-def show_notes(start: CallStart, room: Room) -> Window[ShownNote]:
+def show_notes(start: CallStart, budget: PageBudget) -> Window[ShownNote]:
     """All of them in one list."""
     notes = (
         *_explain("repair", start.repairs, explain_repair),
@@ -63,7 +63,7 @@ def show_notes(start: CallStart, room: Room) -> Window[ShownNote]:
         *_explain("warning", start.warnings, explain_warning),
     )
     window = open_window(notes, head=_NOTES, tail=_NOTES)
-    return window.map(lambda note: _show_note(*note, room))
+    return window.map(lambda note: _show_note(*note, budget))
 
 
 def show_signatures(found: CallInspection) -> ShownSignatures:
@@ -83,19 +83,19 @@ def show_signatures(found: CallInspection) -> ShownSignatures:
     )
 
 
-def show_headers(found: CallInspection, room: Room) -> tuple[tuple[str, str], ...]:
+def show_headers(found: CallInspection, budget: PageBudget) -> tuple[tuple[str, str], ...]:
     """The headers of the response."""
     headers = {} if found.call.end is None else found.call.end.headers
     return tuple(
-        (room.fit_line(name[:_HEADER_BYTES], _HEADER_BYTES), room.fit_line(value[:_HEADER_BYTES], _HEADER_BYTES))
+        (budget.fit_line(name[:_HEADER_BYTES], _HEADER_BYTES), budget.fit_line(value[:_HEADER_BYTES], _HEADER_BYTES))
         for name, value in list(headers.items())[:_HEADERS]
     )
 
 
-def show_usage(found: CallInspection, room: Room) -> ReadableText | None:
+def show_usage(found: CallInspection, budget: PageBudget) -> ReadableText | None:
     """The provider's own words about what it took."""
     reported = None if found.call.end is None else found.call.end.usage_reported
-    return None if reported is None else room.fit(outline_json(dict(reported), limit=_NOTE_BYTES), _NOTE_BYTES)
+    return None if reported is None else budget.fit(outline_json(dict(reported), limit=_NOTE_BYTES), _NOTE_BYTES)
 
 
 _Explained = tuple[str, Mapping[str, JsonValue], str]
@@ -107,11 +107,11 @@ def _explain(
     return [(group, note, explain(note)) for note in notes]
 
 
-def _show_note(group: str, note: Mapping[str, JsonValue], words: str, room: Room) -> ShownNote:
+def _show_note(group: str, note: Mapping[str, JsonValue], words: str, budget: PageBudget) -> ShownNote:
     details = {name: value for name, value in note.items() if name != "kind" and value not in (None, [], "")}
     return ShownNote(
         group=group,
-        kind=room.fit_line(str(note.get("kind", "")), _HEADER_BYTES),
+        kind=budget.fit_line(str(note.get("kind", "")), _HEADER_BYTES),
         words=words,
-        details=room.fit(outline_json(details, limit=_NOTE_BYTES) if details else ReadableText(text=""), _NOTE_BYTES),
+        details=budget.fit(outline_json(details, limit=_NOTE_BYTES) if details else ReadableText(text=""), _NOTE_BYTES),
     )

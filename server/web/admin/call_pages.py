@@ -18,7 +18,7 @@ from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks
 from server.web.admin.call_notes import show_headers, show_notes, show_signatures, show_usage
 from server.web.admin.call_request import show_difference, show_request
-from server.web.admin.page_budget import Room, open_window
+from server.web.admin.page_budget import PageBudget, open_window
 from server.web.admin.rendering import answer_page
 from server.web.api.call_views import CallView
 from server.web.api.inspection import answer_bytes
@@ -41,7 +41,7 @@ async def show_call(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
     """The whole call on a page of bounded size; all bytes can be downloaded from it."""
-    reach = session.sees_tenant_id
+    reach = session.tenant_scope
     found = await call_inspector.inspect_call(reach, conversation_id, turn_seq, attempt)
     previous = None
     if found.previous is not None:
@@ -59,7 +59,7 @@ async def download_request(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
     """Every byte of the request, made again."""
-    made = await call_inspector.rebuild_request(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    made = await call_inspector.rebuild_request(session.tenant_scope, conversation_id, turn_seq, attempt)
     name = f"request-{turn_seq}-{attempt}"
     return answer_bytes(made.body or b"", name, {"x-strata-proof": made.proof.value})
 
@@ -73,7 +73,7 @@ async def download_response(
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[bytes]:
     """Every byte that came back."""
-    stored = await inspector.load_stored_call(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    stored = await inspector.load_stored_call(session.tenant_scope, conversation_id, turn_seq, attempt)
     end = stored.call.end
     raw = None if end is None else end.raw_response
     return answer_bytes(raw or b"", f"response-{turn_seq}-{attempt}")
@@ -88,7 +88,7 @@ async def download_call(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[Any]:
     """The call as `/admin/api` answers it, for those who have a session and no key at hand."""
-    found = await call_inspector.inspect_call(session.sees_tenant_id, conversation_id, turn_seq, attempt)
+    found = await call_inspector.inspect_call(session.tenant_scope, conversation_id, turn_seq, attempt)
     return answer_call_json(found, f"call-{turn_seq}-{attempt}")
 
 
@@ -109,7 +109,7 @@ def answer_call_json(found: CallInspection, name: str) -> Response[Any]:
 
 def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[str, Any]:
     """What the template says of a call. Who asks for room first is sure to be shown."""
-    room, request = Room(), found.request
+    budget, request = PageBudget(), found.request
     stop_reason = None if found.folded is None else found.folded.answer.stop_reason
     return {
         "found": found,
@@ -125,14 +125,14 @@ def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[st
         "proof_error": explain_error(request.error_code) if request.error_code else None,
         "rebuilt_block": _rebuilt_block(request),
         "is_previous_known": previous is not None and previous.proof is not RequestProof.IMPOSSIBLE,
-        "notes": show_notes(found.call.start, room),
-        "answer": show_answer(found, room),
-        "difference": show_difference(found, previous, room),
-        "members": show_request(request.body, room) if request.body is not None else (),
+        "notes": show_notes(found.call.start, budget),
+        "answer": show_answer(found, budget),
+        "difference": show_difference(found, previous, budget),
+        "members": show_request(request.body, budget) if request.body is not None else (),
         "manifest": open_window(found.blocks, head=_MANIFEST_ROWS, tail=_MANIFEST_ROWS),
         "signatures": show_signatures(found),
-        "response_headers": show_headers(found, room),
-        "usage_reported": show_usage(found, room),
+        "response_headers": show_headers(found, budget),
+        "usage_reported": show_usage(found, budget),
     }
 
 

@@ -10,7 +10,7 @@ from server.inspection.call_view import CallInspection, RebuiltRequest
 from server.inspection.json_outline import ReadableText, outline_document, outline_json, read_json
 from server.inspection.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
 from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
-from server.web.admin.page_budget import Room, Window, open_window
+from server.web.admin.page_budget import PageBudget, Window, open_window
 
 _MEMBER_BYTES: Final = 8_000
 _MEMBERS: Final = 40
@@ -76,24 +76,24 @@ class ShownDifference:
     first_break: DifferenceRow | None
 
 
-def show_request(body: bytes, room: Room) -> tuple[ShownMember, ...]:
+def show_request(body: bytes, budget: PageBudget) -> tuple[ShownMember, ...]:
     """The members of the request; long ones in part."""
     value = read_json(body)
     if not isinstance(value, dict):
-        readable = room.fit(outline_document(body, limit=_MEMBER_BYTES), _MEMBER_BYTES)
+        readable = budget.fit(outline_document(body, limit=_MEMBER_BYTES), _MEMBER_BYTES)
         return (ShownMember(name="body", items=None, readable=readable),)
     members = list(value.items())[:_MEMBERS]
-    return tuple(_show_member(name, item, room) for name, item in members)
+    return tuple(_show_member(name, item, budget) for name, item in members)
 
 
-def show_difference(found: CallInspection, previous: RebuiltRequest | None, room: Room) -> ShownDifference:
+def show_difference(found: CallInspection, previous: RebuiltRequest | None, budget: PageBudget) -> ShownDifference:
     """The difference to the call before. `previous` is its request, made again."""
     rows = outline_difference(found.difference)
     named = {place: row for place, row in enumerate(rows) if row.fate is not BlockFate.SAME}
     told = dict(list(named.items())[:_TEXTS])
     before = {} if previous is None else previous.contents
     shown = [
-        _show_row(row, before, found.request.contents, room) if place in told else ShownRow(row=row)
+        _show_row(row, before, found.request.contents, budget) if place in told else ShownRow(row=row)
         for place, row in enumerate(rows)
     ]
     return ShownDifference(
@@ -103,21 +103,21 @@ def show_difference(found: CallInspection, previous: RebuiltRequest | None, room
     )
 
 
-def _show_member(name: str, value: JsonValue, room: Room) -> ShownMember:
-    label = room.fit_line(name[:_EXCERPT_BYTES], _EXCERPT_BYTES)
+def _show_member(name: str, value: JsonValue, budget: PageBudget) -> ShownMember:
+    label = budget.fit_line(name[:_EXCERPT_BYTES], _EXCERPT_BYTES)
     if isinstance(value, list):
         window = open_window(value, head=_ITEM_HEAD, tail=_ITEM_TAIL)
-        return ShownMember(name=label, items=window.map(lambda item: _show_item(item, room)), readable=None)
+        return ShownMember(name=label, items=window.map(lambda item: _show_item(item, budget)), readable=None)
     return ShownMember(
-        name=label, items=None, readable=room.fit(outline_json(value, limit=_MEMBER_BYTES), _MEMBER_BYTES)
+        name=label, items=None, readable=budget.fit(outline_json(value, limit=_MEMBER_BYTES), _MEMBER_BYTES)
     )
 
 
-def _show_item(item: JsonValue, room: Room) -> ShownItem:
+def _show_item(item: JsonValue, budget: PageBudget) -> ShownItem:
     role = next((str(item[name]) for name in ("role", "type", "name") if name in item), "") if _is_object(item) else ""
     return ShownItem(
-        role=room.fit_line(role[:_EXCERPT_BYTES], _EXCERPT_BYTES),
-        readable=room.fit(outline_json(item, limit=_ITEM_BYTES), _ITEM_BYTES),
+        role=budget.fit_line(role[:_EXCERPT_BYTES], _EXCERPT_BYTES),
+        readable=budget.fit(outline_json(item, limit=_ITEM_BYTES), _ITEM_BYTES),
     )
 
 
@@ -125,16 +125,18 @@ def _is_object(item: JsonValue) -> bool:
     return isinstance(item, dict)
 
 
-def _show_row(row: DifferenceRow, previous: Mapping[str, bytes], current: Mapping[str, bytes], room: Room) -> ShownRow:
+def _show_row(
+    row: DifferenceRow, previous: Mapping[str, bytes], current: Mapping[str, bytes], budget: PageBudget
+) -> ShownRow:
     before = None if row.previous is None else previous.get(row.previous.hash)
     after = None if row.current is None else current.get(row.current.hash)
     if before is not None and after is not None:
-        found = compare_lines(_readable(before), _readable(after), context_lines=_CONTEXT_LINES, most_rows=_SHOWN_LINES)
-        return ShownRow(row=row, texts=_fit_lines(found, room))
+        found = compare_lines(_readable(before), _readable(after), context_lines=_CONTEXT_LINES, max_rows=_SHOWN_LINES)
+        return ShownRow(row=row, texts=_fit_lines(found, budget))
     content = before if before is not None else after
     if content is None:
         return ShownRow(row=row)
-    excerpt = room.fit(outline_document(content, limit=_EXCERPT_BYTES), _EXCERPT_BYTES)
+    excerpt = budget.fit(outline_document(content, limit=_EXCERPT_BYTES), _EXCERPT_BYTES)
     return ShownRow(row=row, excerpt=excerpt)
 
 
@@ -143,9 +145,9 @@ def _readable(content: bytes) -> str:
     return outline_document(content, limit=_COMPARED_CHARACTERS, string_limit=_COMPARED_CHARACTERS).text
 
 
-def _fit_lines(found: LineDifference, room: Room) -> LineDifference:
+def _fit_lines(found: LineDifference, budget: PageBudget) -> LineDifference:
     def fit(piece: Piece) -> Piece:
-        return replace(piece, text=room.fit_line(piece.text, _LINE_BYTES))
+        return replace(piece, text=budget.fit_line(piece.text, _LINE_BYTES))
 
     rows = [replace(row, pieces=tuple(map(fit, shorten_pieces(row, _PIECE_CHARACTERS)))) for row in found.rows]
     return replace(found, rows=tuple(rows))

@@ -35,7 +35,7 @@ _REASONS: Final[Mapping[str, str]] = {
 }
 
 
-def tell_deed(report: CompactionReport) -> str:
+def describe_action(report: CompactionReport) -> str:
     """What is done."""
     return _DEEDS[report.outcome]
 

@@ -9,7 +9,7 @@ from server.conversation.store import Store
 from server.inspection.operator_actions import AdminActions, Operator
 from server.inspection.port import Timeline
 from server.web.admin.action_pages import HEAD, PAGE_OPERATOR, page_of
-from server.web.admin.compaction_labels import tell_deed, tell_reason
+from server.web.admin.compaction_labels import describe_action, tell_reason
 from server.web.admin.entry import read_form
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
@@ -33,7 +33,7 @@ async def confirm_compaction(
         timeline=timeline,
         planned=planned,
         forced=forced,
-        tell_deed=tell_deed,
+        describe_action=describe_action,
         tell_reason=tell_reason,
     )
 

@@ -40,7 +40,7 @@ async def show_conversation_page(
     if sum(place is not None for place in (after, before, around)) > 1:
         raise refuse("around", "Expected one of `after`, `before` and `around`", source="query")
     timeline = await inspector.load_timeline(
-        session.sees_tenant_id,
+        session.tenant_scope,
         conversation_id,
         after_seq=after,
         before_seq=before,
@@ -70,7 +70,7 @@ async def show_conversation_page(
         flags=_name_flags(timeline),
         around=around,
         is_newest=timeline.later_seq is None,
-        shows_tenant=session.sees_tenant_id is None,
+        shows_tenant=session.tenant_scope is None,
     )
 
 

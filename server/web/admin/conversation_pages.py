@@ -36,7 +36,7 @@ async def show_conversations(
     if pushed is None and "" in query.values():
         return answer_redirect(address)
     cursor = said.get("cursor")
-    page = await inspector.list_conversations(session.sees_tenant_id, filters=filters, cursor=cursor, limit=_ROWS)
+    page = await inspector.list_conversations(session.tenant_scope, filters=filters, cursor=cursor, limit=_ROWS)
     views = await saved_views.list_views(session.key.tenant_id)
     # All of them are here: no need to estimate.
     is_all = cursor is None and page.next_cursor is None
@@ -57,7 +57,7 @@ async def show_conversations(
         here=write_filters(filled),
         filters_query=write_filters(filled).partition("?")[2],
         name_limit=NAME_LIMIT,
-        shows_tenant=session.sees_tenant_id is None,
+        shows_tenant=session.tenant_scope is None,
         is_first=cursor is None,
         first_url=write_filters(filled),
         next_url=write_filters(filled, cursor=page.next_cursor) if page.next_cursor else None,

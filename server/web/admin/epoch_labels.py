@@ -12,7 +12,7 @@ EPOCH_WORDS: Final[Mapping[EpochReason, str]] = {
     EpochReason.COMPACTED: "Compacted",
     EpochReason.SIGNED: "Compacted into a signed block",
     EpochReason.COMPACTED_UNSIGNED: "Compacted, without the signed block that was wanted",
-    EpochReason.OPENING_SET_DOWN: "Signed block written out as history",
+    EpochReason.SUMMARY_INLINED: "Signed block written out as history",
     EpochReason.SIGNATURES_REJECTED: "Signatures rejected by the provider, left out from now on",
     EpochReason.COMPACTION_UNDONE: "Compaction undone",
     EpochReason.SUMMARISED: "Oldest history summed up",

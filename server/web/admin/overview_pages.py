@@ -58,7 +58,7 @@ async def show_overview_page(
     asked = {name: value.strip() for name, value in request.query_params.items()}
     chosen = choose_time(asked.get("time", ""), asked.get("from", ""), asked.get("to", ""), datetime.now(UTC))
     grouping = _read_by(asked.get("by", ""))
-    tenant_id = session.sees_tenant_id
+    tenant_id = session.tenant_scope
     overview = await overviews.load_overview(tenant_id, grouping, since=chosen.since, until=chosen.until)
     sheet = build_charts(overview, since=chosen.since, until=chosen.until)
     return answer_page(

@@ -48,7 +48,7 @@ def open_window(items: Sequence[Item], *, head: int, tail: int) -> Window[Item]:
     )
 
 
-class Room:
+class PageBudget:
     """What is left of a page. Who comes first is shown first, so ask in the order of importance."""
 
     __slots__ = ("_left",)

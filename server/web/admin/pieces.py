@@ -13,7 +13,7 @@ from server.conversation.block import JsonValue
 PAGE_LETTERS: Final = 160_000
 """So many letters of what people and models wrote stand on one page. Escaped, a letter takes up to eight bytes."""
 PIECE_LETTERS: Final = 6_000
-_LEAST_LETTERS: Final = 160
+_MIN_LETTERS: Final = 160
 """A piece has so many also where the allowance is spent."""
 _LINE_LETTERS: Final = 72
 """A value that is not longer than this stands on one line."""
@@ -39,24 +39,24 @@ class Allowance:
 
     def take(self, text: str, limit: int = PIECE_LETTERS) -> Piece:
         """As much of the text as there is room for."""
-        room = self._room(limit)
-        shown = text[:room]
+        budget = self._budget(limit)
+        shown = text[:budget]
         self._left -= len(shown)
-        return Piece(text=shown, length=len(text), is_cut=len(text) > room)
+        return Piece(text=shown, length=len(text), is_cut=len(text) > budget)
 
     def take_json(self, value: JsonValue, limit: int = PIECE_LETTERS) -> Piece:
         """The same of a value as indented JSON. A text that is no JSON stands as it is."""
         if isinstance(value, str):
             return self.take(value, limit)
-        room = self._room(limit)
+        budget = self._budget(limit)
         shown, is_cut = _write_until(_COMPACT.iterencode(value), _LINE_LETTERS)
         if is_cut:
-            shown, is_cut = _write_until(_ENCODER.iterencode(value), room)
+            shown, is_cut = _write_until(_ENCODER.iterencode(value), budget)
         self._left -= len(shown)
         return Piece(text=shown, length=None if is_cut else len(shown), is_cut=is_cut)
 
-    def _room(self, limit: int) -> int:
-        return max(_LEAST_LETTERS, min(limit, self._left))
+    def _budget(self, limit: int) -> int:
+        return max(_MIN_LETTERS, min(limit, self._left))
 
 
 def write_whole(value: JsonValue) -> str:
@@ -67,10 +67,10 @@ def write_whole(value: JsonValue) -> str:
     return _COMPACT.encode(value) if is_cut else whole
 
 
-def _write_until(parts: Iterable[str], room: int) -> tuple[str, bool]:
+def _write_until(parts: Iterable[str], budget: int) -> tuple[str, bool]:
     """The parts joined up to a length, and whether there was more."""
     taken: list[str] = []
-    left = room
+    left = budget
     try:
         for part in parts:
             taken.append(part[:left])

@@ -7,7 +7,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
 from server.inspection.admin_sessions import AdminSession
-from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.call_pages import answer_call, answer_call_json
@@ -25,17 +25,17 @@ async def show_replayed_call_page(
     turn_seq: FromPath[int],
     attempt: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """The whole call."""
-    reach = session.sees_tenant_id
+    reach = session.tenant_scope
     found = await replay_calls.inspect_call(reach, replay_id, number, turn_seq, attempt)
     previous = None
     if found.previous is not None:
         place = found.previous.turn_seq, found.previous.start.attempt
         previous = await replay_calls.rebuild_request(reach, replay_id, number, *place)
-    replay = await replay_desk.replays.load_replay(reach, replay_id)
+    replay = await replay_admin.replays.load_replay(reach, replay_id)
     return await answer_call(request, found, previous, ItemLinks(replay=replay, number=number))
 
 
@@ -49,7 +49,7 @@ async def download_replayed_request(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """Every byte of the request, made again."""
-    made = await replay_calls.rebuild_request(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    made = await replay_calls.rebuild_request(session.tenant_scope, replay_id, number, turn_seq, attempt)
     name = f"request-{number}-{turn_seq}-{attempt}"
     return answer_bytes(made.body or b"", name, {"x-strata-proof": made.proof.value})
 
@@ -64,7 +64,7 @@ async def download_replayed_response(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """Every byte that came back."""
-    raw = await replay_calls.load_response(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    raw = await replay_calls.load_response(session.tenant_scope, replay_id, number, turn_seq, attempt)
     return answer_bytes(raw, f"response-{number}-{turn_seq}-{attempt}")
 
 
@@ -78,5 +78,5 @@ async def download_replayed_call(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[Any]:
     """The call as `/admin/api` answers it."""
-    found = await replay_calls.inspect_call(session.sees_tenant_id, replay_id, number, turn_seq, attempt)
+    found = await replay_calls.inspect_call(session.tenant_scope, replay_id, number, turn_seq, attempt)
     return answer_call_json(found, f"call-{number}-{turn_seq}-{attempt}")

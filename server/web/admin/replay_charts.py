@@ -104,12 +104,12 @@ def show_value(measure: Measure, value: float) -> str:
 def _draw_side(
     measured: Measured, side: str, bins: Sequence[int], *, place: int, count: int, tallest: int
 ) -> list[Bar]:
-    room = WIDTH / len(bins)
-    width = (room - _GAP) / count
+    budget = WIDTH / len(bins)
+    width = (budget - _GAP) / count
     return [
         Bar(
             side=side,
-            x=round(index * room + _GAP / 2 + place * width, 2),
+            x=round(index * budget + _GAP / 2 + place * width, 2),
             y=round(HEIGHT - HEIGHT * number / tallest, 2),
             width=round(width, 2),
             height=round(HEIGHT * number / tallest, 2),

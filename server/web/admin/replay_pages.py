@@ -11,7 +11,7 @@ from litestar.response import Stream
 
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import CallOutline
-from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.export import ExportFormat
 from server.replay.rerun.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
@@ -38,12 +38,12 @@ _STATES: Final = {state.value: state for state in ItemState}
 async def show_replays(
     request: StrataRequest,
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     cursor: FromQuery[str | None] = None,
     deleted: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of them, newest first."""
-    page = await replay_desk.replays.list_replays(session.sees_tenant_id, cursor=cursor, limit=_ROWS)
+    page = await replay_admin.replays.list_replays(session.tenant_scope, cursor=cursor, limit=_ROWS)
     return answer_page(
         request,
         "replays.html",
@@ -59,27 +59,27 @@ async def show_replay_page(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     outcome: FromQuery[str] = "",
     kind: FromQuery[str] = "",
     failed_assertion: FromQuery[str] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """How far it is, what came out, and what differs most. The filters live in the address."""
-    replay = await replay_desk.replays.load_replay(session.sees_tenant_id, replay_id)
+    replay = await replay_admin.replays.load_replay(session.tenant_scope, replay_id)
     wanted = ResultFilter(
         outcome=_OUTCOMES.get(outcome),
         kind=_KINDS.get(kind),
         has_failed_assertion=bool(failed_assertion),
         order=ResultOrder.WORST,
     )
-    results = await replay_desk.replays.list_results(
-        session.sees_tenant_id, replay.id, wanted=wanted, cursor=cursor, limit=_WORST_ROWS
+    results = await replay_admin.replays.list_results(
+        session.tenant_scope, replay.id, wanted=wanted, cursor=cursor, limit=_WORST_ROWS
     )
-    failed = await replay_desk.replays.list_items(
-        session.sees_tenant_id, replay.id, state=ItemState.FAILED, limit=_FAILED_ROWS
+    failed = await replay_admin.replays.list_items(
+        session.tenant_scope, replay.id, state=ItemState.FAILED, limit=_FAILED_ROWS
     )
-    report = await replay_desk.reports.report_replay(session.sees_tenant_id, replay.id)
+    report = await replay_admin.reports.report_replay(session.tenant_scope, replay.id)
     named = {"outcome": outcome, "kind": kind, "failed_assertion": failed_assertion}
     filters = {name: value for name, value in named.items() if value}
     behind = urlencode({**filters, "cursor": results.next_cursor}) if results.next_cursor else None
@@ -112,10 +112,10 @@ async def show_replay_progress(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
 ) -> Response[bytes]:
     """The piece of the page that changes while it runs."""
-    replay = await replay_desk.replays.load_replay(session.sees_tenant_id, replay_id)
+    replay = await replay_admin.replays.load_replay(session.tenant_scope, replay_id)
     return answer_page(request, "_replay_progress.html", **_progress(replay))
 
 
@@ -124,17 +124,17 @@ async def show_replay_items(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     # `state` is a reserved name of the framework's.
     named: Annotated[str, QueryParameter(name="state")] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of all conversations in all repetitions, by number, with what came out of each."""
-    reach = session.sees_tenant_id
-    replay = await replay_desk.replays.load_replay(reach, replay_id)
+    reach = session.tenant_scope
+    replay = await replay_admin.replays.load_replay(reach, replay_id)
     state = _STATES.get(named)
-    page = await replay_desk.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
-    counts = await replay_desk.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
+    page = await replay_admin.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
+    counts = await replay_admin.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
     home = f"/admin/replays/{replay.id}/items"
     filters = {} if state is None else {"state": state.value}
     return answer_page(
@@ -156,19 +156,19 @@ async def show_replay_item(
     replay_id: FromPath[str],
     number: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
     page: Annotated[int, QueryParameter(ge=1, le=_LAST_PAGE)] = 1,
 ) -> Response[bytes]:
     """The turns of one conversation in one repetition, recorded and candidate beside each other."""
-    reach = session.sees_tenant_id
-    replay = await replay_desk.replays.load_replay(reach, replay_id)
-    item = await replay_desk.replays.load_item(reach, replay_id, number)
+    reach = session.tenant_scope
+    replay = await replay_admin.replays.load_replay(reach, replay_id)
+    item = await replay_admin.replays.load_item(reach, replay_id, number)
     wanted = ResultFilter(number=number, first_place=(page - 1) * TURNS_ON_PAGE + 1)
-    found = await replay_desk.reader.list_full(replay, wanted=wanted, limit=TURNS_ON_PAGE)
+    found = await replay_admin.reader.list_full(replay, wanted=wanted, limit=TURNS_ON_PAGE)
     judged = [full.stored.result.place for full in found.items if full.stored.result.judge is not None]
     background: Sequence[CallOutline] = ()
-    if item.shadow_id is not None:
+    if item.replay_conversation_id is not None:
         background = (await replay_calls.load_timeline(reach, replay_id, number, limit=1)).background_calls
     return answer_page(
         request,
@@ -178,7 +178,7 @@ async def show_replay_item(
         links=ItemLinks(replay=replay, number=number),
         turns=[show_turn(full) for full in found.items],
         background=background,
-        judge_calls=await replay_desk.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
+        judge_calls=await replay_admin.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
         page=page,
         has_more=found.next_cursor is not None,
     )
@@ -188,11 +188,11 @@ async def show_replay_item(
 async def export_replay_page(
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
     """The file."""
-    return await answer_export(replay_desk, session.sees_tenant_id, replay_id, form)
+    return await answer_export(replay_admin, session.tenant_scope, replay_id, form)
 
 
 def count_ended(replay: Replay) -> int:

@@ -40,7 +40,7 @@ from server.web.api.assistant_views import (
     VersionView,
 )
 from server.web.api.assistants import InstructionsBody
-from server.web.api.inspection import choose_tenant, reach_of
+from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.auth import admin_only
 from server.web.body import LARGEST_INTEGER, Body, JsonObject
 from server.web.errors import document_errors
@@ -117,7 +117,7 @@ async def inspect_assistant(
 ) -> Response[InspectedAssistantView]:
     """The newest version."""
     return answer_json(
-        InspectedAssistantView.of(await assistant_inspector.load_assistant(reach_of(caller), assistant_id))
+        InspectedAssistantView.of(await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id))
     )
 
 
@@ -138,7 +138,7 @@ async def list_versions(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[VersionPage]:
     """A page of them."""
-    page = await assistant_inspector.list_versions(reach_of(caller), assistant_id, cursor=cursor, limit=limit)
+    page = await assistant_inspector.list_versions(tenant_scope(caller), assistant_id, cursor=cursor, limit=limit)
     return answer_json(
         VersionPage(data=[VersionView.of(outline) for outline in page.items], next_cursor=page.next_cursor)
     )
@@ -161,10 +161,10 @@ async def inspect_version(
     against: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_INTEGER)] = None,
 ) -> Response[ComparedVersionView]:
     """The version, compared where that is asked for."""
-    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, version)
+    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, version)
     difference = None
     if against is not None:
-        other = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, against)
+        other = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, against)
         # In a thread: large definitions take a while.
         compared = await asyncio.to_thread(compare_definitions, other.assistant.definition, found.assistant.definition)
         difference = DifferenceView.of(against, compared)
@@ -191,7 +191,7 @@ async def render_prompt(
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[PromptView]:
     """The rendered text."""
-    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id, data.version)
+    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, data.version)
     prompt = await assistant_editor.render(
         found.tenant_id, data.put_into(found.assistant), args=data.args, conversation_id=data.conversation_id
     )
@@ -217,6 +217,6 @@ async def check_instructions(
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[CheckView]:
     """The problems."""
-    found = await assistant_inspector.load_assistant(reach_of(caller), assistant_id)
+    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id)
     checked = await assistant_editor.check(found.tenant_id, data.put_into(found.assistant).definition)
     return answer_json(CheckView.of(checked))

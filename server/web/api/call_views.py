@@ -59,7 +59,7 @@ class ManifestEntryView(View):
     """A block of a request, by what it is."""
 
     layer: Layer = Field(examples=["buffered"])
-    kind: str = Field(description="`tools`, `static`, `dynamic`, `opening` or `message`.", examples=["message"])
+    kind: str = Field(description="`tools`, `static`, `dynamic`, `signed_summary` or `message`.", examples=["message"])
     role: str = Field(examples=["user"])
     seq: int | None = Field(description="The turn that it is made of.", examples=[1])
     hash: str = Field(examples=[_HASH])

@@ -42,7 +42,7 @@ def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
     return None if tenant == ALL_TENANTS else tenant
 
 
-def reach_of(caller: ApiKey) -> str | None:
+def tenant_scope(caller: ApiKey) -> str | None:
     """Among whose conversations one may be opened; None for all."""
     return None if caller.opens(Scope.SUPERADMIN) else caller.tenant_id
 
@@ -98,7 +98,7 @@ async def inspect_conversation(
     if sum(place is not None for place in (after, before, around)) > 1:
         raise refuse("around", "Expected one of `after`, `before` and `around`", source="query")
     timeline = await inspector.load_timeline(
-        reach_of(caller), conversation_id, after_seq=after, before_seq=before, around_seq=around, limit=limit
+        tenant_scope(caller), conversation_id, after_seq=after, before_seq=before, around_seq=around, limit=limit
     )
     return answer_json(TimelineView.of(timeline))
 
@@ -122,7 +122,7 @@ async def inspect_call(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[CallView]:
     """The call."""
-    found = await call_inspector.inspect_call(reach_of(caller), conversation_id, turn_seq, attempt)
+    found = await call_inspector.inspect_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     return answer_json(CallView.of(found))
 
 
@@ -149,7 +149,7 @@ async def show_response(
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[bytes]:
     """The raw bytes."""
-    stored = await inspector.load_stored_call(reach_of(caller), conversation_id, turn_seq, attempt)
+    stored = await inspector.load_stored_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     end = stored.call.end
     return answer_bytes(b"" if end is None or end.raw_response is None else end.raw_response, "response")
 
@@ -173,7 +173,7 @@ async def show_request(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
     """The bytes of the request."""
-    request = await call_inspector.rebuild_request(reach_of(caller), conversation_id, turn_seq, attempt)
+    request = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
     return answer_bytes(request.body or b"", "request", {"x-strata-proof": request.proof.value})
 
 

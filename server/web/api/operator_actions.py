@@ -34,7 +34,7 @@ from server.web.admin.entry import Entry
 from server.web.api.compactions import CompactionBody, CompactionReportView
 from server.web.api.conversation_body import ForkBody
 from server.web.api.conversations import ErasureView
-from server.web.api.inspection import reach_of
+from server.web.api.inspection import tenant_scope
 from server.web.api.turns import ACCEPTED, CancelBody, answer_cancelled
 from server.web.api.views import ConversationView, TurnAnswer
 from server.web.auth import admin_only
@@ -68,7 +68,7 @@ async def provide_operator(
 ) -> Operator:
     """Who acts, through a key."""
     return Operator(
-        tenant_id=await find_tenant_for(inspector, conversation_id, reach_of(caller), caller.tenant_id),
+        tenant_id=await find_tenant_for(inspector, conversation_id, tenant_scope(caller), caller.tenant_id),
         actor=Actor(key_id=caller.id, address=entry.address_of(request)),
     )
 

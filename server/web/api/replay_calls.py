@@ -20,7 +20,7 @@ from server.conversation.errors import (
 from server.inspection.port import TIMELINE_LIMIT
 from server.replay.rerun.calls import ReplayCalls
 from server.web.api.call_views import CallView
-from server.web.api.inspection import answer_bytes, reach_of
+from server.web.api.inspection import answer_bytes, tenant_scope
 from server.web.api.inspection_views import TimelineView
 from server.web.auth import admin_only
 from server.web.errors import document_errors
@@ -58,7 +58,7 @@ async def show_replayed_conversation(
     limit: Annotated[int, QueryParameter(ge=1, le=TIMELINE_LIMIT)] = 50,
 ) -> Response[TimelineView]:
     """A part of the timeline."""
-    timeline = await replay_calls.load_timeline(reach_of(caller), replay_id, number, after_seq=after, limit=limit)
+    timeline = await replay_calls.load_timeline(tenant_scope(caller), replay_id, number, after_seq=after, limit=limit)
     return answer_json(TimelineView.of(timeline))
 
 
@@ -67,7 +67,7 @@ async def show_replayed_conversation(
     guards=[admin_only],
     summary="One call of a replay",
     response_description="All that is known of it.",
-    description="As for a call of a live conversation. A result names its call: `shadow_seq` and `attempt`. "
+    description="As for a call of a live conversation. A result names its call: `replay_seq` and `attempt`. "
     "`turn_seq` is below zero for calls of no turn.",
     tags=_TAGS,
     responses=document_errors(*_ERRORS, CallNotFound),
@@ -81,7 +81,7 @@ async def inspect_replayed_call(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[CallView]:
     """The call."""
-    found = await replay_calls.inspect_call(reach_of(caller), replay_id, number, turn_seq, attempt)
+    found = await replay_calls.inspect_call(tenant_scope(caller), replay_id, number, turn_seq, attempt)
     return answer_json(CallView.of(found))
 
 
@@ -104,7 +104,7 @@ async def show_replayed_response(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """The raw bytes."""
-    raw = await replay_calls.load_response(reach_of(caller), replay_id, number, turn_seq, attempt)
+    raw = await replay_calls.load_response(tenant_scope(caller), replay_id, number, turn_seq, attempt)
     return answer_bytes(raw, "response")
 
 
@@ -128,5 +128,5 @@ async def show_replayed_request(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """The bytes of the request."""
-    made = await replay_calls.rebuild_request(reach_of(caller), replay_id, number, turn_seq, attempt)
+    made = await replay_calls.rebuild_request(tenant_scope(caller), replay_id, number, turn_seq, attempt)
     return answer_bytes(made.body or b"", "request", {"x-strata-proof": made.proof.value})

@@ -190,7 +190,7 @@ class ReplayResultView(View):
     repetition: int = Field(examples=[1])
     place: int = Field(description="1, 2, 3 within the item.", examples=[2])
     source_seq: int | None = Field(description="The recorded answer. Null: there is none.", examples=[4])
-    shadow_seq: int | None = Field(description="The turn of the replayed conversation.", examples=[4])
+    replay_seq: int | None = Field(description="The turn of the replayed conversation.", examples=[4])
     attempt: int | None = Field(description="The call of that turn that gave it. Null: nobody was asked.", examples=[1])
     outcome: Outcome = Field(examples=["different"])
     kinds: list[DivergenceKind] = Field(description="In what they differ.", examples=[["text"]])
@@ -212,7 +212,7 @@ class ReplayResultView(View):
         names = (
             "place",
             "source_seq",
-            "shadow_seq",
+            "replay_seq",
             "attempt",
             "similarity",
             "severity",

@@ -28,13 +28,13 @@ from server.conversation.errors import (
     ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.replay.rerun.admin import ReplayDesk
+from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
 from server.replay.rerun.replay import ItemState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
 from server.web.admin.entry import Entry
 from server.web.api.conversations import ErasureView
-from server.web.api.inspection import choose_tenant, reach_of
+from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.api.replay_bodies import ContinueBody, ReplayBody
 from server.web.api.replay_views import (
     ReplayEstimateView,
@@ -78,15 +78,15 @@ async def create_replay(
     request: StrataRequest,
     data: JSONBody[ReplayBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     entry: NamedDependency[SkipValidation[Entry]],
 ) -> Response[ReplayView | ReplayEstimateView]:
     """The replay, or its estimate."""
     draft = data.to_draft()
     if data.dry_run:
-        plan = await replay_desk.service.plan(caller.tenant_id, draft)
+        plan = await replay_admin.service.plan(caller.tenant_id, draft)
         return answer_json(ReplayEstimateView.of(plan.estimate))
-    replay = await replay_desk.service.create(caller.tenant_id, draft, actor=_actor(request, caller, entry))
+    replay = await replay_admin.service.create(caller.tenant_id, draft, actor=_actor(request, caller, entry))
     return answer_json(ReplayView.of(replay), 201, {"location": f"/admin/api/replays/{replay.id}"})
 
 
@@ -102,13 +102,13 @@ async def create_replay(
 )
 async def list_replays(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayPage]:
     """A page of the list."""
-    page = await replay_desk.replays.list_replays(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
+    page = await replay_admin.replays.list_replays(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
     return answer_json(ReplayPage(data=[ReplayView.of(item) for item in page.items], next_cursor=page.next_cursor))
 
 
@@ -124,10 +124,10 @@ async def list_replays(
 async def show_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
 ) -> Response[ReplayView]:
     """The replay."""
-    return answer_json(ReplayView.of(await replay_desk.replays.load_replay(reach_of(caller), replay_id)))
+    return answer_json(ReplayView.of(await replay_admin.replays.load_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
@@ -142,10 +142,10 @@ async def show_replay(
 async def report_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
 ) -> Response[ReplayReportView]:
     """The report."""
-    return answer_json(ReplayReportView.of(await replay_desk.reports.report_replay(reach_of(caller), replay_id)))
+    return answer_json(ReplayReportView.of(await replay_admin.reports.report_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
@@ -160,15 +160,15 @@ async def report_replay(
 async def list_replay_items(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     # `state` is a reserved name of the framework's.
     item_state: Annotated[ItemState | None, QueryParameter(name="state")] = None,
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayItemPage]:
     """A page of them."""
-    page = await replay_desk.replays.list_items(
-        reach_of(caller), replay_id, state=item_state, cursor=cursor, limit=limit
+    page = await replay_admin.replays.list_items(
+        tenant_scope(caller), replay_id, state=item_state, cursor=cursor, limit=limit
     )
     data = [ReplayItemView.of(item) for item in page.items]
     return answer_json(ReplayItemPage(data=data, next_cursor=page.next_cursor))
@@ -199,14 +199,14 @@ def provide_wanted(
 async def list_replay_results(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     wanted: NamedDependency[SkipValidation[ResultFilter]],
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayResultPage]:
     """A page of them."""
-    page = await replay_desk.replays.list_results(
-        reach_of(caller), replay_id, wanted=wanted, cursor=cursor, limit=limit
+    page = await replay_admin.replays.list_results(
+        tenant_scope(caller), replay_id, wanted=wanted, cursor=cursor, limit=limit
     )
     data = [ReplayResultView.of(stored) for stored in page.items]
     return answer_json(ReplayResultPage(data=data, next_cursor=page.next_cursor))
@@ -226,11 +226,11 @@ async def list_replay_results(
 async def export_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
     """The file as it is read. What can be refused is refused before its first byte."""
-    return await answer_export(replay_desk, reach_of(caller), replay_id, form)
+    return await answer_export(replay_admin, tenant_scope(caller), replay_id, form)
 
 
 @post(
@@ -247,12 +247,14 @@ async def pause_replay(
     request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     entry: NamedDependency[SkipValidation[Entry]],
 ) -> Response[ReplayView]:
     """The replay."""
     actor = _actor(request, caller, entry)
-    return answer_json(ReplayView.of(await replay_desk.replays.pause_replay(reach_of(caller), replay_id, actor=actor)))
+    return answer_json(
+        ReplayView.of(await replay_admin.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor))
+    )
 
 
 @post(
@@ -270,17 +272,17 @@ async def continue_replay(
     request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     entry: NamedDependency[SkipValidation[Entry]],
     data: JSONBody[ContinueBody | None] = None,
 ) -> Response[ReplayView]:
     """The replay."""
     limits = None
     if data is not None and data.limits is not None:
-        replay = await replay_desk.replays.load_replay(reach_of(caller), replay_id)
+        replay = await replay_admin.replays.load_replay(tenant_scope(caller), replay_id)
         limits = data.limits.lay_over(replay.draft.limits)
     actor = _actor(request, caller, entry)
-    replay = await replay_desk.service.continue_(reach_of(caller), replay_id, actor=actor, limits=limits)
+    replay = await replay_admin.service.continue_(tenant_scope(caller), replay_id, actor=actor, limits=limits)
     return answer_json(ReplayView.of(replay))
 
 
@@ -298,12 +300,14 @@ async def cancel_replay(
     request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     entry: NamedDependency[SkipValidation[Entry]],
 ) -> Response[ReplayView]:
     """The replay."""
     actor = _actor(request, caller, entry)
-    return answer_json(ReplayView.of(await replay_desk.replays.cancel_replay(reach_of(caller), replay_id, actor=actor)))
+    return answer_json(
+        ReplayView.of(await replay_admin.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor))
+    )
 
 
 @delete(
@@ -321,18 +325,18 @@ async def erase_replay(
     request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_desk: NamedDependency[SkipValidation[ReplayDesk]],
+    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
     entry: NamedDependency[SkipValidation[Entry]],
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
     """What went with it."""
     actor = _actor(request, caller, entry)
-    report = await replay_desk.replays.erase_replay(reach_of(caller), replay_id, actor=actor, dry_run=dry_run)
+    report = await replay_admin.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
     return answer_json(ErasureView.of(report, dry_run=dry_run))
 
 
-async def answer_export(desk: ReplayDesk, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
+async def answer_export(desk: ReplayAdmin, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
     """The answer with a file. Raises `ReplayNotFound` before anything is sent."""
     replay = await desk.replays.load_replay(tenant_id, replay_id)
     pieces = desk.export(replay, form)

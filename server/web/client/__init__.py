@@ -43,7 +43,7 @@ from server.web.client.requests import (
     ToolResult,
     TurnOptions,
 )
-from server.web.client.retries import Patience
+from server.web.client.retries import RetryBudget
 from server.web.client.tool_loop import ToolFunction, ToolLoop, ToolRan
 from server.web.client.turn_stream import TurnStream
 
@@ -64,7 +64,7 @@ __all__ = [
     "ImagePart",
     "Instructions",
     "OnBusy",
-    "Patience",
+    "RetryBudget",
     "ServerUnreachable",
     "StrataClient",
     "StrataProblem",

@@ -41,7 +41,7 @@ from server.web.client.requests import (
     conversation_body,
     turn_body,
 )
-from server.web.client.retries import OnRetry, Patience, never_mind
+from server.web.client.retries import OnRetry, RetryBudget, never_mind
 from server.web.client.tool_loop import LoopStart, ToolFunction, ToolLoop
 from server.web.client.turn_stream import TurnStream
 
@@ -50,7 +50,7 @@ Item = TypeVar("Item")
 _ASSISTANTS: Final = "/v1/assistants"
 _CONVERSATIONS: Final = "/v1/conversations"
 _PAGE_LIMIT: Final = 100
-_MOST_ROUNDS: Final = 50
+_MAX_ROUNDS: Final = 50
 
 
 class StrataClient:
@@ -66,14 +66,14 @@ class StrataClient:
         api_key: str,
         *,
         timeouts: Timeouts | None = None,
-        patience: Patience | None = None,
+        retry_budget: RetryBudget | None = None,
         on_retry: OnRetry = never_mind,
     ) -> None:
         self._connection = Connection(
             base_url,
             api_key,
             timeouts=timeouts or Timeouts(),
-            patience=patience or Patience(),
+            retry_budget=retry_budget or RetryBudget(),
             on_retry=on_retry,
         )
 
@@ -257,11 +257,11 @@ class StrataClient:
         tools: Mapping[str, ToolFunction],
         *,
         options: TurnOptions | None = None,
-        most_rounds: int = _MOST_ROUNDS,
+        max_rounds: int = _MAX_ROUNDS,
     ) -> ToolLoop:
         """Takes a turn, runs the tools that the model asks for, sends their results, until it asks for none."""
         start = LoopStart(
-            conversation_id=conversation_id, task=task, options=options or TurnOptions(), most_rounds=most_rounds
+            conversation_id=conversation_id, task=task, options=options or TurnOptions(), max_rounds=max_rounds
         )
         return ToolLoop(self, start, tools)
 

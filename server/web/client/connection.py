@@ -14,7 +14,7 @@ from server.conversation.block import JsonValue
 from server.web.client.decoding import decode_json, understanding
 from server.web.client.errors import AnswerMalformed, ClientError, ServerUnreachable, StrataProblem
 from server.web.client.requests import encode_body
-from server.web.client.retries import OnRetry, Patience, Waiting
+from server.web.client.retries import OnRetry, RetryBudget, Waiting
 
 EVENT_STREAM: Final = "text/event-stream"
 _PROBLEM: Final = "application/problem+json"
@@ -53,12 +53,12 @@ class Connection:
     """Connections are kept open between requests; `close` ends them."""
 
     def __init__(
-        self, base_url: str, api_key: str, *, timeouts: Timeouts, patience: Patience, on_retry: OnRetry
+        self, base_url: str, api_key: str, *, timeouts: Timeouts, retry_budget: RetryBudget, on_retry: OnRetry
     ) -> None:
         _check(base_url, api_key)
         self.base_url = base_url
         self._timeouts = timeouts
-        self._patience = patience
+        self._retry_budget = retry_budget
         self._on_retry = on_retry
         self._client = httpx2.AsyncClient(
             base_url=base_url,
@@ -71,7 +71,7 @@ class Connection:
 
     def waiting(self) -> Waiting:
         """For the attempts at one thing."""
-        return Waiting(self._patience, self._on_retry)
+        return Waiting(self._retry_budget, self._on_retry)
 
     async def ask(self, ask: Ask) -> Any:
         """The JSON of the answer."""

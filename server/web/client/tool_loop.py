@@ -83,7 +83,7 @@ class ToolLoop:
     async def _run(self) -> AsyncGenerator[LoopEvent, None]:
         task: Task | None = self._start.task
         results: list[ToolResult] | None = None
-        for number in range(self._start.most_rounds):
+        for number in range(self._start.max_rounds):
             async with self._opener.stream(
                 self._start.conversation_id, task, tool_results=results, options=self._start.options_of(number)
             ) as stream:
@@ -101,7 +101,7 @@ class ToolLoop:
                 results.append(result)
                 yield ToolRan(call=call, result=result)
         raise ToolRoundsExceeded(
-            f"The model has asked for tools {self._start.most_rounds} times in a row.",
+            f"The model has asked for tools {self._start.max_rounds} times in a row.",
             hint="Send the results of its last calls, or a new task that abandons them.",
         )
 
@@ -113,7 +113,7 @@ class LoopStart:
     conversation_id: str
     task: Task
     options: TurnOptions
-    most_rounds: int
+    max_rounds: int
 
     def options_of(self, number: int) -> TurnOptions:
         """The revision is expected of the first turn alone, and each has a key of its own."""

@@ -69,7 +69,7 @@ class Client:
         providers = sorted(assistants)
         for number in range(conversations):
             provider = providers[number % len(providers)]
-            created = await self.insist("POST", "/v1/conversations", {"assistant_id": assistants[provider]}, 201)
+            created = await self.retry_write("POST", "/v1/conversations", {"assistant_id": assistants[provider]}, 201)
             self.talks.append(Talk(id=created["id"], provider=provider))
             self._journal.write("created", conversation=created["id"], provider=provider)
         while not self.stop.is_set():
@@ -211,7 +211,7 @@ class Client:
             raise Gone from error
         return answer.status_code, json.loads(answer.content or b"{}")
 
-    async def insist(self, method: str, path: str, body: Any, wanted: int) -> dict[str, Any]:
+    async def retry_write(self, method: str, path: str, body: Any, wanted: int) -> dict[str, Any]:
         """Sends it until it is answered as wanted."""
         while True:
             try:

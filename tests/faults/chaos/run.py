@@ -141,7 +141,7 @@ async def _make_assistants(deployment: Deployment) -> None:
     for provider, model in MODELS.items():
         settings: dict[str, Any] = {"max_output_tokens": 2048}
         body = {"name": provider, "provider": provider, "model": model, "tools": [WEATHER], "settings": settings}
-        made = await maker.insist("POST", "/v1/assistants", body, 201)
+        made = await maker.retry_write("POST", "/v1/assistants", body, 201)
         deployment.assistants[provider] = made["id"]
     await maker.close()
 

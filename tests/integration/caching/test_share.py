@@ -129,7 +129,7 @@ async def test_time_that_passed_is_the_reason(
     await walk.task("Second?", tells("Yes."))
     calls = await walk.calls()
     assert reads(calls)[1] == (0, 0)
-    assert reasons(calls) == [None, "ttl_passed"]
+    assert reasons(calls) == [None, "ttl_expired"]
 
 
 async def test_after_some_minutes_claude_still_has_the_static_text(
@@ -143,7 +143,7 @@ async def test_after_some_minutes_claude_still_has_the_static_text(
     expected, read = reads(calls)[1]
     assert read > 5_000
     assert abs((expected or 0) - read) <= 0.05 * read
-    assert reasons(calls)[1] == "ttl_passed"
+    assert reasons(calls)[1] == "ttl_expired"
 
 
 async def test_what_somebody_changed_is_the_reason(strata_server: StrataServer, emulated: EmulatedProviders) -> None:
@@ -306,7 +306,7 @@ async def test_a_call_beside_the_conversation_reads_the_prefix_and_says_why_wher
     # Of a part of the request before, only its share of the bytes is known.
     assert 0.85 * read <= (expected or 0) <= 1.05 * read
     assert late == (0, 0)
-    assert reasons(kept) == [None, "ttl_passed"]
+    assert reasons(kept) == [None, "ttl_expired"]
 
 
 async def ask_aside(walk: Walk, calls: BackgroundCalls, text: str) -> None:

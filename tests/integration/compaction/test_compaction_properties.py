@@ -19,7 +19,7 @@ from server.conversation.errors import CompactionNotFound, ConversationBusy, Pro
 from server.conversation.store import History
 from server.conversation.turn import TurnKind, TurnState
 from server.payload.builder import hash_prefix
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.postgres.store import PostgresStore
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
@@ -189,7 +189,7 @@ async def begin_talk(store: PostgresStore, tenant: Tenant) -> Talk:
             summariser=summaries,
             observer=Observed(),
             # A process that has just begun holds nothing; one that goes on holds what it has written.
-            texts=HeldTexts(),
+            texts=StaticTextCache(),
             estimate=TokenEstimate(),
             full_share=0.0,
         )

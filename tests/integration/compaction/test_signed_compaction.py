@@ -23,7 +23,7 @@ from server.conversation.errors import CompactionNotFound, SummaryUnavailable
 from server.conversation.store import History, Store
 from server.conversation.turn import TurnState
 from server.emulator.reply import FaultKind
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.choice import ANTHROPIC, GEMINI
@@ -73,16 +73,16 @@ async def look(walk: Walk) -> History:
 
 
 async def assert_nothing_is_lost(walk: Walk) -> None:
-    """Every turn is told in a segment, in the opening, or in the buffer: in one of them, and in order."""
+    """Every turn is told in a segment, in the signed summary, or in the buffer: in one of them, and in order."""
     history = await look(walk)
     covered = [seq for segment in history.segments for seq in range(segment.first_seq, segment.last_seq + 1)]
     epoch = history.source.epoch
-    if epoch is not None and epoch.opening is not None:
-        covered += range(epoch.opening.start_seq, epoch.buffer_start_seq)
+    if epoch is not None and epoch.signed_summary is not None:
+        covered += range(epoch.signed_summary.start_seq, epoch.buffer_start_seq)
     assert covered + [turn.seq for turn in history.source.buffered] == [turn.seq for turn in await walk.turns()]
 
 
-def opening_of(body: Mapping[str, Any]) -> Any:
+def signed_summary_of(body: Mapping[str, Any]) -> Any:
     first = messages_of(ANTHROPIC, body)[0]
     return first["content"][0] if first["role"] == "assistant" else None
 
@@ -110,7 +110,7 @@ async def test_a_conversation_that_is_signed_again_and_again_keeps_the_thinking_
     assert [withheld_by(call) for call in calls] == [{}] * len(calls)
     asked, signing = (request["body"] for request in requests[-2:])
     assert signing["compaction"] == {"type": "summarize"}
-    assert opening_of(asked) == opening_of(signing)
+    assert signed_summary_of(asked) == signed_summary_of(signing)
     # All that stayed with the last cut but one, and what came since: the newest exchange waits for its second answer.
     assert len(signatures_in(messages_of(ANTHROPIC, asked)[1:])) == 7
     assert await assert_rebuilds(walk) == len(requests)
@@ -133,7 +133,7 @@ async def test_only_what_was_made_behind_a_block_is_withheld_when_it_is_undone(
     assert (first.outcome, first.first_seq, first.last_seq) == (CompactionOutcome.UNDONE, starts[1], starts[2] - 1)
     epoch = (await look(walk)).source.epoch
     assert epoch is not None
-    assert epoch.opening is not None
+    assert epoch.signed_summary is not None
     await exchange(walk, 9)
     # What was made behind the block that is gone is withheld; what was made behind the first one keeps its thinking.
     withheld = withheld_by((await walk.calls())[-1])
@@ -145,7 +145,7 @@ async def test_only_what_was_made_behind_a_block_is_withheld_when_it_is_undone(
     await exchange(walk, 10)
     history = await look(walk)
     assert history.source.epoch is not None
-    assert (history.source.epoch.opening, history.source.epoch.buffer_start_seq) == (None, 1)
+    assert (history.source.epoch.signed_summary, history.source.epoch.buffer_start_seq) == (None, 1)
     # What was said before there was any block goes with its thinking again.
     made_behind_none = {turn.seq for turn in await walk.turns() if turn.seq < starts[1] + 4}
     assert not made_behind_none & set(withheld_by((await walk.calls())[-1])["prefix"])
@@ -173,7 +173,7 @@ async def test_a_fork_goes_on_with_the_block_or_without_it_as_its_last_turn_did(
     for at_seq, opens in ((4, False), (walk.ended.turn.seq if walk.ended else 0, True)):
         fork = await walk.fork(at_seq)
         await exchange(fork, 7)
-        assert (opening_of(emulated[ANTHROPIC].requests()[-1]["body"]) is not None) is opens
+        assert (signed_summary_of(emulated[ANTHROPIC].requests()[-1]["body"]) is not None) is opens
         assert withheld_by((await fork.calls())[-1]) == {}
         assert (await compact(fork)).outcome is CompactionOutcome.SIGNED
         await exchange(fork, 8)
@@ -192,8 +192,8 @@ async def test_a_block_becomes_text_of_the_history_where_another_model_goes_on(
     await exchange(walk, 6)
     epoch = (await look(walk)).source.epoch
     assert epoch is not None
-    assert epoch.opening is not None
-    told = epoch.opening
+    assert epoch.signed_summary is not None
+    told = epoch.signed_summary
     assert "The user began with" in told.text
     await walk.switch(GEMINI, settings=SIGNING)
     await exchange(walk, 7)
@@ -227,11 +227,11 @@ async def test_a_change_that_the_provider_does_not_see_leaves_the_block_where_it
         await exchange(walk, number)
     await compact(walk)
     await exchange(walk, 6)
-    before = opening_of(emulated[ANTHROPIC].requests()[-1]["body"])
+    before = signed_summary_of(emulated[ANTHROPIC].requests()[-1]["body"])
     unsigned = {"compaction": {"policy": "off", "keep_exchanges": 2}, "max_output_tokens": 2000}
     await walk.switch(ANTHROPIC, MODELS[0], settings=unsigned)
     await exchange(walk, 7)
-    assert opening_of(emulated[ANTHROPIC].requests()[-1]["body"]) == before
+    assert signed_summary_of(emulated[ANTHROPIC].requests()[-1]["body"]) == before
     calls = await walk.calls()
     assert withheld_by(calls[-1]) == {}
     assert_no_break(calls)
@@ -272,7 +272,7 @@ def build_signing(program: Program, store: Store | None = None) -> Compactor:
             renderer=renderer,
             summariser=Summariser(calls, renderer),
             observer=Observed(),
-            texts=HeldTexts(),
+            texts=StaticTextCache(),
             estimate=TokenEstimate(),
             signed_summariser=SignedSummariser(used, calls),
         )
@@ -377,16 +377,17 @@ async def test_a_block_that_the_provider_refuses_costs_one_call_and_not_the_turn
     await compact(walk)
     async with database.connection() as connection:
         await connection.execute(
-            "UPDATE epochs SET opening = convert_to(replace(convert_from(opening, 'UTF8'), 'began', 'started'), 'UTF8')"
-            " WHERE opening IS NOT NULL"
+            "UPDATE epochs SET signed_summary ="
+            " convert_to(replace(convert_from(signed_summary, 'UTF8'), 'began', 'started'), 'UTF8')"
+            " WHERE signed_summary IS NOT NULL"
         )
     await exchange(walk, 5)
     failed, made = [call for call in await walk.calls() if call.turn_seq == (await walk.calls())[-1].turn_seq]
-    assert (failed.end and failed.end.error_code, made.end and made.end.error_code) == ("opening_rejected", None)
+    assert (failed.end and failed.end.error_code, made.end and made.end.error_code) == ("summary_rejected", None)
     await exchange(walk, 6)
     await exchange(walk, 7)
     page = await walk.program.store.list_epochs(walk.tenant_id, walk.conversation_id)
-    assert [outline.reason for outline in page.items] == [EpochReason.OPENING_SET_DOWN, EpochReason.SIGNED]
+    assert [outline.reason for outline in page.items] == [EpochReason.SUMMARY_INLINED, EpochReason.SIGNED]
     await assert_nothing_is_lost(walk)
     assert (await compact(walk)).outcome is CompactionOutcome.SIGNED
     await exchange(walk, 8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.emulator.latency import Pace
+from server.emulator.latency import Latency
 from tests.support.anthropic_emulator import (
     FABLE,
     OPUS,
@@ -198,7 +198,7 @@ async def test_a_failed_request_leaves_nothing_in_the_cache(emulator: AnthropicE
 
 
 async def test_parallel_requests_miss_until_the_first_answer_has_begun() -> None:
-    async with anthropic_emulator(pace=Pace(first_chunk_seconds=0.3, seconds_per_chunk=0)) as emulator:
+    async with anthropic_emulator(latency=Latency(first_chunk_seconds=0.3, seconds_per_chunk=0)) as emulator:
         body = asking(user(marked(LONG)))
         both = await asyncio.gather(emulator.accepts(body), emulator.accepts(body))
         assert [numbers(answer)[2] for answer in both] == [0, 0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.app.providers import open_scribes
+from server.app.providers import open_offline_providers
 from server.conversation.errors import CallNotFound, ConversationNotFound
 from server.conversation.event import TextDelta, UsageReported
 from server.conversation.payload import Layer
@@ -26,11 +26,11 @@ from tests.support.emulators import BOTH, EmulatedProviders
 
 async def look(walk: Walk, turn_seq: int, attempt: int = 1, **changes: Any) -> CallInspection:
     database = walk.program.database
-    async with open_scribes(walk.program.settings) as scribes:
+    async with open_offline_providers(walk.program.settings) as offline_providers:
         inspector = CallInspector(
             PostgresInspector(database),
             walk.program.store,
-            changes.get("scribes", scribes),
+            changes.get("offline_providers", offline_providers),
             read_frames,
             TokenEstimate(),
         )
@@ -80,7 +80,7 @@ async def test_a_provider_of_another_release_is_no_reason_to_show_nothing(
 ) -> None:
     walk = await walked(strata_server, emulated, GEMINI)
 
-    found = await look(walk, 2, scribes={})
+    found = await look(walk, 2, offline_providers={})
 
     assert found.request.proof is RequestProof.IMPOSSIBLE
     assert found.request.error_code == "provider_unknown"

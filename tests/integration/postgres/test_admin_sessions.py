@@ -200,7 +200,7 @@ async def test_a_super_admin_sees_all_tenants_and_an_admin_its_own(
     found = await sessions.find_session(token)
     assert isinstance(found, AdminSession)
     assert (found.id, found.csrf_token, found.key.id) == (opened.id, opened.csrf_token, opened.key.id)
-    assert found.sees_tenant_id == (None if scope is Scope.SUPERADMIN else tenant.id)
+    assert found.tenant_scope == (None if scope is Scope.SUPERADMIN else tenant.id)
 
 
 @pytest.mark.parametrize("token", ["", "x", "\ud83d", "\x00", "a" * 10_000])

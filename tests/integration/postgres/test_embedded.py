@@ -231,7 +231,7 @@ def test_an_open_cluster_directory_is_refused(made_dir: Path) -> None:
     with pytest.raises(DataDirectoryForbidden) as caught:
         hold(made_dir)
     assert "invalid permissions" in sentence_of(caught.value)
-    # The warden reports first and ends then.
+    # The supervisor reports first and ends then.
     eventually(lambda: processes_below(made_dir.parent) == [])
 
 

@@ -22,7 +22,7 @@ from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.access.rate_limit import PostgresRateLimiter
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresAnnouncements
+from server.postgres.turns.notifications import PostgresNotifications
 from tests.support.builders import (
     LEASE_SECONDS,
     accept,
@@ -133,7 +133,7 @@ async def test_a_turn_that_ends_without_a_call_is_one_round_trip(
 
 
 async def test_a_remembered_key_costs_no_round_trip(wire: Wire, database: Database, presented: PresentedKey) -> None:
-    async with PostgresAnnouncements(database.options) as ears:
+    async with PostgresNotifications(database.options) as ears:
         await ears.until_hearing()
         keys = RememberedKeys(wire.key_ring, ears)
         assert await keys.find_live_key(presented) is not None

@@ -60,8 +60,8 @@ _EXCUSED: dict[str, dict[str, str]] = {
     "templates": {"created_at": _FOR_PEOPLE},
     "epochs": {
         "reason": "why it began, for people",
-        "opening_text": "what the signed block says, for when it is worth nothing any more",
-        "opening_tokens": _ABOUT,
+        "signed_summary_text": "what the signed block says, for when it is worth nothing any more",
+        "signed_summary_tokens": _ABOUT,
         "created_at": _FOR_PEOPLE,
     },
     "segments": {

@@ -16,7 +16,7 @@ from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.providers.anthropic.provider import AnthropicProvider
-from server.providers.calls import PatientCall
+from server.providers.calls import RetryingCall
 from server.providers.provider import StreamState
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
@@ -50,7 +50,7 @@ async def arm(url: str, **fault: object) -> None:
 
 async def test_a_passing_failure_is_not_noticed_but_kept(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=2)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     events = [event async for event in call.events()]
     assert any(isinstance(event, TextDelta) for event in events)
     assert [stream.state for stream in call.attempts] == [
@@ -68,7 +68,7 @@ async def test_a_call_that_got_through_teaches_the_estimate(provider: AnthropicP
     asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
     before = estimate.estimate(asked.model, 10_000)
     for _ in range(3):
-        call = PatientCall(provider, asked, QUICK, estimate=estimate)
+        call = RetryingCall(provider, asked, QUICK, estimate=estimate)
         _ = [event async for event in call.events()]
     size, told = len(call.stream.record.request_body), call.stream.answer.usage.input_tokens
     assert told > 100
@@ -81,13 +81,13 @@ async def test_a_call_that_failed_teaches_nothing(emulator: str, provider: Anthr
     await arm(emulator, kind="rate_limited_no_delay", times=1)
     asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
     with pytest.raises(ProviderQuotaExceeded):
-        _ = [event async for event in PatientCall(provider, asked, QUICK, estimate=estimate).events()]
+        _ = [event async for event in RetryingCall(provider, asked, QUICK, estimate=estimate).events()]
     assert estimate.estimate(asked.model, 10_000) == TokenEstimate().estimate(asked.model, 10_000)
 
 
 async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=10)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderOverloaded):
         _ = [event async for event in call.events()]
     assert len(call.attempts) == QUICK.attempts
@@ -95,7 +95,7 @@ async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None
 
 async def test_what_was_heard_is_not_said_again(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="cut", times=1, after_chunks=4)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderCut):
         _ = [event async for event in call.events()]
     assert call.stream.answer.blocks
@@ -114,7 +114,7 @@ async def test_what_waiting_does_not_help_is_told_at_once(
     emulator: str, provider: AnthropicProvider, fault: dict[str, object], error: type[Exception]
 ) -> None:
     await arm(emulator, times=1, **fault)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(error):
         _ = [event async for event in call.events()]
     assert len(call.attempts) == 1
@@ -125,7 +125,7 @@ async def test_a_failure_after_nothing_but_usage_is_not_noticed(
     emulator: str, provider: AnthropicProvider, kind: str
 ) -> None:
     await arm(emulator, kind=kind, times=1, after_chunks=0)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     events = [event async for event in call.events()]
     assert [stream.state for stream in call.attempts] == [StreamState.FAILED, StreamState.COMPLETE]
     assert events == events_in(provider, call)
@@ -134,7 +134,7 @@ async def test_a_failure_after_nothing_but_usage_is_not_noticed(
 
 async def test_the_usage_of_an_attempt_that_failed_for_good_is_told(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded_mid_stream", times=QUICK.attempts, after_chunks=0)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     heard: list[ProviderEvent] = []
     with pytest.raises(ProviderOverloaded):
         await listen(call, heard)
@@ -147,7 +147,7 @@ async def test_the_usage_of_an_attempt_that_failed_for_good_is_told(emulator: st
 async def test_how_each_attempt_failed_is_kept(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=1)
     await arm(emulator, kind="cut", times=1, after_chunks=0)
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     _ = [event async for event in call.events()]
     assert call.failure_codes == ["provider_overloaded", "provider_cut"]
     assert len(call.attempts) == 3
@@ -156,7 +156,7 @@ async def test_how_each_attempt_failed_is_kept(emulator: str, provider: Anthropi
 async def test_cancel_does_not_wait_for_the_next_attempt(emulator: str, provider: AnthropicProvider) -> None:
     slow = RetryPolicy(first_delay_seconds=3600, longest_delay_seconds=3600, budget_seconds=10**6)
     await arm(emulator, kind="overloaded", times=1)
-    call = PatientCall(provider, payload(provider), slow)
+    call = RetryingCall(provider, payload(provider), slow)
     heard: list[ProviderEvent] = []
     listening = asyncio.create_task(listen(call, heard))
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -168,19 +168,19 @@ async def test_cancel_does_not_wait_for_the_next_attempt(emulator: str, provider
     assert [stream.state for stream in call.attempts] == [StreamState.FAILED]
 
 
-async def listen(call: PatientCall, heard: list[ProviderEvent]) -> None:
+async def listen(call: RetryingCall, heard: list[ProviderEvent]) -> None:
     """Keeps what was heard, also where the call fails."""
     async for event in call.events():
         heard.append(event)  # noqa: PERF401  reason: a comprehension would lose it
 
 
-def events_in(provider: AnthropicProvider, call: PatientCall) -> list[ProviderEvent]:
+def events_in(provider: AnthropicProvider, call: RetryingCall) -> list[ProviderEvent]:
     """What the bytes of the attempt that counts say."""
     return list(provider.open_fold().feed(call.stream.record.body))
 
 
 async def test_a_cancelled_call_is_not_tried_again(emulator: str, provider: AnthropicProvider) -> None:
-    call = PatientCall(provider, payload(provider), QUICK)
+    call = RetryingCall(provider, payload(provider), QUICK)
     async for _ in call.events():
         await call.cancel()
     assert [stream.state for stream in call.attempts] == [StreamState.CANCELLED]

@@ -34,7 +34,9 @@ async def test_erasing_a_source_erases_its_items_results_and_shadows(rig: Replay
         is_doomed = claimed.item.conversation_id == doomed
         shadow = await rig.shadow(claimed.lease, MARKER if is_doomed else "kept")
         if is_doomed:
-            await PostgresStore(rig.shadows).accept_turn(rig.tenant.id, user_input(shadow.id, MARKER, blobs=(image,)))
+            await PostgresStore(rig.replay_store).accept_turn(
+                rig.tenant.id, user_input(shadow.id, MARKER, blobs=(image,))
+            )
             assert await rig.reserve(claimed.lease) == Granted()
         else:
             await rig.replays.end_item(claimed.lease, ItemState.DONE)
@@ -63,7 +65,7 @@ async def test_whoever_runs_the_item_of_an_erased_source_is_told(rig: ReplayRig)
     with pytest.raises(LeaseLost):
         await rig.replays.renew_lease(claimed.lease, lease_seconds=60)
     with pytest.raises(ConversationNotFound):
-        await PostgresStore(rig.shadows).load_conversation(rig.tenant.id, shadow.id)
+        await PostgresStore(rig.replay_store).load_conversation(rig.tenant.id, shadow.id)
     assert (await rig.load(made)).state is ReplayState.RUNNING
 
 
@@ -122,4 +124,4 @@ async def test_another_tenants_erasure_touches_nothing(rig: ReplayRig, tenant: T
     await rig.shadow(claimed.lease)
     with pytest.raises(ConversationNotFound):
         await rig.store.erase_conversation("tenant_nonsense", claimed.item.conversation_id)
-    assert (await rig.replays.load_item(tenant.id, made.id, 1)).shadow_id is not None
+    assert (await rig.replays.load_item(tenant.id, made.id, 1)).replay_conversation_id is not None

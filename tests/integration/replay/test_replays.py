@@ -154,12 +154,14 @@ async def test_an_item_whose_owner_died_is_taken_over_and_the_old_token_is_worth
     heir = await rig.claim(made, owner="heir")
 
     assert heir.item.number == dead.item.number
-    assert (heir.item.shadow_id, heir.result_count, heir.item.owner) == (shadow.id, 1, "heir")
+    assert (heir.item.replay_conversation_id, heir.result_count, heir.item.owner) == (shadow.id, 1, "heir")
     assert await rig.find(made) is None
     for attempt in (
         rig.replays.renew_lease(dead.lease, lease_seconds=60),
         rig.replays.record_result(dead.lease, result(2), []),
-        rig.replays.open_shadow(dead.lease, rig.tenant.id, definition(), ConversationDraft(assistant_id="")),
+        rig.replays.open_replay_conversation(
+            dead.lease, rig.tenant.id, definition(), ConversationDraft(assistant_id="")
+        ),
         rig.reserve(dead.lease),
         rig.replays.release_item(dead.lease),
         rig.replays.end_item(dead.lease, ItemState.DONE),
@@ -167,7 +169,9 @@ async def test_an_item_whose_owner_died_is_taken_over_and_the_old_token_is_worth
         with pytest.raises(LeaseLost):
             await attempt
     assert len((await rig.replays.list_results(None, made.id)).items) == 1
-    again = await rig.replays.open_shadow(heir.lease, rig.tenant.id, definition(), ConversationDraft(assistant_id=""))
+    again = await rig.replays.open_replay_conversation(
+        heir.lease, rig.tenant.id, definition(), ConversationDraft(assistant_id="")
+    )
     assert again.id == shadow.id
     await rig.replays.end_item(heir.lease, ItemState.DONE)
     # A repetition after a lost answer.

@@ -181,7 +181,7 @@ async def test_a_replay_without_results_has_a_report_and_no_stranger_gets_one(ri
 
 async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: ReplayRig) -> None:
     watched = WatchedDatabase(rig.database.options)
-    reader = ReplayReader(PostgresReplays(watched, rig.shadows))
+    reader = ReplayReader(PostgresReplays(watched, rig.replay_store))
     needed = []
     for item_count, answer_count in ((1, 3), (10, 6), (11, 10)):
         replay = await rig.begin(item_count)
@@ -210,7 +210,7 @@ async def test_a_verdict_leads_to_the_call_that_gave_it(rig: ReplayRig) -> None:
         note = {"kind": "judge", "place": place, "question": "?"}
         start = call_start(attempt=attempt, epoch=-turn_seq, warnings=({"kind": "other", "place": "x"}, note))
         call = Call(turn_seq=turn_seq, start=start, end=call_end(error_code=error))
-        await PostgresStore(rig.shadows).record_call(rig.tenant.id, shadow.id, call)
+        await PostgresStore(rig.replay_store).record_call(rig.tenant.id, shadow.id, call)
     find = rig.replays.find_judge_calls
     assert await find(rig.tenant.id, replay.id, 1, [1, 2, 3, 4]) == {1: (-1, 2), 2: (-1, 4), 3: (-2, 1)}
     assert await find(rig.tenant.id, replay.id, 1, [2]) == {2: (-1, 4)}

@@ -107,7 +107,7 @@ class TestTeacherForced:
         assert results[10].candidate is not None
         assert results[10].candidate.usage.output_tokens > 0
         assert replay.spent_tokens > 0
-        # The shadow goes on with what was recorded.
+        # The replay conversation goes on with what was recorded.
         assert [turn.blocks for turn in await shadow_turns(program, replay)] == [
             turn.blocks for turn in await walk.turns()
         ]
@@ -492,8 +492,10 @@ class TestAssertionsAndJudges:
         assert judged[-1] is not None
         assert judged[-1].error_code == "judge_unreadable"
         item = (await items_of(strata_server.program, replay))[0]
-        assert item.shadow_id is not None
-        kept = await strata_server.program.replays.shadows.list_calls(walk.tenant_id, item.shadow_id, -1)
+        assert item.replay_conversation_id is not None
+        kept = await strata_server.program.replays.replay_store.list_calls(
+            walk.tenant_id, item.replay_conversation_id, -1
+        )
         assert len(kept) == 5
         assert replay.spent_tokens > sum(call.end.usage.input_tokens for call in kept if call.end is not None)
         # Five live answers, five of the candidate, five of the judge: each is counted for what it is.
@@ -512,8 +514,8 @@ class TestAssertionsAndJudges:
 async def _tries(server: StrataServer, replay: Replay) -> Sequence[Call]:
     """Of the first answer."""
     item = (await items_of(server.program, replay))[0]
-    assert item.shadow_id is not None
-    return await server.program.replays.shadows.list_calls(replay.tenant_id, item.shadow_id, 2)
+    assert item.replay_conversation_id is not None
+    return await server.program.replays.replay_store.list_calls(replay.tenant_id, item.replay_conversation_id, 2)
 
 
 async def _talk(server: StrataServer, emulated: EmulatedProviders, provider: str) -> Walk:

@@ -23,7 +23,7 @@ from server.payload.builder import hash_prefix
 from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresAnnouncements
+from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
@@ -77,7 +77,7 @@ async def narrow(
     async with (
         open_proxy(database.options.url) as proxy,
         emulated.open(server_settings) as providers,
-        PostgresAnnouncements(database.options) as announcements,
+        PostgresNotifications(database.options) as notifications,
     ):
         connection = Database(replace(database.options, url=proxy.url(), pool_size=1))
         store = PostgresStore(connection)
@@ -85,7 +85,7 @@ async def narrow(
             owner="test",
             store=store,
             preparation=PayloadPreparation(store, renderer, providers.by_name),
-            announcements=announcements,
+            notifications=notifications,
             observer=TurnTelemetry(Metrics(version="1"), tracing),
             folds=FOLDS,
             # Nothing is flushed on the way.

@@ -25,7 +25,7 @@ from server.conversation.store import ConversationChange
 from server.conversation.turn import StopReason, TurnState
 from server.conversation.turn_event import TurnEnded, TurnStarted
 from server.emulator.reply import FaultKind, Reply, ToolCall
-from server.payload.shared_caches import HeldTexts
+from server.payload.shared_caches import StaticTextCache
 from server.turns.handle import TurnHandle
 from tests.conftest import StrataServer
 from tests.support.builders import definition
@@ -459,7 +459,7 @@ async def test_a_static_text_that_was_let_go_while_loading_is_read_again(
 
     async def load_and_forget(*arguments: Any, **options: Any) -> Any:
         source = await load(*arguments, **options)
-        monkeypatch.setattr(HeldTexts, "find", lambda _texts, _hash: None)
+        monkeypatch.setattr(StaticTextCache, "find", lambda _texts, _hash: None)
         return source
 
     monkeypatch.setattr(program.store, "load_payload_source", load_and_forget)

@@ -19,7 +19,7 @@ from server.web.client import (
     ConversationDraft,
     ImagePart,
     Instructions,
-    Patience,
+    RetryBudget,
     StrataClient,
     StrataProblem,
     TextPart,
@@ -38,7 +38,7 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360f8cfc000000301010018dd8db00000000049454e44ae426082"
 )
-QUICK = Patience(seconds=20, first_wait_seconds=0.001, longest_wait_seconds=0.05)
+QUICK = RetryBudget(seconds=20, first_wait_seconds=0.001, longest_wait_seconds=0.05)
 CALLS = Reply(
     thinking="I have to look.",
     tool_calls=(
@@ -50,7 +50,7 @@ CALLS = Reply(
 
 @pytest.fixture
 async def client(strata_server: StrataServer) -> AsyncIterator[StrataClient]:
-    async with StrataClient(strata_server.url, strata_server.client_key, patience=QUICK) as client:
+    async with StrataClient(strata_server.url, strata_server.client_key, retry_budget=QUICK) as client:
         yield client
 
 
@@ -131,7 +131,7 @@ async def test_cuts_of_the_connection_lose_and_double_nothing(
     async with open_cutting_proxy(strata_server.url) as proxy:
         for round_number, cuts in enumerate([[0], [100], [500, 0, 700], [900, 900, 900], [1500]]):
             proxy.cuts.extend(cuts)
-            async with StrataClient(proxy.url, strata_server.client_key, patience=QUICK) as far:
+            async with StrataClient(proxy.url, strata_server.client_key, retry_budget=QUICK) as far:
                 async with far.stream(conversation.id, f"Story number {round_number}, please.") as stream:
                     heard = [event async for event in stream]
                 assert stream.seq is not None
@@ -223,7 +223,7 @@ async def test_an_image_reaches_the_model(client: StrataClient, emulated: Emulat
 
 
 async def test_a_wrong_key_is_said_so(strata_server: StrataServer) -> None:
-    async with StrataClient(strata_server.url, "strata_wrong", patience=QUICK) as client:
+    async with StrataClient(strata_server.url, "strata_wrong", retry_budget=QUICK) as client:
         with pytest.raises(StrataProblem) as caught:
             await anext(client.list_assistants())
     assert (caught.value.code, caught.value.status) == ("key_rejected", 401)

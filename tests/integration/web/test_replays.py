@@ -158,8 +158,10 @@ async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
 
 
 async def look_at_call(admin: Talk, item: str, told: dict[str, Any]) -> None:
-    """What was asked and what came back is kept to the byte, though the shadow's turn says what was recorded."""
-    call = f"{item}/calls/{told['shadow_seq']}/{told['attempt']}"
+    """What was asked and what came back is kept to the byte, though the replay conversation's turn says what was
+    recorded.
+    """
+    call = f"{item}/calls/{told['replay_seq']}/{told['attempt']}"
     found = await admin.expect(200, "GET", call)
     assert (found["request"]["proof"], found["differs_from_turn"]) == ("equal", False)
     assert {"static", "trigger"} <= {layer["layer"] for layer in found["layers"] if layer["tokens"]}

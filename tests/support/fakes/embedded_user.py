@@ -141,7 +141,7 @@ def kill_below(base: Path) -> bool:
 
 
 def processes_below(base: Path) -> list[psutil.Process]:
-    """Everything that belongs to data directories here: users, wardens, and Postgres with all its processes."""
+    """Everything that belongs to data directories here: users, supervisors, and Postgres with all its processes."""
     made = [path for pattern in ("postgres", "*/postgres", "*/*/postgres") for path in base.glob(pattern)]
     removed = [
         base / "postgres",
@@ -156,8 +156,8 @@ def processes_below(base: Path) -> list[psutil.Process]:
     ]
 
 
-def wardens_below(base: Path) -> list[psutil.Process]:
-    return [process for process in processes_below(base) if "warden.py" in " ".join(process.info["cmdline"])]
+def supervisors_below(base: Path) -> list[psutil.Process]:
+    return [process for process in processes_below(base) if "supervisor.py" in " ".join(process.info["cmdline"])]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:

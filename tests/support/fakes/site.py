@@ -17,7 +17,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing, open_tracing
 from server.turns.running import RunningTurns
 from server.web.app import ROUTES, WebParts, assemble
-from server.web.middleware import Edge
+from server.web.middleware import RequestMiddleware
 from tests.support.fakes.key_ring import InMemoryKeyRing
 from tests.support.fakes.probe import SwitchableProbe
 from tests.support.fakes.rate_limiter import CountedRate
@@ -32,7 +32,7 @@ VERSION = "9.8.7"
 class Site:
     """A running server, its fakes, and a client for it."""
 
-    app: Edge
+    app: RequestMiddleware
     client: httpx2.AsyncClient
     port: int
     key_ring: InMemoryKeyRing
@@ -58,7 +58,7 @@ class Site:
 
 
 @asynccontextmanager
-async def serve(app: Edge) -> AsyncIterator[int]:
+async def serve(app: RequestMiddleware) -> AsyncIterator[int]:
     """Serves on a free port until the block ends. The port is a socket of uvicorn's own, made as in production."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, access_log=False, server_header=False, ws="none", lifespan="on"
@@ -109,7 +109,7 @@ async def open_site(
         call_inspector=untouched("the call inspector"),
         overviews=untouched("the overviews"),
         saved_views=untouched("the saved views"),
-        replay_desk=untouched("the replays"),
+        replay_admin=untouched("the replays"),
         replay_calls=untouched("the calls of replays"),
         job_reports=untouched("the job reports"),
         archives=untouched("the archives"),

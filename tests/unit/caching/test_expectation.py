@@ -79,7 +79,7 @@ def test_nobody_can_say_what_a_call_left_that_was_not_answered() -> None:
 
 @pytest.mark.parametrize(
     ("elapsed", "tokens", "reason"),
-    [(300, 2_250, None), (301, 2_000, MissReason.TTL_PASSED), (3601, 0, MissReason.TTL_PASSED)],
+    [(300, 2_250, None), (301, 2_000, MissReason.TTL_EXPIRED), (3601, 0, MissReason.TTL_EXPIRED)],
 )
 def test_time_takes_the_messages_first_and_then_the_static_text(
     elapsed: float, tokens: int, reason: MissReason | None
@@ -138,7 +138,7 @@ def test_in_the_layered_order_the_static_text_is_expected() -> None:
     usage = Usage(fresh_input_tokens=12_500)
     assert gemini(previous, current, usage) == CacheExpectation(tokens=10_000, possible_tokens=10_000)
     past = gemini(previous, current, usage, elapsed=301)
-    assert past == CacheExpectation(possible_tokens=10_000, reason=MissReason.TTL_PASSED)
+    assert past == CacheExpectation(possible_tokens=10_000, reason=MissReason.TTL_EXPIRED)
     assert gemini(previous, replace(current, manifest=(static, now, first)), usage).tokens == 12_500
     small = gemini(previous, current, Usage(fresh_input_tokens=4_500))
     assert small == CacheExpectation(possible_tokens=3_600, reason=MissReason.BELOW_MINIMUM)
@@ -189,8 +189,8 @@ def test_what_an_explicit_cache_no_longer_stands_for_was_changed_by_somebody(
         (CacheExpectation(tokens=1_000, possible_tokens=1_000), 960, None, None),
         (CacheExpectation(tokens=1_000, possible_tokens=1_000), 900, None, "unknown"),
         (CacheExpectation(tokens=1_000, possible_tokens=1_000), 900, "tools_changed", "tools_changed"),
-        (CacheExpectation(tokens=0, possible_tokens=1_000, reason=MissReason.TTL_PASSED), 0, None, "ttl_passed"),
-        (CacheExpectation(tokens=0, possible_tokens=1_000, reason=MissReason.TTL_PASSED), 1_000, None, None),
+        (CacheExpectation(tokens=0, possible_tokens=1_000, reason=MissReason.TTL_EXPIRED), 0, None, "ttl_expired"),
+        (CacheExpectation(tokens=0, possible_tokens=1_000, reason=MissReason.TTL_EXPIRED), 1_000, None, None),
         (CacheExpectation(tokens=500, possible_tokens=1_000, reason=MissReason.EPOCH_BEGAN), 0, "x", "x"),
         (CacheExpectation(tokens=500, possible_tokens=1_000, reason=MissReason.EPOCH_BEGAN), 500, "x", "epoch_began"),
         (CacheExpectation(tokens=None), 0, None, None),

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from server.cli.spans import Moment, Span
+from server.cli.spans import Span, TimeParam
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ def test_what_is_no_span_or_reaches_before_all_time_is_refused(typed: str) -> No
 
 
 def test_a_moment_is_a_time_or_so_long_ago() -> None:
-    assert Moment().convert("2026-11-01", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
-    assert Moment().convert("2026-11-01T02:00:00+02:00", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
-    moment = Moment().convert("90m", None, None)
+    assert TimeParam().convert("2026-11-01", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
+    assert TimeParam().convert("2026-11-01T02:00:00+02:00", None, None) == datetime(2026, 11, 1, tzinfo=UTC)
+    moment = TimeParam().convert("90m", None, None)
     assert timedelta(minutes=90) <= datetime.now(UTC) - moment < timedelta(minutes=91)
 
 
 @pytest.mark.parametrize("typed", ["", "yesterday", "2026-13-01", "999999w", "0001-01-01T00:00:00+14:00"])
 def test_what_is_no_moment_is_refused(typed: str) -> None:
     with pytest.raises(click.BadParameter, match="neither a time such as 2026-11-01 nor a span"):
-        Moment().convert(typed, None, None)
+        TimeParam().convert(typed, None, None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from server.compaction.signed_payload import ask_for_cached, build_compaction_payload, find_cut
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.call import CallTrace
-from server.conversation.epoch import Opening
+from server.conversation.epoch import SignedSummary
 from server.conversation.payload import Payload
 from server.conversation.store import PayloadSource
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
@@ -23,7 +23,9 @@ from tests.support.fakes.conversation import NOW, Speaker, Talk, data_of
 from tests.support.strategies import broken_histories
 
 CLAUDE = Speaker(provider=AnthropicProvider("key"), model="claude-fable-5-2")
-OPENING = Opening(data=b'{"role":"assistant","content":[]}', start_seq=1, text="[1-2] told\n", token_count=3)
+SIGNED_SUMMARY = SignedSummary(
+    data=b'{"role":"assistant","content":[]}', start_seq=1, text="[1-2] told\n", token_count=3
+)
 CALL = ToolCallBlock(id="call_1", name="get_weather", arguments={"city": "Oslo"})
 THOUGHT = b'{"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":"c2ln"}]}'
 RESULT = ToolResultBlock(tool_call_id="call_1", output={"celsius": 4})
@@ -81,10 +83,10 @@ def test_the_messages_are_those_of_the_turn_behind_the_cut() -> None:
 def test_what_was_summed_up_before_is_summed_up_with_the_rest() -> None:
     source = exchanges(2).source(CLAUDE)
     assert source.epoch is not None
-    payload = build(replace(source, epoch=replace(source.epoch, opening=OPENING)), 2)
-    assert payload.messages[0].is_opening
-    assert data_of(payload.messages)[0] == OPENING.data
-    assert payload.opening == payload.messages[0]
+    payload = build(replace(source, epoch=replace(source.epoch, signed_summary=SIGNED_SUMMARY)), 2)
+    assert payload.messages[0].is_signed_summary
+    assert data_of(payload.messages)[0] == SIGNED_SUMMARY.data
+    assert payload.signed_summary == payload.messages[0]
 
 
 def test_a_cut_is_made_where_it_is_wanted() -> None:

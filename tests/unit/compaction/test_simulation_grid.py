@@ -35,6 +35,6 @@ def test_the_docs_show_the_whole_grid() -> None:
 
 def test_what_is_not_promised_is_said_in_the_docs() -> None:
     assert len(UNCLAIMED) == 1
-    for (model, _, shape, pace, mean), limit in UNCLAIMED.items():
+    for (model, _, shape, latency, mean), limit in UNCLAIMED.items():
         assert limit > LIMIT
-        assert f"`{model}`, `{shape}`, `{pace}`, {mean} exchanges" in COSTS
+        assert f"`{model}`, `{shape}`, `{latency}`, {mean} exchanges" in COSTS

@@ -17,13 +17,13 @@ class Lengths:
     broken: bool = False
     asked: list[tuple[str, str]] = field(default_factory=list)
     at_once: int = 0
-    most_at_once: int = 0
+    max_at_once: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def load_typical_length(self, tenant_id: str, assistant_id: str) -> float | None:
         self.asked.append((tenant_id, assistant_id))
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.max_at_once = max(self.max_at_once, self.at_once)
         await self.gate.wait()
         self.at_once -= 1
         if self.broken:
@@ -98,7 +98,7 @@ async def test_many_are_read_one_after_the_other() -> None:
         typical.find("tenant", f"asst_{number}")
     lengths.gate.set()
     await asyncio.gather(*(typical.load("tenant", f"asst_{number}") for number in range(5)))
-    assert (len(lengths.asked), lengths.most_at_once) == (5, 1)
+    assert (len(lengths.asked), lengths.max_at_once) == (5, 1)
 
 
 async def test_what_was_not_asked_for_the_longest_time_is_forgotten() -> None:

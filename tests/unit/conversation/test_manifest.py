@@ -16,7 +16,7 @@ from server.conversation.manifest import (
     encode_tools,
     find_prefix_break,
     list_contents,
-    share_opening,
+    share_signed_summary,
 )
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
 
@@ -139,15 +139,17 @@ def test_another_static_text_is_a_break_in_every_order(order: LayerOrder) -> Non
     assert find_prefix_break(build_manifest(PAYLOAD), (), order) is not None
 
 
-def test_an_opening_is_a_block_of_its_own() -> None:
-    opening = PayloadMessage(layer=Layer.BUFFERED, data=b"signed", role="model", is_opening=True)
-    manifest = build_manifest(replace(PAYLOAD, messages=(opening, *MESSAGES), breakpoints=()))
-    other = build_manifest(replace(PAYLOAD, messages=(replace(opening, data=b"else"), *MESSAGES), breakpoints=()))
-    assert (manifest[2].kind, manifest[2].layer, manifest[2].role) == ("opening", Layer.BUFFERED, "model")
-    assert share_opening(manifest, manifest[:-1])
-    assert not share_opening(manifest, other)
-    assert not share_opening(manifest, build_manifest(PAYLOAD))
-    assert share_opening(build_manifest(PAYLOAD), ())
+def test_an_signed_summary_is_a_block_of_its_own() -> None:
+    signed_summary = PayloadMessage(layer=Layer.BUFFERED, data=b"signed", role="model", is_signed_summary=True)
+    manifest = build_manifest(replace(PAYLOAD, messages=(signed_summary, *MESSAGES), breakpoints=()))
+    other = build_manifest(
+        replace(PAYLOAD, messages=(replace(signed_summary, data=b"else"), *MESSAGES), breakpoints=())
+    )
+    assert (manifest[2].kind, manifest[2].layer, manifest[2].role) == ("signed_summary", Layer.BUFFERED, "model")
+    assert share_signed_summary(manifest, manifest[:-1])
+    assert not share_signed_summary(manifest, other)
+    assert not share_signed_summary(manifest, build_manifest(PAYLOAD))
+    assert share_signed_summary(build_manifest(PAYLOAD), ())
     broken = find_prefix_break(manifest, other, LayerOrder.APPEND_ONLY)
     assert broken is not None
-    assert (broken["index"], broken["block"]) == (2, "opening")
+    assert (broken["index"], broken["block"]) == (2, "signed_summary")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.emulator.latency import FULL_SPEED, Pace, pieces
+from server.emulator.latency import FULL_SPEED, Latency, pieces
 from server.emulator.tokens import canonical_json, count_json, count_tokens
 
 
@@ -32,4 +32,4 @@ async def test_full_speed_does_not_wait_and_slow_does() -> None:
     await FULL_SPEED.wait_first()
     await FULL_SPEED.wait_next()
 
-    assert FULL_SPEED.slowed() == Pace(first_chunk_seconds=2, seconds_per_chunk=2)
+    assert FULL_SPEED.slowed() == Latency(first_chunk_seconds=2, seconds_per_chunk=2)

@@ -73,7 +73,7 @@ def turn(**changes: Any) -> ModelResponseTurn:
         (call(0, 0, MissReason.BELOW_MINIMUM), CacheVerdict.LESS),
         (call(0, 0, MissReason.PREFIX_BREAK), CacheVerdict.MISS),
         (call(1000, 0, "system_changed"), CacheVerdict.MISS),
-        (call(1000, 0, MissReason.TTL_PASSED), CacheVerdict.MISS),
+        (call(1000, 0, MissReason.TTL_EXPIRED), CacheVerdict.MISS),
         (call(0, 500), CacheVerdict.MORE),
         (call(None, 500), CacheVerdict.UNKNOWN),
         (call(1000, 0, fresh=0), CacheVerdict.UNKNOWN),

@@ -65,7 +65,7 @@ def test_only_a_line_end_ends_a_line() -> None:
 )
 def test_what_would_take_too_long_is_told_as_one_piece(old: str, new: str) -> None:
     """Aligned, these would take minutes; the runner would end the test."""
-    difference = compare_lines(old, new, most_rows=50)
+    difference = compare_lines(old, new, max_rows=50)
     assert difference.is_coarse
     assert difference.is_cut
     assert len(difference.rows) == 50
@@ -74,7 +74,7 @@ def test_what_would_take_too_long_is_told_as_one_piece(old: str, new: str) -> No
 def test_the_words_of_many_long_lines_are_not_all_looked_at() -> None:
     old = "\n".join(f"{number} " + "a b " * 200 for number in range(900))
     new = "\n".join(f"{number}{number} " + "b a " * 200 for number in range(900))
-    difference = compare_lines(old, new, most_rows=2000)
+    difference = compare_lines(old, new, max_rows=2000)
     assert not difference.is_coarse
     assert difference.added_count == difference.removed_count == 900
 

@@ -15,7 +15,7 @@ async def test_a_slow_replay_leaves_room_for_the_first_slot_of_others_and_all_le
         await over.wait()
         return 1
 
-    job = replay_job(run_items, most_slots=2, most_beside=2)
+    job = replay_job(run_items, max_slots=2, max_beside=2)
 
     async def work(replay_id: str) -> None:
         await job.run(json.dumps({"replay_id": replay_id}).encode())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.conversation.assistant import Tool
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.epoch import Epoch, Opening
+from server.conversation.epoch import Epoch, SignedSummary
 from server.conversation.errors import HistoryRuleBroken, Internal, ValidationFailed
 from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Layer, LayerOrder
@@ -276,12 +276,14 @@ def test_a_new_epoch_or_order_is_no_broken_prefix(changes: dict[str, Any]) -> No
 
 
 def opened(data: bytes, number: int) -> Epoch:
-    opening = Opening(data=data, start_seq=1, text="", token_count=1)
-    return epoch(number, prefix_hash=CLAUDE.prefix_hash, opening=opening, buffer_start_seq=3)
+    signed_summary = SignedSummary(data=data, start_seq=1, text="", token_count=1)
+    return epoch(number, prefix_hash=CLAUDE.prefix_hash, signed_summary=signed_summary, buffer_start_seq=3)
 
 
 @pytest.mark.parametrize(("number", "data", "found"), [(3, b"new", []), (2, b"new", [(2, None)]), (3, b"old", [])])
-def test_an_opening_may_change_with_an_epoch_and_not_within_one(number: int, data: bytes, found: list[Any]) -> None:
+def test_an_signed_summary_may_change_with_an_epoch_and_not_within_one(
+    number: int, data: bytes, found: list[Any]
+) -> None:
     talk = two_exchanges(CLAUDE)
     source = after_a_call(talk, CLAUDE)
     asked = build(replace(source, buffered=source.buffered[:-2]), CLAUDE, opened(b"old", 2), ONE)
@@ -289,7 +291,7 @@ def test_an_opening_may_change_with_an_epoch_and_not_within_one(number: int, dat
     built = build(source, CLAUDE, opened(data, number))
     assert breaks(built) == found
     first = built.payload.messages[0]
-    assert (first.data, first.is_opening, first.layer) == (data, True, Layer.BUFFERED)
+    assert (first.data, first.is_signed_summary, first.layer) == (data, True, Layer.BUFFERED)
 
 
 def test_another_providers_request_is_not_compared_with() -> None:

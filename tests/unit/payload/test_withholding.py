@@ -8,7 +8,7 @@ import pytest
 from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
-from server.payload.withholding import Signer, Withheld, find_withheld, note_withheld
+from server.payload.withholding import SignatureScope, Withheld, find_withheld, note_withheld
 from server.providers.model_profile import find_profile
 from tests.support.fakes.conversation import Talk
 
@@ -17,9 +17,9 @@ ELSEWHERE = b"elsewhere"
 SIGNED_CALL = ToolCallBlock(id="a", name="f", arguments={}, signature=SignatureMark(length=1, fingerprint="00"))
 
 
-def signer(model: str, account: str = "one") -> Signer:
+def scope(model: str, account: str = "one") -> SignatureScope:
     provider = "gemini" if model.startswith("gemini") else "anthropic"
-    return Signer(provider=provider, account=account, profile=find_profile(provider, model), prefix_hash=HERE)
+    return SignatureScope(provider=provider, account=account, profile=find_profile(provider, model), prefix_hash=HERE)
 
 
 def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
@@ -74,7 +74,7 @@ def test_signatures_are_withheld_for_a_reason(
 ) -> None:
     talk = Talk()
     turn = answer(talk, made_by, **fields)
-    assert find_withheld(talk.turns, signer(asked)) == ({} if reason is None else {turn.seq: reason})
+    assert find_withheld(talk.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
 
 
 def test_results_under_another_prefix_end_all_thinking_before_them_for_good() -> None:
@@ -84,15 +84,15 @@ def test_results_under_another_prefix_end_all_thinking_before_them_for_good() ->
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     talk.say("Never mind.")
     before = {2: Withheld.PREFIX, 4: Withheld.PREFIX}
-    assert find_withheld(talk.turns, signer(model)) == before
+    assert find_withheld(talk.turns, scope(model)) == before
     talk.turns.pop()
     answer(talk, model, native=Native(dialect="anthropic", data=b""))
     talk.say("And?")
-    assert find_withheld(talk.turns, signer(model)) == before
+    assert find_withheld(talk.turns, scope(model)) == before
     talk.turns.pop()
     answer(talk, model)
     answer(talk, model)
-    assert find_withheld(talk.turns, signer(model)) == before
+    assert find_withheld(talk.turns, scope(model)) == before
 
 
 def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     answer(talk, model, prefix_hash=ELSEWHERE)
     answer(talk, model)
-    assert find_withheld(talk.turns, signer(model)) == {4: Withheld.PREFIX, 6: Withheld.PREFIX}
+    assert find_withheld(talk.turns, scope(model)) == {4: Withheld.PREFIX, 6: Withheld.PREFIX}
 
 
 def test_what_is_withheld_is_noted_by_reason() -> None:
@@ -120,7 +120,7 @@ def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_anot
     other = answer(talk, "claude-fable-5-2", prefix_hash=b"behind another block")
     never = answer(talk, "claude-fable-5-2", prefix_hash=None)
     behind = answer(talk, "claude-fable-5-2")
-    asked = replace(signer("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
+    asked = replace(scope("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
     withheld = find_withheld(talk.turns, asked)
     assert withheld == {other.seq: Withheld.PREFIX, never.seq: Withheld.PREFIX}
-    assert find_withheld([before, behind], signer("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}
+    assert find_withheld([before, behind], scope("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}

@@ -10,7 +10,7 @@ import pytest
 from server.conversation.errors import CacheGone, ProviderFailed, ProviderOverloaded
 from server.conversation.event import ProviderEvent, TextDelta
 from server.conversation.payload import Payload
-from server.providers.calls import PatientCall
+from server.providers.calls import RetryingCall
 from server.providers.provider import Provider, StreamState
 from server.providers.retry_policy import RetryPolicy
 from tests.contracts.provider_rig import build_payload
@@ -52,7 +52,7 @@ async def test_a_cache_that_is_gone_is_no_attempt(
 ) -> None:
     provider = FailingProvider(failures=list(failures))
     payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
-    call = PatientCall(cast(Provider, provider), payload, RetryPolicy(attempts=attempts))
+    call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=attempts))
     assert len([event async for event in call.events()]) == 1
     assert [name is not None for name in provider.asked] == cached
     assert call.failures == failures
@@ -61,7 +61,7 @@ async def test_a_cache_that_is_gone_is_no_attempt(
 async def test_patience_ends_all_the_same() -> None:
     provider = FailingProvider(failures=[GONE, BUSY, BUSY])
     payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
-    call = PatientCall(cast(Provider, provider), payload, RetryPolicy(attempts=2))
+    call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=2))
     with pytest.raises(ProviderOverloaded):
         _ = [event async for event in call.events()]
     assert len(provider.asked) == 3

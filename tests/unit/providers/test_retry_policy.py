@@ -21,7 +21,7 @@ HOPELESS = {
     "signature_rejected",
     "answer_rejected",
     "prefix_mismatch",
-    "opening_rejected",
+    "summary_rejected",
     "cache_gone",
 }
 

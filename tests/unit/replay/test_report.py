@@ -33,7 +33,7 @@ def full(text: str, *, recorded: str = "Cold.", task: str = "How is Oslo?", call
             number=1,
             conversation_id="conv_x",
             repetition=1,
-            shadow_id=None,
+            replay_conversation_id=None,
             result=result(outcome=Outcome.DIFFERENT, kinds=(DivergenceKind.TEXT,), similarity=0.5),
         ),
         task=task,

@@ -1,24 +1,28 @@
 from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.conversation.turn import ToolResponseTurn, Turn, UserTaskTurn
 from server.replay.rerun.replay import OnMissingResult, ReplayMode
-from server.replay.rerun.walk import MOST_STEPS_BEYOND, Stride, WalkEnd, open_walk
+from server.replay.rerun.walk import MAX_STEPS_BEYOND, NextStep, WalkEnd, open_walk
 from tests.unit.replay.test_recorded_results import NOW, answer, call, exchange
 
 SAID: tuple[Block, ...] = (TextBlock(text="Well."),)
 
 
-def free(turns: list[Turn], *answers: tuple[Block, ...], on_missing: OnMissingResult) -> list[Stride]:
+def free(turns: list[Turn], *answers: tuple[Block, ...], on_missing: OnMissingResult) -> list[NextStep]:
     walk = open_walk(ReplayMode.FREE_RUNNING, turns, on_missing)
     return [walk.begin(), *(walk.go_on(blocks, complete=True) for blocks in answers)]
 
 
-def places(strides: list[Stride]) -> list[tuple[int, bool, int | None] | None]:
+def places(strides: list[NextStep]) -> list[tuple[int, bool, int | None] | None]:
     """Place, whether it is a task, and the recorded answer beside it."""
     return [
         None
-        if stride.step is None
-        else (stride.step.place, stride.step.is_task, stride.step.recorded.seq if stride.step.recorded else None)
-        for stride in strides
+        if next_step.step is None
+        else (
+            next_step.step.place,
+            next_step.step.is_task,
+            next_step.step.recorded.seq if next_step.step.recorded else None,
+        )
+        for next_step in strides
     ]
 
 
@@ -51,13 +55,13 @@ def test_calls_that_a_client_gave_up_are_given_up_again() -> None:
 
 def test_a_candidate_that_goes_round_in_circles_is_stopped() -> None:
     walk = open_walk(ReplayMode.FREE_RUNNING, exchange(1, (call("look"), 1)), OnMissingResult.SYNTHETIC_ERROR)
-    stride, count = walk.begin(), 0
-    while stride.step is not None:
-        stride, count = walk.go_on((call("sing"),), complete=True), count + 1
-    assert (stride.end, count) == (WalkEnd.TOO_MANY_STEPS, 2 + MOST_STEPS_BEYOND)
+    next_step, count = walk.begin(), 0
+    while next_step.step is not None:
+        next_step, count = walk.go_on((call("sing"),), complete=True), count + 1
+    assert (next_step.end, count) == (WalkEnd.TOO_MANY_STEPS, 2 + MAX_STEPS_BEYOND)
 
 
 def test_a_candidate_that_fails_ends_a_free_running_walk() -> None:
     walk = open_walk(ReplayMode.FREE_RUNNING, exchange(1, (call("look"), 1)), OnMissingResult.STOP)
     walk.begin()
-    assert walk.go_on((), complete=False) == Stride(step=None, end=WalkEnd.CANDIDATE_FAILED)
+    assert walk.go_on((), complete=False) == NextStep(step=None, end=WalkEnd.CANDIDATE_FAILED)

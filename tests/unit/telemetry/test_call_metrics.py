@@ -70,12 +70,12 @@ def test_what_is_spent_is_told_apart_by_assistant_up_to_a_number(watched: Watche
 
 
 def test_misses_of_the_cache_are_counted_by_reason(watched: Watched) -> None:
-    for reason in (None, "ttl_passed", "ttl_passed", "tools_changed", SECRET):
+    for reason in (None, "ttl_expired", "ttl_expired", "tools_changed", SECRET):
         end = call_end(usage=USAGE, cache_miss_reason=reason)
         watched.observer.call_ended(lease(), call_start(), end, assistant_id=ASSISTANT)
     counted = {labels["reason"] for labels in watched.series("strata_cache_misses_total")}
-    assert counted == {"ttl_passed", "tools_changed", "_OTHER"}
-    assert watched.value("strata_cache_misses_total", reason="ttl_passed", provider="gemini") == 2
+    assert counted == {"ttl_expired", "tools_changed", "_OTHER"}
+    assert watched.value("strata_cache_misses_total", reason="ttl_expired", provider="gemini") == 2
 
 
 def test_an_unknown_price_is_not_a_price_of_nothing(watched: Watched) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.emulator.anthropic.caller import COMPACT_ON_DEMAND, Caller
-from server.emulator.anthropic.caller_state import Desk
 from server.emulator.anthropic.errors import Refused
+from server.emulator.anthropic.state import AnthropicState
 from server.emulator.anthropic.validation import admit
 from server.emulator.state import build_state
 
@@ -75,7 +75,7 @@ _PLACES = [place for place in list_places(_BODY) if place]
 
 
 def test_the_body_itself_is_admitted() -> None:
-    assert admit(copy.deepcopy(_BODY), _CALLER, Desk(build_state()), counting=False).total_tokens > 0
+    assert admit(copy.deepcopy(_BODY), _CALLER, AnthropicState(build_state()), counting=False).total_tokens > 0
 
 
 @settings(max_examples=400)
@@ -90,4 +90,4 @@ def test_a_spoilt_body_is_admitted_or_refused(place: tuple[Any, ...], value: Any
     else:
         holder[place[-1]] = value
     with suppress(Refused):
-        admit(body, _CALLER, Desk(build_state()), counting=False)
+        admit(body, _CALLER, AnthropicState(build_state()), counting=False)

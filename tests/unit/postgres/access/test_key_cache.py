@@ -21,7 +21,7 @@ class StubEars:
     """Hears what the test says."""
 
     def __init__(self) -> None:
-        self.hearing = True
+        self.listening = True
         self.hear: Callable[[str], None] = lambda _: None
         self.miss: Callable[[], None] = lambda: None
 
@@ -158,10 +158,10 @@ async def test_what_is_not_understood_makes_everything_uncertain(memory: Memory,
 async def test_a_process_that_cannot_hear_remembers_nothing(memory: Memory) -> None:
     _, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    memory.ears.hearing = False
+    memory.ears.listening = False
     for _ in range(2):
         assert await memory.finds(presented, asking=True)
-    memory.ears.hearing = True
+    memory.ears.listening = True
     memory.ears.miss()
     assert await memory.finds(presented, asking=True)
     assert await memory.finds(presented, asking=False)

@@ -23,7 +23,7 @@ from server.providers.anthropic.request import (
     foreign_message,
     join_messages,
     name_call,
-    opening_text,
+    signed_summary_text,
     tool_message,
     unsigned_message,
     user_message,
@@ -185,7 +185,7 @@ def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> 
     asking = replace(plain, sums_up=True)
     assert build_extra(asking, {}) == {"compaction": {"type": "summarize"}}
     assert build_headers(asking) == {"anthropic-beta": "compact-2026-09-04"}
-    opened = replace(plain, messages=tuple(replace(message, is_opening=True) for message in plain.messages))
+    opened = replace(plain, messages=tuple(replace(message, is_signed_summary=True) for message in plain.messages))
     assert (build_extra(opened, {}), build_headers(opened)) == ({}, build_headers(asking))
 
 
@@ -202,7 +202,7 @@ def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> 
     ],
 )
 def test_only_a_signed_summary_is_one(content: bytes, text: str | None) -> None:
-    assert opening_text(b'{"role":"assistant","content":%s}' % content) == text
+    assert signed_summary_text(b'{"role":"assistant","content":%s}' % content) == text
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:

@@ -26,7 +26,7 @@ from server.providers.gemini.request import (
 from server.providers.model_profile import find_profile
 from tests.contracts.provider_rig import build_payload
 
-LAYERS = {"contents": ["hole"], "systemInstruction": "another"}
+LAYERS = {"contents": ["placeholder"], "systemInstruction": "another"}
 PIXEL = Blob(sha256=b"\x01" * 32, media_type="image/png", data=b"\x89PNG")
 
 
@@ -239,6 +239,6 @@ def test_contents_are_joined_as_they_are() -> None:
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_signed_summaries_are_not_gemini_s(is_asked: bool) -> None:  # noqa: FBT001  reason: a parameter
     payload = build_payload("gemini-3.8-flash", [b"{}"], sums_up=is_asked)
-    opened = replace(payload, messages=tuple(replace(message, is_opening=True) for message in payload.messages))
+    opened = replace(payload, messages=tuple(replace(message, is_signed_summary=True) for message in payload.messages))
     with pytest.raises(Internal):
         build_config(opened, find_profile("gemini", "gemini-3.8-flash"), LAYERS)

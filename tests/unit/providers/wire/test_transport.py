@@ -13,7 +13,7 @@ import pytest
 from server.emulator.exchange import ASGIApp
 from server.emulator.server import emulating
 from server.providers.wire.exchange import Exchange, WireCut, WireTimedOut, WireUnreachable
-from server.providers.wire.transport import Tap, WireLimits, WireTransport
+from server.providers.wire.transport import ResponseCapture, WireLimits, WireTransport
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
 from tests.recordings.replay import Replay
 
@@ -27,23 +27,25 @@ async def client_of(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def tapped(client: httpx2.AsyncClient, tap: Tap, body: object = None) -> tuple[httpx2.Response, Exchange]:
-    with tap:
+async def captured(
+    client: httpx2.AsyncClient, capture: ResponseCapture, body: object = None
+) -> tuple[httpx2.Response, Exchange]:
+    with capture:
         response = await client.post("/call", json=body)
-    assert tap.answer is not None
-    return response, tap.answer
+    assert capture.answer is not None
+    return response, capture.answer
 
 
 async def test_the_answer_goes_to_the_tap_and_the_caller_gets_an_empty_one() -> None:
     async with client_of(Replay(pieces=PIECES)) as client:
-        tap = Tap({})
-        response, answer = await tapped(client, tap)
+        capture = ResponseCapture({})
+        response, answer = await captured(client, capture)
         assert (response.status_code, response.content) == (200, b"")
         assert b"".join([piece async for piece in answer.pieces()]) == b"".join(PIECES)
-        assert tap.recording.body == b"".join(PIECES)
-        assert tap.recording.status == 200
-        assert tap.recording.headers["content-type"] == "text/event-stream"
-        assert tap.recording.ended_at is not None
+        assert capture.recording.body == b"".join(PIECES)
+        assert capture.recording.status == 200
+        assert capture.recording.headers["content-type"] == "text/event-stream"
+        assert capture.recording.ended_at is not None
 
 
 async def test_without_a_tap_the_caller_gets_everything() -> None:
@@ -54,59 +56,59 @@ async def test_without_a_tap_the_caller_gets_everything() -> None:
 async def test_a_tap_that_is_not_for_streams_fills_holes_and_lets_the_answer_through() -> None:
     app = Replay(pieces=[b'{"n":1}'])
     async with client_of(app) as client:
-        with Tap({"hole": b"1.0"}, streamed=False) as tap:
-            response = await client.post("/call", json={"a": ["hole"]})
+        with ResponseCapture({"placeholder": b"1.0"}, streamed=False) as capture:
+            response = await client.post("/call", json={"a": ["placeholder"]})
         assert response.content == b'{"n":1}'
-        assert app.requests[0].body == b'{"a":[1.0]}' == tap.recording.request_body
+        assert app.requests[0].body == b'{"a":[1.0]}' == capture.recording.request_body
 
 
 async def test_an_error_goes_to_both() -> None:
     app = Replay(status=429, pieces=[b'{"error":', b'"no"}'], content_type="application/json")
     async with client_of(app) as client:
-        with Tap({}) as tap:
+        with ResponseCapture({}) as capture:
             response = await client.post("/call")
         assert (response.status_code, response.json()) == (429, {"error": "no"})
-        assert tap.answer is None
-        assert (tap.recording.status, tap.recording.body) == (429, b'{"error":"no"}')
-        assert tap.recording.ended_at is not None
+        assert capture.answer is None
+        assert (capture.recording.status, capture.recording.body) == (429, b'{"error":"no"}')
+        assert capture.recording.ended_at is not None
 
 
 async def test_a_cut_leaves_what_had_come() -> None:
     async with client_of(Replay(pieces=PIECES, cut=True)) as client:
-        _, answer = await tapped(client, tap := Tap({}))
+        _, answer = await captured(client, capture := ResponseCapture({}))
         with pytest.raises(WireCut):
             [piece async for piece in answer.pieces()]
-        assert tap.recording.body == b"".join(PIECES)
-        assert tap.recording.ended_at is not None
+        assert capture.recording.body == b"".join(PIECES)
+        assert capture.recording.ended_at is not None
 
 
 async def test_silence_is_a_time_out_and_leaves_what_had_come() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with client_of(watch) as client:
-        _, answer = await tapped(client, tap := Tap({}))
+        _, answer = await captured(client, capture := ResponseCapture({}))
         with pytest.raises(WireTimedOut):
             [piece async for piece in answer.pieces()]
-        assert tap.recording.body == PIECES[0]
+        assert capture.recording.body == PIECES[0]
         await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
 
 
 async def test_closing_leaves_what_had_come_and_tells_the_peer() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with client_of(watch) as client:
-        _, answer = await tapped(client, tap := Tap({}))
+        _, answer = await captured(client, capture := ResponseCapture({}))
         assert await anext(answer.pieces()) == PIECES[0]
         await answer.close()
         await answer.close()
         await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
-        assert tap.recording.body == PIECES[0]
-        assert tap.recording.ended_at is not None
+        assert capture.recording.body == PIECES[0]
+        assert capture.recording.ended_at is not None
 
 
 async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
         for _ in range(3):
-            _, answer = await tapped(client, Tap({}))
+            _, answer = await captured(client, ResponseCapture({}))
             assert [piece async for piece in answer.pieces()]
         assert len(app.ports) == 3
         assert len(set(app.ports)) == 1
@@ -116,7 +118,7 @@ async def test_the_connection_is_not_used_again_after_a_close() -> None:
     app = Replay(pieces=PIECES, hold=True)
     async with client_of(app) as client:
         for _ in range(2):
-            _, answer = await tapped(client, Tap({}))
+            _, answer = await captured(client, ResponseCapture({}))
             await answer.close()
         assert len(set(app.ports)) == 2
 
@@ -124,10 +126,10 @@ async def test_the_connection_is_not_used_again_after_a_close() -> None:
 async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() -> None:
     app = Replay(pieces=[gzip.compress(b"data: 1\n\n")])
     async with client_of(app) as client:
-        _, answer = await tapped(client, tap := Tap({}))
+        _, answer = await captured(client, capture := ResponseCapture({}))
         assert [piece async for piece in answer.pieces()]
         assert app.requests[0].headers["accept-encoding"] == "identity"
-        assert gzip.decompress(tap.recording.body) == b"data: 1\n\n"
+        assert gzip.decompress(capture.recording.body) == b"data: 1\n\n"
 
 
 async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
@@ -163,23 +165,23 @@ async def test_a_host_that_nobody_listens_on_is_unreachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with httpx2.AsyncClient(transport=WireTransport(LIMITS)) as client:
-            with pytest.raises(WireUnreachable), Tap({}) as tap:
+            with pytest.raises(WireUnreachable), ResponseCapture({}) as capture:
                 await client.post(f"http://127.0.0.1:{free.getsockname()[1]}/")
-            assert tap.recording.ended_at is not None
+            assert capture.recording.ended_at is not None
 
 
 async def test_a_hole_that_is_not_there_is_an_error_before_anything_is_sent() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
-        with pytest.raises(KeyError, match="hole"), Tap({"hole": b"1"}):
+        with pytest.raises(KeyError, match="placeholder"), ResponseCapture({"placeholder": b"1"}):
             await client.post("/call", json={"a": "no h0le"})
         assert app.requests == []
 
 
 def test_holes_are_filled_with_the_bytes_as_they_are() -> None:
-    tap = Tap({"@a:1": b'{"n":1.0} , {"t":"@b:2"}', "@c:3": b""})
+    capture = ResponseCapture({"@a:1": b'{"n":1.0} , {"t":"@b:2"}', "@c:3": b""})
     body = json.dumps({"user": '@a:1 and "@a:1"', "x": ["@a:1"], "y": ["@c:3"]}).encode()
-    filled = tap.fill(body)
+    filled = capture.fill(body)
     assert b'["@a:1"]' not in filled
     assert b'[{"n":1.0} , {"t":"@b:2"}]' in filled
     assert b'"y": []' in filled
@@ -189,11 +191,11 @@ def test_holes_are_filled_with_the_bytes_as_they_are() -> None:
 async def test_two_requests_at_once_keep_their_answers_apart() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
-        taps = [Tap({"hole": str(number).encode()}) for number in range(10)]
-        answers = await asyncio.gather(*(tapped(client, tap, {"a": "hole"}) for tap in taps))
+        taps = [ResponseCapture({"placeholder": str(number).encode()}) for number in range(10)]
+        answers = await asyncio.gather(*(captured(client, capture, {"a": "placeholder"}) for capture in taps))
         for _, answer in answers:
             assert [piece async for piece in answer.pieces()]
-        assert {tap.recording.request_body for tap in taps} == {f'{{"a":{n}}}'.encode() for n in range(10)}
+        assert {capture.recording.request_body for capture in taps} == {f'{{"a":{n}}}'.encode() for n in range(10)}
 
 
 async def test_a_redirect_is_not_followed() -> None:

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from server.providers.wire.placeholders import Holes
-from server.providers.wire.transport import Tap
+from server.providers.wire.placeholders import Placeholders
+from server.providers.wire.transport import ResponseCapture
 from server.providers.wire.written import WrittenParts
 
 
@@ -37,18 +37,18 @@ def test_one_that_is_larger_than_all_room_is_held_all_the_same() -> None:
 
 
 def test_holes_are_filled_in_whatever_order_the_sdk_writes_them() -> None:
-    holes = Holes()
-    first, second, third = holes.make(b"[1]"), holes.make(b'{"x":1.0}'), holes.make(b"")
-    with Tap(holes.contents) as tap:
+    placeholders = Placeholders()
+    first, second, third = placeholders.make(b"[1]"), placeholders.make(b'{"x":1.0}'), placeholders.make(b"")
+    with ResponseCapture(placeholders.contents) as capture:
         body = f'{{"b": "{second}", "c": ["{third}"], "a": "{first}", "d": "@strata"}}'
-        assert tap.fill(body.encode()) == b'{"b": {"x":1.0}, "c": [], "a": [1], "d": "@strata"}'
+        assert capture.fill(body.encode()) == b'{"b": {"x":1.0}, "c": [], "a": [1], "d": "@strata"}'
         with pytest.raises(KeyError):
-            tap.fill(f'{{"a": "{first}"}}'.encode())
+            capture.fill(f'{{"a": "{first}"}}'.encode())
 
 
 def test_what_fills_a_hole_is_not_looked_at_for_holes() -> None:
-    holes = Holes()
-    first = holes.make(b"1")
-    second = holes.make(f'"{first}"'.encode())
-    with Tap(holes.contents) as tap:
-        assert tap.fill(f'["{second}", "{first}"]'.encode()) == f'["{first}", 1]'.encode()
+    placeholders = Placeholders()
+    first = placeholders.make(b"1")
+    second = placeholders.make(f'"{first}"'.encode())
+    with ResponseCapture(placeholders.contents) as capture:
+        assert capture.fill(f'["{second}", "{first}"]'.encode()) == f'["{first}", 1]'.encode()

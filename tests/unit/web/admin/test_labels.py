@@ -7,7 +7,7 @@ from server.conversation.audit import Action
 from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, TENANT, new_id
 from server.postgres.schema import metadata
 from server.web.admin.audit_labels import ACTION_NAMES, name_action, object_url
-from server.web.admin.compaction_labels import tell_deed, tell_reason
+from server.web.admin.compaction_labels import describe_action, tell_reason
 from server.web.admin.erasure_labels import tell_rows
 from server.web.admin.notices import NOTICES, find_notice, with_notice
 
@@ -37,7 +37,7 @@ def test_every_reason_of_a_compaction_is_told_in_a_sentence() -> None:
         assert tell_reason(report(CompactionOutcome.UNCHANGED, reason)).endswith(".")
     assert tell_reason(report(CompactionOutcome.UNCHANGED, "tomorrow")) == "tomorrow"
     for outcome in CompactionOutcome:
-        assert tell_deed(report(outcome, "rent")).endswith(".")
+        assert describe_action(report(outcome, "rent")).endswith(".")
         assert outcome.value in NOTICES
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.inspection.json_outline import ReadableText
-from server.web.admin.page_budget import Room, open_window
+from server.web.admin.page_budget import PageBudget, open_window
 from server.web.admin.rendering import show_text
 
 ANY_TEXT = st.text(st.sampled_from('a"&<\u202e\x1b\U0001f600\n'), max_size=60)
@@ -14,10 +14,10 @@ ANY_TEXT = st.text(st.sampled_from('a"&<\u202e\x1b\U0001f600\n'), max_size=60)
 
 @given(texts=st.lists(st.tuples(ANY_TEXT, st.integers(0, 80)), max_size=8), size=st.integers(0, 300))
 def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: int) -> None:
-    room = Room(size)
+    budget = PageBudget(size)
     sent = 0
     for text, limit in texts:
-        shown = room.fit(ReadableText(text=text), limit)
+        shown = budget.fit(ReadableText(text=text), limit)
         weight = len(escape(show_text(shown.text)).encode())
         assert weight <= limit
         assert text.startswith(shown.text)
@@ -28,8 +28,8 @@ def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: 
 
 @given(text=ANY_TEXT)
 def test_what_there_is_room_for_is_shown_whole(text: str) -> None:
-    assert Room(1000).fit(ReadableText(text=text), 1000) == ReadableText(text=text)
-    assert Room(1000).fit_line(text, 1000) == text
+    assert PageBudget(1000).fit(ReadableText(text=text), 1000) == ReadableText(text=text)
+    assert PageBudget(1000).fit_line(text, 1000) == text
 
 
 @given(items=st.lists(st.integers(), max_size=12), head=st.integers(0, 5), tail=st.integers(0, 5))

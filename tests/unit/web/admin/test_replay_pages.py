@@ -223,7 +223,9 @@ def test_arguments_of_a_tool_are_compared_by_name_and_shown_where_they_differ() 
 
     recorded = said(call("weather", city="Oslo", days=1), call("time", zone=1.0), call("news"))
     candidate = said(call("time", zone=1), call("weather", days=1, city="Rome"))
-    stored = StoredResult(number=1, conversation_id="conv_x", repetition=1, shadow_id=None, result=result())
+    stored = StoredResult(
+        number=1, conversation_id="conv_x", repetition=1, replay_conversation_id=None, result=result()
+    )
     shown = show_turn(FullResult(stored=stored, task="", recorded=recorded, candidate=candidate))
     weather, time, news = shown.pairs
     assert weather.recorded is not None

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.web.client import Patience, StrataClient
+from server.web.client import RetryBudget, StrataClient
 from tests.support.fakes.scripted_strata import KEY, ScriptedStrata, open_scripted_strata
 
-QUICK = Patience(seconds=5, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
+QUICK = RetryBudget(seconds=5, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
 
 
 @pytest.fixture
@@ -18,5 +18,5 @@ async def strata() -> AsyncIterator[ScriptedStrata]:
 
 @pytest.fixture
 async def client(strata: ScriptedStrata) -> AsyncIterator[StrataClient]:
-    async with StrataClient(strata.url, KEY, patience=QUICK) as client:
+    async with StrataClient(strata.url, KEY, retry_budget=QUICK) as client:
         yield client

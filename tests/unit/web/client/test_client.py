@@ -19,7 +19,7 @@ from server.web.client import (
     ImagePart,
     Instructions,
     OnBusy,
-    Patience,
+    RetryBudget,
     ServerUnreachable,
     StrataClient,
     StrataProblem,
@@ -291,9 +291,9 @@ async def test_an_answer_that_cannot_be_read_is_malformed(
 
 async def test_no_server_is_said_in_a_sentence_and_the_reason_is_told_at_each_attempt() -> None:
     told: list[tuple[ClientError, float]] = []
-    patience = Patience(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.02)
+    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.02)
     async with StrataClient(
-        "http://127.0.0.1:1", KEY, patience=patience, on_retry=lambda *why: told.append(why)
+        "http://127.0.0.1:1", KEY, retry_budget=retry_budget, on_retry=lambda *why: told.append(why)
     ) as client:
         with pytest.raises(ServerUnreachable, match=r"no connection to http://127\.0\.0\.1:1") as caught:
             await client.create_conversation(ConversationDraft(assistant_id="asst_1"))
@@ -304,6 +304,6 @@ async def test_no_server_is_said_in_a_sentence_and_the_reason_is_told_at_each_at
 @pytest.mark.parametrize(("url", "key"), [("nonsense", KEY), ("ftp://h", KEY), ("http://[", KEY), ("http://h", "a\nb")])
 async def test_an_address_or_a_key_that_cannot_be_used_is_said_without_the_key(url: str, key: str) -> None:
     with pytest.raises(ServerUnreachable) as caught:
-        async with StrataClient(url, key, patience=QUICK) as client:
+        async with StrataClient(url, key, retry_budget=QUICK) as client:
             await client.load_conversation(CONVERSATION_ID)
     assert key not in str(caught.value)

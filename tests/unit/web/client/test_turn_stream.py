@@ -10,7 +10,7 @@ from server.conversation.turn import TurnState
 from server.web.client import (
     AnswerMalformed,
     ClientEvent,
-    Patience,
+    RetryBudget,
     ServerUnreachable,
     StrataClient,
     StrataProblem,
@@ -99,7 +99,7 @@ async def test_an_event_that_is_not_known_is_passed_on(client: StrataClient, str
 
 
 async def test_a_cut_at_every_byte_loses_and_doubles_nothing() -> None:
-    async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, patience=QUICK) as client:
+    async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, retry_budget=QUICK) as client:
         strata.replies.append(lambda _: BRIEF)
         whole = await read_all(client)
         assert len(whole) == len(BRIEF)
@@ -125,7 +125,7 @@ async def test_events_that_a_server_repeats_are_heard_once(client: StrataClient,
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 900), max_size=8), st.booleans())
 async def test_any_number_of_cuts_loses_and_doubles_nothing(cuts: list[int], resets: bool) -> None:  # noqa: FBT001  reason: hypothesis gives it
-    async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, patience=QUICK) as client:
+    async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, retry_budget=QUICK) as client:
         strata.resets = resets
         strata.preface = b": keep-alive\n\n"
         strata.replies.append(lambda _: REPLY)
@@ -191,7 +191,7 @@ async def test_silence_is_a_broken_connection(strata: ScriptedStrata) -> None:
     strata.held.clear()
     timeouts = Timeouts(silence_seconds=1)
     async with (
-        StrataClient(strata.url, KEY, patience=QUICK, timeouts=timeouts) as client,
+        StrataClient(strata.url, KEY, retry_budget=QUICK, timeouts=timeouts) as client,
         client.stream(CONVERSATION_ID, "Hi") as stream,
     ):
         events = [await anext(stream), await anext(stream)]
@@ -223,8 +223,8 @@ async def test_a_followed_turn_survives_cuts_too(client: StrataClient, strata: S
 async def test_patience_ends_when_nothing_new_comes(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.extend([200] * 100_000)
-    patience = Patience(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.01)
-    async with StrataClient(strata.url, KEY, patience=patience) as client:
+    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.01)
+    async with StrataClient(strata.url, KEY, retry_budget=retry_budget) as client:
         with pytest.raises(ServerUnreachable):
             await read_all(client)
 
@@ -232,7 +232,7 @@ async def test_patience_ends_when_nothing_new_comes(strata: ScriptedStrata) -> N
 async def test_without_patience_the_first_cut_ends_it(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.append(200)
-    async with StrataClient(strata.url, KEY, patience=Patience(seconds=0)) as client:
+    async with StrataClient(strata.url, KEY, retry_budget=RetryBudget(seconds=0)) as client:
         with pytest.raises(ServerUnreachable, match="was lost"):
             await read_all(client)
     assert len(strata.requests) == 1

@@ -12,8 +12,8 @@ from server.postgres.connections import connect
 from server.postgres.engine import Database
 from server.postgres.inspection.indexer import index_all
 from server.postgres.inspection.inspector import PostgresInspector
-from server.postgres.replay.conversation_tables import SHADOW_SCHEMA, SHADOWS
-from server.postgres.replay.conversations import shadow_options
+from server.postgres.replay.conversation_tables import REPLAY_SCHEMA, REPLAY_TABLES
+from server.postgres.replay.conversations import replay_database_options
 from server.postgres.store import PostgresStore
 from tests.support.builders import create_conversation, take_exchange
 
@@ -43,57 +43,57 @@ async def shape(database: Database, query: str, place: str) -> list[list[str]]:
     """What the catalogue says of a table, whichever schema it is in."""
     async with database.connection() as connection:
         rows = await connection.fetch(query, place)
-    return [[re.sub(rf"\b(?:{SHADOW_SCHEMA}|public)\.", "", str(value)) for value in row] for row in rows]
+    return [[re.sub(rf"\b(?:{REPLAY_SCHEMA}|public)\.", "", str(value)) for value in row] for row in rows]
 
 
-@pytest.mark.parametrize("name", SHADOWS)
-async def test_a_shadows_table_has_the_shape_of_the_live_one(database: Database, name: str) -> None:
+@pytest.mark.parametrize("name", REPLAY_TABLES)
+async def test_a_replay_table_has_the_shape_of_the_live_one(database: Database, name: str) -> None:
     """Column by column, constraint by constraint, index by index. A change of one is a change of both."""
     for what, query in SHAPES.items():
         live = await shape(database, query, name)
         assert live, what
-        assert await shape(database, query, f"{SHADOW_SCHEMA}.{name}") == live, what
+        assert await shape(database, query, f"{REPLAY_SCHEMA}.{name}") == live, what
 
 
-async def test_every_table_of_the_schema_is_a_shadows(database: Database) -> None:
+async def test_every_table_of_the_schema_is_a_replay_table(database: Database) -> None:
     async with database.connection() as connection:
-        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", SHADOW_SCHEMA)
-    assert {row["tablename"] for row in rows} == set(SHADOWS)
+        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", REPLAY_SCHEMA)
+    assert {row["tablename"] for row in rows} == set(REPLAY_TABLES)
 
 
-async def test_a_shadow_is_a_whole_conversation_that_the_live_side_does_not_see(
-    database: Database, shadows: Database, store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing
+async def test_a_replay_conversation_is_a_whole_conversation_that_the_live_side_does_not_see(
+    database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing
 ) -> None:
-    shadow_store = PostgresStore(shadows)
-    shadow = await create_conversation(shadow_store, tenant.id)
-    await take_exchange(shadow_store, tenant.id, shadow.id, "Only here.")
+    replay_turns = PostgresStore(replay_store)
+    replayed = await create_conversation(replay_turns, tenant.id)
+    await take_exchange(replay_turns, tenant.id, replayed.id, "Only here.")
     live = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, live.id, "Only there.")
     await index_all(database)
 
     assert [found.id for found in (await store.list_conversations(tenant.id)).items] == [live.id]
-    assert [found.id for found in (await shadow_store.list_conversations(tenant.id)).items] == [shadow.id]
+    assert [found.id for found in (await replay_turns.list_conversations(tenant.id)).items] == [replayed.id]
     with pytest.raises(ConversationNotFound):
-        await store.load_conversation(tenant.id, shadow.id)
+        await store.load_conversation(tenant.id, replayed.id)
     with pytest.raises(ConversationNotFound):
-        await shadow_store.load_conversation(tenant.id, live.id)
+        await replay_turns.load_conversation(tenant.id, live.id)
     inspector = PostgresInspector(database)
     assert [found.id for found in (await inspector.list_conversations(None)).items] == [live.id]
     assert len((await store.list_assistants(tenant.id)).items) == 1
-    assert await inspector.find_tenant(shadow.id) is None
+    assert await inspector.find_tenant(replayed.id) is None
 
-    looking = PostgresInspector(shadows)
-    timeline = await looking.load_timeline(tenant.id, shadow.id)
+    looking = PostgresInspector(replay_store)
+    timeline = await looking.load_timeline(tenant.id, replayed.id)
     assert [type(turn) for turn in timeline.turns] == [TimelineTurn, TimelineTurn]
     assert len(timeline.turns[1].calls) == 1
-    stored = await looking.load_stored_call(tenant.id, shadow.id, 2, 1)
+    stored = await looking.load_stored_call(tenant.id, replayed.id, 2, 1)
     assert stored.call.end is not None
     with pytest.raises(ConversationNotFound):
-        await looking.load_timeline((await key_ring.create_tenant("globex")).id, shadow.id)
+        await looking.load_timeline((await key_ring.create_tenant("globex")).id, replayed.id)
 
 
-async def test_a_connection_to_the_shadows_finds_tenants_and_replays_where_they_are(database: Database) -> None:
-    connection = await connect(shadow_options(database.options))
+async def test_a_connection_to_the_replay_schema_finds_tenants_and_replays_where_they_are(database: Database) -> None:
+    connection = await connect(replay_database_options(database.options))
     try:
         found = {
             name: await connection.fetchval("SELECT $1::text::regclass::oid::regclass::text", name)
@@ -109,5 +109,5 @@ async def test_a_connection_to_the_shadows_finds_tenants_and_replays_where_they_
     assert {row["relname"]: row["place"] for row in schemas} == {
         "tenants": "public",
         "replays": "public",
-        "turns": SHADOW_SCHEMA,
+        "turns": REPLAY_SCHEMA,
     }

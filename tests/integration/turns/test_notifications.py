@@ -14,31 +14,31 @@ from server.conversation.api_key import Tenant
 from server.conversation.call import Chunk
 from server.conversation.errors import LeaseLost
 from server.conversation.identifiers import CONVERSATION, new_id
-from server.conversation.notifications import Announcements, News
+from server.conversation.notifications import Notification, Notifications
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.postgres.turns.channels import CONVERSATION_CHANNEL
-from server.postgres.turns.notifications import ListeningPace, PostgresAnnouncements
+from server.postgres.turns.notifications import ListenerTimes, PostgresNotifications
 from tests.support.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
 from tests.support.wire_proxy import WireProxy, open_proxy
 
-QUICK = ListeningPace(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
+QUICK = ListenerTimes(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
 LONG = 20.0
 """Seconds for what must come; only a failure takes them."""
 
 
 @asynccontextmanager
-async def open_ears(options: DatabaseOptions, pace: ListeningPace = QUICK) -> AsyncIterator[PostgresAnnouncements]:
+async def open_ears(options: DatabaseOptions, latency: ListenerTimes = QUICK) -> AsyncIterator[PostgresNotifications]:
     """What a process hears, from the moment that it hears."""
-    async with PostgresAnnouncements(options, pace=pace) as ears:
+    async with PostgresNotifications(options, pace=latency) as ears:
         async with asyncio.timeout(LONG):
             await ears.until_hearing()
         yield ears
 
 
 @pytest.fixture
-async def ears(database: Database) -> AsyncIterator[PostgresAnnouncements]:
+async def ears(database: Database) -> AsyncIterator[PostgresNotifications]:
     async with open_ears(database.options) as opened:
         yield opened
 
@@ -54,7 +54,7 @@ def far_options(database: Database, proxy: WireProxy) -> DatabaseOptions:
     return replace(database.options, url=proxy.url())
 
 
-def losses_of(ears: PostgresAnnouncements) -> asyncio.Event:
+def losses_of(ears: PostgresNotifications) -> asyncio.Event:
     """Set when something may have been missed."""
     missed = asyncio.Event()
     ears.listen(CONVERSATION_CHANNEL, heard=lambda _: None, missed=missed.set)
@@ -90,21 +90,21 @@ async def has_records(caplog: pytest.LogCaptureFixture) -> bool:
 
 
 def test_they_are_what_the_port_asks_for(database: Database) -> None:
-    announcements: Announcements = PostgresAnnouncements(database.options)
-    assert isinstance(announcements, PostgresAnnouncements)
+    notifications: Notifications = PostgresNotifications(database.options)
+    assert isinstance(notifications, PostgresNotifications)
 
 
 class TestTheStoreAnnounces:
     async def test_what_others_may_wait_for(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         with (
-            ears.watch(conversation.id, News.GROWN) as grown,
-            ears.watch(conversation.id, News.CANCELLING) as cancelling,
-            ears.watch(conversation.id, News.ENDED) as ended,
-            ears.watch(conversation.id, *News) as anything,
+            ears.watch(conversation.id, Notification.GROWN) as grown,
+            ears.watch(conversation.id, Notification.CANCELLING) as cancelling,
+            ears.watch(conversation.id, Notification.ENDED) as ended,
+            ears.watch(conversation.id, *Notification) as anything,
         ):
             chunk = Chunk(attempt=1, offset=0, data=b"abc")
             await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
@@ -119,25 +119,25 @@ class TestTheStoreAnnounces:
             assert not any([await watch.wait(0) for watch in (grown, cancelling, ended, anything)])
 
     async def test_a_turn_that_ended_without_a_call(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        with ears.watch(conversation.id, News.ENDED) as ended:
+        with ears.watch(conversation.id, Notification.ENDED) as ended:
             await store.finish_turn(accepted.lease, answer(start=None, end=None))
             assert await ended.wait(LONG)
 
     async def test_that_somebody_gave_up_waiting(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await store.enter_queue(tenant.id, conversation.id, limit=5, seconds=LEASE_SECONDS)
-        with ears.watch(conversation.id, News.ENDED) as ended:
+        with ears.watch(conversation.id, Notification.ENDED) as ended:
             await store.leave_queue(conversation.id, ticket)
             assert await ended.wait(LONG)
 
     async def test_nothing_where_nothing_was_written(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
@@ -145,8 +145,8 @@ class TestTheStoreAnnounces:
         await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
         stranger = replace(accepted.lease, token=token())
         with (
-            ears.watch(conversation.id, News.GROWN, News.ENDED) as watch,
-            ears.watch(conversation.id, News.CANCELLING) as cancelling,
+            ears.watch(conversation.id, Notification.GROWN, Notification.ENDED) as watch,
+            ears.watch(conversation.id, Notification.CANCELLING) as cancelling,
         ):
             await store.request_cancel(tenant.id, conversation.id)
             assert await cancelling.wait(LONG)
@@ -169,35 +169,38 @@ class TestTheStoreAnnounces:
 
 class TestAWatch:
     async def test_is_of_one_conversation(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         one, other = [await create_conversation(store, tenant.id) for _ in range(2)]
         leases = [(await accept(store, tenant.id, user_input(conversation.id))).lease for conversation in (one, other)]
-        with ears.watch(one.id, News.ENDED) as mine, ears.watch(other.id, News.ENDED) as theirs:
+        with ears.watch(one.id, Notification.ENDED) as mine, ears.watch(other.id, Notification.ENDED) as theirs:
             await store.finish_turn(leases[1], answer())
             assert await theirs.wait(LONG)
             assert not await mine.wait(0)
 
     async def test_remembers_what_came_before_anybody_waited(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        with ears.watch(conversation.id, News.ENDED) as early, ears.watch(conversation.id, News.ENDED) as barrier:
+        with (
+            ears.watch(conversation.id, Notification.ENDED) as early,
+            ears.watch(conversation.id, Notification.ENDED) as barrier,
+        ):
             await store.finish_turn(accepted.lease, answer())
             assert await barrier.wait(LONG)
-            with ears.watch(conversation.id, News.ENDED) as late:
+            with ears.watch(conversation.id, Notification.ENDED) as late:
                 assert not await late.wait(0)
             assert await early.wait(0)
 
     async def test_of_which_there_are_many_each_is_woken(
-        self, ears: PostgresAnnouncements, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
 
         async def wait() -> bool:
-            with ears.watch(conversation.id, News.ENDED) as watch:
+            with ears.watch(conversation.id, Notification.ENDED) as watch:
                 return await watch.wait(LONG)
 
         waiting = [asyncio.create_task(wait()) for _ in range(20)]
@@ -205,33 +208,36 @@ class TestAWatch:
         await store.finish_turn(accepted.lease, answer())
         assert all(await asyncio.gather(*waiting))
 
-    async def test_that_is_over_leaves_nothing_behind(self, ears: PostgresAnnouncements) -> None:
+    async def test_that_is_over_leaves_nothing_behind(self, ears: PostgresNotifications) -> None:
         conversation_id = new_id(CONVERSATION)
-        with ears.watch(conversation_id, News.ENDED), ears.watch(conversation_id, News.ENDED):
+        with ears.watch(conversation_id, Notification.ENDED), ears.watch(conversation_id, Notification.ENDED):
             pass
-        with ears.watch("not an id", News.ENDED) as watch:
+        with ears.watch("not an id", Notification.ENDED) as watch:
             assert not await watch.wait(0)
         assert not ears._watches  # noqa: SLF001  reason: what is left is not to be seen from outside
 
     async def test_is_not_disturbed_by_what_is_not_ours(
-        self, ears: PostgresAnnouncements, database: Database, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        with ears.watch(conversation.id, *News) as watch:
+        with ears.watch(conversation.id, *Notification) as watch:
             for said in ("", "x", str(uuid4()), "é" * 1000, "None" + "e"):
                 await announce(database, said)
             await store.finish_turn(accepted.lease, answer())
             assert await watch.wait(LONG)
-        assert ears.hearing
+        assert ears.listening
 
     async def test_in_every_process_hears_the_same(
-        self, ears: PostgresAnnouncements, database: Database, store: PostgresStore, tenant: Tenant
+        self, ears: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         async with open_ears(database.options) as others:
-            with ears.watch(conversation.id, News.ENDED) as mine, others.watch(conversation.id, News.ENDED) as theirs:
+            with (
+                ears.watch(conversation.id, Notification.ENDED) as mine,
+                others.watch(conversation.id, Notification.ENDED) as theirs,
+            ):
                 await store.finish_turn(accepted.lease, answer())
                 assert await mine.wait(LONG)
                 assert await theirs.wait(LONG)
@@ -245,7 +251,7 @@ class TestTheConnection:
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         options = replace(database.options, application_name=f"ears {uuid4()}")
         async with open_ears(options) as ears:
-            with ears.watch(conversation.id, News.ENDED) as watch, ears.watch(new_id(CONVERSATION)) as nothing:
+            with ears.watch(conversation.id, Notification.ENDED) as watch, ears.watch(new_id(CONVERSATION)) as nothing:
                 async with database.connection() as connection:
                     await connection.execute(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1",
@@ -269,38 +275,38 @@ class TestTheConnection:
             missed = losses_of(ears)
             await proxy.lose_database()
             await asyncio.wait_for(missed.wait(), LONG)
-            assert not ears.hearing
-            with ears.watch(conversation.id, News.ENDED) as watch:
+            assert not ears.listening
+            with ears.watch(conversation.id, Notification.ENDED) as watch:
                 await store.finish_turn(accepted.lease, answer())
                 assert not await watch.wait(0.2)
                 await proxy.accept()
                 assert await watch.wait(LONG)
-            assert ears.hearing
+            assert ears.listening
 
     async def test_that_fell_silent_is_noticed(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         async with open_ears(far_options) as ears:
             missed = losses_of(ears)
             proxy.swallow()
             await asyncio.wait_for(missed.wait(), LONG)
-            assert not ears.hearing
+            assert not ears.listening
             proxy.flow()
             async with asyncio.timeout(LONG):
                 await ears.until_hearing()
 
     async def test_need_not_be_there_at_the_start(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         await proxy.refuse()
-        async with PostgresAnnouncements(far_options, pace=QUICK) as ears:
-            with ears.watch(new_id(CONVERSATION), News.ENDED) as watch:
+        async with PostgresNotifications(far_options, pace=QUICK) as ears:
+            with ears.watch(new_id(CONVERSATION), Notification.ENDED) as watch:
                 assert not await watch.wait(0.05)
                 await proxy.accept()
                 assert await watch.wait(LONG)
-            assert ears.hearing
+            assert ears.listening
 
     async def test_is_one_and_ends_with_the_block(self, database: Database) -> None:
         options = replace(database.options, application_name=f"ears {uuid4()}")
         async with open_ears(options) as ears:
             assert await count_sessions(database, options.application_name) == 1
-        assert not ears.hearing
+        assert not ears.listening
         await eventually(partial(is_without_session, database, options.application_name))
 
     async def test_that_is_silent_does_not_hold_up_the_end(
@@ -316,9 +322,9 @@ class TestTheConnection:
         url = database.options.url
         joined = "&" if "?" in url else "?"
         options = replace(database.options, url=f"{url}{joined}default_transaction_read_only=on")
-        with caplog.at_level(logging.WARNING, "strata.announcements"):
-            async with PostgresAnnouncements(options, pace=QUICK) as ears:
+        with caplog.at_level(logging.WARNING, "strata.notifications"):
+            async with PostgresNotifications(options, pace=QUICK) as ears:
                 await eventually(partial(has_records, caplog))
-                assert not ears.hearing
+                assert not ears.listening
         [record] = caplog.records
-        assert (record.message, vars(record)["reason"]) == ("announcements.lost", "The database has become read-only.")
+        assert (record.message, vars(record)["reason"]) == ("notifications.lost", "The database has become read-only.")

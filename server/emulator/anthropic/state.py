@@ -34,7 +34,7 @@ class Recent(OrderedDict[str, T], Generic[T]):
             self.popitem(last=False)
 
 
-class Desk:
+class AnthropicState:
     def __init__(self, state: EmulatorState) -> None:
         self.state = state
         self.cache = PromptCache()

@@ -9,15 +9,15 @@ from server.postgres.access.key_cache import RememberedKeys
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.turns.channels import KEY_CHANNEL
-from server.postgres.turns.notifications import PostgresAnnouncements
+from server.postgres.turns.notifications import PostgresNotifications
 
 LONG = 20.0
 """Seconds for what must come; only a failure takes them."""
 
 
 @asynccontextmanager
-async def open_process(database: Database) -> AsyncIterator[tuple[RememberedKeys, PostgresAnnouncements]]:
-    async with PostgresAnnouncements(database.options) as ears:
+async def open_process(database: Database) -> AsyncIterator[tuple[RememberedKeys, PostgresNotifications]]:
+    async with PostgresNotifications(database.options) as ears:
         async with asyncio.timeout(LONG):
             await ears.until_hearing()
         yield RememberedKeys(PostgresKeyRing(database), ears), ears
