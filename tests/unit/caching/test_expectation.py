@@ -97,8 +97,8 @@ def test_a_new_epoch_is_a_reason_of_its_own() -> None:
     assert expect(current) == CacheExpectation(possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
 
 
-def test_a_new_opening_leaves_the_static_text_and_is_no_broken_prefix() -> None:
-    current = request(STATIC, replace(FIRST, kind="opening", hash="signed"), SECOND)
+def test_a_new_signed_summary_leaves_the_static_text_and_is_no_broken_prefix() -> None:
+    current = request(STATIC, replace(FIRST, kind="signed_summary", hash="signed"), SECOND)
     assert expect(current) == CacheExpectation(tokens=2_000, possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
 
 
