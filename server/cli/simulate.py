@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 from rich.table import Column, Table
 
+from server.cli.simulate_chart import draw_grid, draw_lengths
 from server.cli.terminal import open_bar, open_console
 from server.compaction.simulated_conversation import LengthLaw
 from server.compaction.simulation import Comparison, Market, Run, Workload, compare, find_market
@@ -29,8 +30,8 @@ _NAMES: Final = {
 
 
 def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path.suffix not in {".svg", ".png"}:
-        raise click.BadParameter("A chart is written as .svg or .png.")
+    if path is not None and path.suffix != ".svg":
+        raise click.BadParameter("Charts are written as SVG: name a file that ends in .svg.")
     return path
 
 
@@ -58,7 +59,11 @@ def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Pat
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same figures.")
 @click.option("--grid", is_flag=True, help="All models, shapes, paces and lengths of docs/costs.md.")
 @click.option(
-    "--chart", type=click.Path(dir_okay=False, path_type=Path), callback=_check_chart, help="FILE.svg or FILE.png"
+    "--chart",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_check_chart,
+    metavar="FILE.svg",
+    help="Also draw a chart into this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a row a line.")
 def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> None:
@@ -80,8 +85,6 @@ def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> 
     else:
         _show(market, workload, comparison)
     if chart is not None:
-        from server.cli.simulate_chart import draw_lengths  # noqa: PLC0415  reason: only who wants one waits for it
-
         shares = {
             mean: compare(market, replace(workload, exchanges=mean), cost, threshold)
             for mean in _chart_lengths(workload.exchanges)
@@ -131,8 +134,6 @@ def _simulate_grid(
     else:
         _show_grid(rows)
     if chart is not None:
-        from server.cli.simulate_chart import draw_grid  # noqa: PLC0415  reason: only who wants one waits for it
-
         draw_grid(rows, chart)
 
 
