@@ -64,7 +64,12 @@ _PAGES: Final = (
     ),
     _Pages(
         RecordKind.TEMPLATE,
-        "hash IN (SELECT template_hash FROM epochs WHERE conversation_id = :conversation AND number <= :epoch::int)",
+        # Those of the static texts, and those that calls of no turn were rendered with.
+        """hash IN (
+            SELECT template_hash FROM epochs WHERE conversation_id = :conversation AND number <= :epoch::int
+            UNION ALL SELECT decode(note->>'template_hash', 'hex')
+            FROM calls, jsonb_array_elements(warnings) note WHERE conversation_id = :conversation AND turn_seq < 0
+        )""",
         {"hash": ("bytea", b"")},
         20,
     ),
