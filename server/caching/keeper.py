@@ -18,7 +18,7 @@ label, and removes both. Where nobody sweeps with its account, it ends by itself
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -47,6 +47,7 @@ from server.conversation.errors import (
     ProviderRateLimited,
     ProviderRejected,
 )
+from server.conversation.lru import LruCache
 from server.conversation.manifest import encode_tools
 from server.conversation.payload import Payload
 from server.conversation.usage import Usage
@@ -111,7 +112,7 @@ class CacheKeeper:
         self._estimate = estimate
         self._budget_usd_per_hour = budget_usd_per_hour
         self._sweep_seconds = sweep_seconds
-        self._watched: OrderedDict[CacheKey, _Watched] = OrderedDict()
+        self._watched: LruCache[CacheKey, _Watched] = LruCache(_REMEMBERED_KEYS)
         self._running: set[asyncio.Task[None]] = set()
 
     def turn_asked(self, asked: Asked) -> None:
@@ -159,10 +160,10 @@ class CacheKeeper:
 
     def _watch_call(self, asked: Asked) -> _Watched:
         key = asked.plan.key
-        watched = self._watched.setdefault(key, _Watched())
-        self._watched.move_to_end(key)
-        if len(self._watched) > _REMEMBERED_KEYS:
-            self._watched.popitem(last=False)
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = _Watched()
+            self._watched.put(key, watched)
         watched.calls.append(asked.started_at)
         expected = asked.plan.expectation.tokens
         if asked.plan.cache is None and expected and asked.usage.input_tokens:

@@ -7,13 +7,13 @@ waits for it. Lengths change slowly: an hour more or less makes no difference.
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from server.conversation.errors import DatabaseUnavailable
 from server.conversation.lengths import ConversationLengths
+from server.conversation.lru import LruCache
 
 _AGE_LIMIT_SECONDS: Final = 3_600.0
 _RETRY_SECONDS: Final = 60.0
@@ -41,9 +41,8 @@ class TypicalLengths:
     ) -> None:
         self._lengths = lengths
         self._age_limit_seconds = age_limit_seconds
-        self._assistant_limit = assistant_limit
         self._clock = clock
-        self._held: OrderedDict[_Key, _Held] = OrderedDict()
+        self._held: LruCache[_Key, _Held] = LruCache(assistant_limit)
         self._reading: dict[_Key, asyncio.Task[None]] = {}
         self._turnstile = asyncio.Lock()
         """One is read at a time: a process that has just started may want very many."""
@@ -75,10 +74,7 @@ class TypicalLengths:
 
     def _length(self, key: _Key) -> float | None:
         held = self._held.get(key)
-        if held is None:
-            return None
-        self._held.move_to_end(key)
-        return held.length
+        return None if held is None else held.length
 
     def _read(self, key: _Key) -> "asyncio.Task[None]":
         task = self._reading.get(key)
@@ -100,7 +96,4 @@ class TypicalLengths:
             self._hold(key, length, self._age_limit_seconds)
 
     def _hold(self, key: _Key, length: float | None, seconds: float) -> None:
-        self._held[key] = _Held(length=length, good_until=self._clock() + seconds)
-        self._held.move_to_end(key)
-        if len(self._held) > self._assistant_limit:
-            self._held.popitem(last=False)
+        self._held.put(key, _Held(length=length, good_until=self._clock() + seconds))

@@ -6,7 +6,6 @@ the turn or came with its answer. Queueing happens in a task of its own.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +18,7 @@ from server.compaction.source import count_request, decide_compaction, read_stat
 from server.compaction.typical_lengths import TypicalLengths
 from server.conversation.epoch import EpochReason
 from server.conversation.errors import StrataError
+from server.conversation.lru import LruCache
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import ModelResponseTurn, Native, TurnKind
 from server.providers.token_estimate import TokenEstimate
@@ -52,7 +52,7 @@ class CompactionWatch:
         self._lengths = lengths
         self._alarms = alarms
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looks: OrderedDict[str, datetime] = OrderedDict()
+        self._looks: LruCache[str, datetime] = LruCache(_MAX_LOOKS)
         """When somebody will look at a conversation anyway: a job that comes too early looks again by itself."""
 
     def turn_followed(
@@ -80,9 +80,7 @@ class CompactionWatch:
             reason = "window" if decision.plan is None else decision.plan.reason.value
             self._send(tenant_id, conversation_id, reason, None)
         elif decision.ask_again_at is not None and not self._is_looked_after(conversation_id, turn.created_at):
-            self._looks[conversation_id] = decision.ask_again_at
-            if len(self._looks) > _MAX_LOOKS:
-                self._looks.popitem(last=False)
+            self._looks.put(conversation_id, decision.ask_again_at)
             self._send(tenant_id, conversation_id, "cold_cache", decision.ask_again_at)
 
     async def close(self) -> None:
@@ -91,11 +89,8 @@ class CompactionWatch:
             await asyncio.wait(set(self._tasks), timeout=_PATIENCE_SECONDS)
 
     def _is_looked_after(self, conversation_id: str, now: datetime) -> bool:
-        look_at = self._looks.pop(conversation_id, None)
-        if look_at is None or look_at <= now:
-            return False
-        self._looks[conversation_id] = look_at
-        return True
+        look_at = self._looks.get(conversation_id)
+        return look_at is not None and look_at > now
 
     def _watch_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> bool:
         """Whether it has to be compacted and cannot be."""

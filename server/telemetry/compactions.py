@@ -4,13 +4,13 @@ Implements `server.compaction.observer`.
 """
 
 import logging
-from collections import OrderedDict
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.call import CallEnd, CallStart
+from server.conversation.lru import LruCache
 from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.limits import NameSet, bounded_count, finite_usd
 
@@ -27,7 +27,7 @@ class CompactionTelemetry:
         registry = registry or CollectorRegistry()
         self._calls = calls
         self._reasons = NameSet(others=_REASONS)
-        self._blocked: OrderedDict[str, None] = OrderedDict()
+        self._blocked: LruCache[str, str] = LruCache(_MAX_BLOCKED)
         self._ended = Counter(
             "strata_compactions",
             "Compactions that ended, or found nothing to do.",
@@ -77,9 +77,7 @@ class CompactionTelemetry:
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
         if conversation_id in self._blocked:
             return
-        self._blocked[conversation_id] = None
-        if len(self._blocked) > _MAX_BLOCKED:
-            self._blocked.popitem(last=False)
+        self._blocked.put(conversation_id, reason)
         self._alarms.inc()
         _log.warning(
             "compaction.blocked",
@@ -87,7 +85,7 @@ class CompactionTelemetry:
         )
 
     def compaction_unblocked(self, conversation_id: str) -> None:
-        if self._blocked.pop(conversation_id, self) is None:
+        if self._blocked.pop(conversation_id) is not None:
             _log.info("compaction.unblocked", extra={"conversation_id": conversation_id})
 
     def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:

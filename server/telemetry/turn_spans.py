@@ -17,6 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.conversation import Lease
+from server.conversation.lru import LruCache
 from server.conversation.turn import ModelResponseTurn, TurnState
 from server.conversation.usage import Usage
 from server.telemetry.limits import bounded_count, finite_seconds, finite_usd, nanoseconds, plain_name, seconds_between
@@ -36,15 +37,13 @@ class TurnSpans:
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracer = tracing.tracer
-        self._open: dict[UUID, Span] = {}
+        self._open: LruCache[UUID, Span] = LruCache(_OPEN_LIMIT)
 
     def begin(self, lease: Lease) -> None:
         """Begins the turn's span, below the one of the present context."""
-        if len(self._open) >= _OPEN_LIMIT:
-            self._open.pop(next(iter(self._open))).end()
-        self._open[lease.token] = self._tracer.start_span(
-            "turn", kind=SpanKind.INTERNAL, attributes=_turn_attributes(lease)
-        )
+        span = self._tracer.start_span("turn", kind=SpanKind.INTERNAL, attributes=_turn_attributes(lease))
+        for evicted in self._open.put(lease.token, span):
+            evicted.end()
 
     def record_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
         """The whole span of a call, with the call's own times."""
@@ -63,7 +62,7 @@ class TurnSpans:
 
     def finish(self, lease: Lease, turn: ModelResponseTurn, times: TurnTimes) -> None:
         """Ends the turn's span, if it was begun here."""
-        span = self._open.pop(lease.token, None)
+        span = self._open.pop(lease.token)
         if span is None:
             return
         span.set_attributes(_outcome_attributes(turn, times))
@@ -73,7 +72,7 @@ class TurnSpans:
 
     def lose(self, lease: Lease, code: str) -> None:
         """Ends the span of a turn that could not be written down."""
-        span = self._open.pop(lease.token, None)
+        span = self._open.pop(lease.token)
         if span is not None:
             _mark_failed(span, code)
             span.end()

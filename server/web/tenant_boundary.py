@@ -14,6 +14,7 @@ from litestar.connection import ASGIConnection
 from server.conversation.api_key import ApiKey, Scope
 from server.conversation.audit import Action, Actor, AuditDraft, AuditLog
 from server.conversation.errors import NotFound, OtherTenantReadOnly, ValidationFailed
+from server.conversation.lru import LruCache
 from server.inspection.assistants import AssistantInspector
 from server.inspection.port import Inspector
 from server.replay.rerun.admin import ReplayAdmin
@@ -81,7 +82,7 @@ class TenantBoundary:
         self._assistant_inspector = assistant_inspector
         self._audit_log = audit_log
         self._clock = clock
-        self._told: dict[_Reading, float] = {}
+        self._told: LruCache[_Reading, float] = LruCache(_MAX_REMEMBERED)
 
     async def cross(self, connection: _Connection, key: ApiKey, actor: Actor) -> None:
         """Raises `OtherTenantReadOnly`, `ValidationFailed` if the query names several tenants, and
@@ -132,7 +133,8 @@ class TenantBoundary:
 
     async def _tell(self, reading: _Reading, actor: Actor) -> None:
         now = self._clock()
-        if self._told.get(reading, -_REPEAT_SECONDS) > now - _REPEAT_SECONDS:
+        told_at = self._told.get(reading)
+        if told_at is not None and told_at > now - _REPEAT_SECONDS:
             return
         details: dict[str, object] = {"route": reading.route, **dict(reading.places)}
         if reading.filters:
@@ -148,10 +150,7 @@ class TenantBoundary:
                 details=details,
             )
         )
-        self._told.pop(reading, None)
-        if len(self._told) >= _MAX_REMEMBERED:
-            del self._told[next(iter(self._told))]
-        self._told[reading] = now
+        self._told.put(reading, now)
 
 
 def _listed_tenant(connection: _Connection, key: ApiKey, route: str) -> str | None:

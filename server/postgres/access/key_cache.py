@@ -16,6 +16,7 @@ from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant
 from server.conversation.audit import OPERATOR, Actor
 from server.conversation.identifiers import API_KEY, encode_id
 from server.conversation.key_ring import KeyRing
+from server.conversation.lru import LruCache
 from server.postgres.turns.channels import KEY_CHANNEL
 
 _MEMORY_SECONDS: Final = 30.0
@@ -50,6 +51,7 @@ class RememberedKeys:
         key_ring: KeyRing,
         ears: Listener,
         *,
+        max_keys: int = _MEMORY_KEYS,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _now,
     ) -> None:
@@ -58,7 +60,7 @@ class RememberedKeys:
         self._ears = ears
         self._clock = clock
         self._now = now
-        self._remembered: dict[str, _Remembered] = {}
+        self._remembered: LruCache[str, _Remembered] = LruCache(max_keys)
         self._revocations = 0
         ears.listen(KEY_CHANNEL, heard=self._hear, missed=self._forget_all)
 
@@ -119,10 +121,8 @@ class RememberedKeys:
     def _remember(self, key: ApiKey, secret_hash: bytes) -> None:
         if not self._ears.listening:
             return
-        self._remembered.pop(key.id, None)
-        if len(self._remembered) >= _MEMORY_KEYS:
-            del self._remembered[next(iter(self._remembered))]
-        self._remembered[key.id] = _Remembered(key=key, secret_hash=secret_hash, until=self._clock() + _MEMORY_SECONDS)
+        remembered = _Remembered(key=key, secret_hash=secret_hash, until=self._clock() + _MEMORY_SECONDS)
+        self._remembered.put(key.id, remembered)
 
     def _hear(self, said: str) -> None:
         try:
@@ -135,7 +135,7 @@ class RememberedKeys:
 
     def _forget(self, key_id: str) -> None:
         self._revocations += 1
-        self._remembered.pop(key_id, None)
+        self._remembered.pop(key_id)
 
     def _forget_all(self) -> None:
         self._revocations += 1

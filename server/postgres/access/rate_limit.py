@@ -13,6 +13,7 @@ from typing import Final
 
 from server.conversation.errors import RateLimited
 from server.conversation.identifiers import API_KEY, decode_id
+from server.conversation.lru import LruCache
 from server.postgres.engine import Database, Statement
 
 # `used` may go past the limit by less than a batch; who sees it there gets what was left, and the next one nothing.
@@ -68,7 +69,7 @@ class PostgresRateLimiter:
         self._batch = max(1, per_minute // _BATCHES)
         self._window_seconds = window_seconds
         self._clock = clock
-        self._reserves: dict[str, _Reserve] = {}
+        self._reserves: LruCache[str, _Reserve] = LruCache(_REMEMBERED_KEYS)
 
     async def admit(self, key_id: str) -> None:
         if not self._limit:
@@ -110,8 +111,7 @@ class PostgresRateLimiter:
     def _reserve_of(self, key_id: str) -> _Reserve:
         found = self._reserves.get(key_id)
         if found is None:
-            if len(self._reserves) >= _REMEMBERED_KEYS:
-                # The oldest goes; what it had in reserve is lost to its key for this window.
-                del self._reserves[next(iter(self._reserves))]
-            found = self._reserves[key_id] = _Reserve()
+            # The permissions of an evicted reserve are lost to its key for this window.
+            found = _Reserve()
+            self._reserves.put(key_id, found)
         return found

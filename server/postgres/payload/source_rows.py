@@ -4,7 +4,6 @@ Versions of assistants never change, and neither does the manifest of a call: wh
 again what it was made of, however long that is.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -16,6 +15,7 @@ from server.conversation.assistant import Assistant
 from server.conversation.block import Blob, Block, JsonValue
 from server.conversation.block_json import block_from_json, decode_blocks
 from server.conversation.call import CallStart
+from server.conversation.lru import LruCache
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import Native, TurnKind, TurnState
 from server.postgres.codec import decode_json, decode_text
@@ -71,26 +71,22 @@ class RowCache:
     """What this process has seen of conversations and will see again."""
 
     def __init__(self) -> None:
-        self._assistants: dict[tuple[UUID, int], Assistant] = {}
-        self._newest: dict[UUID, Assistant] = {}
-        self._manifests: OrderedDict[UUID, tuple[bytes, Manifest]] = OrderedDict()
-        self._entry_count = 0
+        self._assistants: LruCache[tuple[UUID, int], Assistant] = LruCache(_ASSISTANTS)
+        self._newest: LruCache[UUID, Assistant] = LruCache(_CONVERSATIONS)
+        self._manifests: LruCache[UUID, tuple[bytes, Manifest]] = LruCache(
+            _MANIFEST_ENTRIES, weigh=lambda held: len(held[1])
+        )
 
     def find(self, conversation: UUID | None) -> Known:
         """What the conversation was last seen with."""
         if conversation is None:
             return Known(assistant=None, request_hash=b"", manifest=())
-        request_hash, manifest = self._manifests.get(conversation, (b"", ()))
+        request_hash, manifest = self._manifests.get(conversation) or (b"", ())
         return Known(assistant=self._newest.get(conversation), request_hash=request_hash, manifest=manifest)
 
     def hold_manifest(self, conversation: UUID, start: CallStart) -> None:
         """That of the newest call, which the next payload will be compared with."""
-        _, gone = self._manifests.pop(conversation, (b"", ()))
-        self._manifests[conversation] = (start.request_hash, tuple(start.manifest))
-        self._entry_count += len(start.manifest) - len(gone)
-        while self._entry_count > _MANIFEST_ENTRIES and len(self._manifests) > 1:
-            _, (_, oldest) = self._manifests.popitem(last=False)
-            self._entry_count -= len(oldest)
+        self._manifests.put(conversation, (start.request_hash, tuple(start.manifest)))
 
     def read(self, row: asyncpg.Record, known: Known | None = None) -> PayloadSource:
         """The source. The row lacks what was said to be known."""
@@ -105,13 +101,9 @@ class RowCache:
         key = (row["assistant_id"], row["chosen_version"])
         held = self._assistants.get(key)
         if held is None:
-            if len(self._assistants) >= _ASSISTANTS:
-                self._assistants.clear()
-                self._newest.clear()
-            held = self._assistants[key] = assistant_from(row)
-        if len(self._newest) >= _CONVERSATIONS:
-            self._newest.clear()
-        self._newest[row["id"]] = held
+            held = assistant_from(row)
+            self._assistants.put(key, held)
+        self._newest.put(row["id"], held)
         return held
 
 

@@ -11,7 +11,6 @@ from server.conversation.api_key import ApiKey, PresentedKey, Scope, issue_key_t
 from server.conversation.errors import DatabaseUnavailable
 from server.conversation.identifiers import API_KEY, decode_id
 from server.conversation.key_ring import KeyRing
-from server.postgres.access import key_cache as remembered_keys
 from server.postgres.access.key_cache import RememberedKeys
 from server.postgres.turns.channels import KEY_CHANNEL
 from tests.support.fakes.key_ring import InMemoryKeyRing
@@ -41,10 +40,10 @@ class Clock:
 class Memory:
     """Remembered keys with everything that they depend on in the test's hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_keys: int = 100) -> None:
         self.key_ring, self.ears, self.clock = InMemoryKeyRing(), StubEars(), Clock()
         self.time = datetime.now(UTC)
-        self.keys = RememberedKeys(self.key_ring, self.ears, clock=self.clock, now=lambda: self.time)
+        self.keys = RememberedKeys(self.key_ring, self.ears, max_keys=max_keys, clock=self.clock, now=lambda: self.time)
 
     async def make_key(self, lives: timedelta | None = None) -> tuple[ApiKey, PresentedKey]:
         tenants = await self.key_ring.list_tenants()
@@ -206,8 +205,8 @@ async def test_a_key_that_is_revoked_while_it_is_looked_up_is_not_remembered(whe
     assert not await memory.finds(presented, asking=True)
 
 
-async def test_the_memory_has_a_limit(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered_keys, "_MEMORY_KEYS", 3)
+async def test_the_memory_has_a_limit() -> None:
+    memory = Memory(max_keys=3)
     presented = [(await memory.make_key())[1] for _ in range(5)]
     for each in presented:
         assert await memory.finds(each, asking=True)
@@ -224,4 +223,4 @@ async def test_no_secret_is_kept(memory: Memory) -> None:
     presented = parse_key_text(text)
     assert presented is not None
     assert await memory.finds(presented, asking=True)
-    assert text.rpartition("_")[2] not in repr(memory.keys._remembered)  # noqa: SLF001  reason: that is the question
+    assert text.rpartition("_")[2] not in repr(vars(memory.keys._remembered))  # noqa: SLF001  reason: that is the question
