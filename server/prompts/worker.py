@@ -36,8 +36,8 @@ from server.prompts.frozen import find_fault, find_faults
 from server.prompts.layers import LayerFailed, render_dynamic_layer, render_layer, render_static_layer
 from server.prompts.limits import RenderLimits
 from server.prompts.templates import read_layer
-from server.replay.rerun.assertions import check_assertions
-from server.replay.rerun.assertions import find_fault as find_assertion_fault
+from server.replay.rerun.assertion_evaluation import check_assertions
+from server.replay.rerun.assertion_evaluation import find_fault as find_assertion_fault
 from server.replay.rerun.replay import Assertion
 
 if sys.platform != "win32":

@@ -1,4 +1,5 @@
 import json
+import sys
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
@@ -11,12 +12,13 @@ from jsonschema import Draft202012Validator
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
-from server.replay.rerun.assertions import NAMES, Subject, check_assertions, describe_subject, find_fault
+from server.replay.rerun.assertion_evaluation import NAMES, check_assertions, find_fault
+from server.replay.rerun.assertions import Subject, describe_subject
 from server.replay.rerun.comparison import Said
 from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
+from server.replay.rerun.json_schema import check_value, find_schema_fault
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts
-from server.replay.rerun.schema import check_value, find_schema_fault
 
 SUBJECT = Subject(
     candidate=Said(
@@ -134,10 +136,51 @@ class TestSchemas:
         assert (check_value(schema, value) is None) is Draft202012Validator(schema).is_valid(value)
 
     @pytest.mark.parametrize(
-        "schema", [{"pattern": "(a+)+$"}, {"$ref": "#"}, {"type": "text"}, {"properties": {"a": 1}}, {"enum": 1}, []]
+        "schema",
+        [
+            {"pattern": "(a+)+$"},
+            {"properties": {"a": {"pattern": "(a+)+$"}}},
+            {"patternProperties": {"(a+)+$": {}}},
+            {"format": "regex"},
+            {"$ref": "#"},
+            {"items": {"$ref": "http://127.0.0.1/schema"}},
+            {"$dynamicRef": "#a"},
+            {"items": {"$schema": "http://json-schema.org/draft-04/schema#"}},
+            {"type": "text"},
+            {"type": ["string", "text"]},
+            {"properties": {"a": 1}},
+            {"enum": 1},
+            {"anyOf": []},
+            {"minLength": -1},
+            [],
+        ],
     )
     def test_what_cannot_be_checked_is_refused(self, schema: Any) -> None:
         assert find_schema_fault(schema) is not None
+
+    def test_a_refusal_names_the_place_and_the_keyword(self) -> None:
+        fault = find_schema_fault({"properties": {"a": {"pattern": "x"}}})
+        assert fault is not None
+        assert fault.startswith(
+            "$.properties.a: `pattern` is not supported. Supported keywords: additionalProperties, "
+        )
+
+    def test_a_schema_that_is_nested_too_deeply_is_refused(self) -> None:
+        schema: dict[str, Any] = {}
+        for _ in range(sys.getrecursionlimit()):
+            schema = {"not": schema}
+        assert find_schema_fault(schema) == "The schema is nested too deeply."
+
+    @pytest.mark.parametrize("dialect", ["http://json-schema.org/draft-04/schema#", "urn:unknown"])
+    def test_the_dialect_of_a_schema_does_not_change_what_it_means(self, dialect: str) -> None:
+        schema = {"$schema": dialect, "$id": "http://127.0.0.1/schema", "type": "integer", "exclusiveMinimum": 1}
+        assert find_schema_fault(schema) is None
+        assert check_value(schema, 2.0) is None
+        assert check_value(schema, 1) == "$: 1 is less than or equal to the minimum of 1"
+
+    def test_a_reference_or_a_pattern_is_never_followed(self) -> None:
+        schema = {"items": {"$ref": "http://127.0.0.1:9/schema", "pattern": "(a+)+$"}}
+        assert check_value(schema, ["a" * 100 + "!"]) is None
 
     def test_the_text_is_read_as_json_and_arguments_by_tool(self) -> None:
         city = {"type": "object", "properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
@@ -150,7 +193,10 @@ class TestSchemas:
             VALUES,
         )
         assert [result.passed for result in checked] == [True, False, True]
-        assert checked[1].message == "look.city is not the value that it has to be."
+        assert checked[1].message == "Arguments of look, $.city: 'Oslo' was expected"
+
+    def test_every_value_of_an_answer_can_be_named(self) -> None:
+        assert set(VALUES) == NAMES
 
 
 class TestReading:
