@@ -48,7 +48,7 @@ lock: $(DEV) ## Write the lock files anew after a change in pyproject.toml (UPGR
 		--output-file requirements/dev.txt
 
 reference: $(RUN) ## Write the generated pages of docs/ anew
-	$(BIN)/strata reference docs
+	$(BIN)/strata reference docs/reference
 
 migration: $(RUN) ## Begin a migration (NAME=add_segments)
 	@exec $(BIN)/strata migrate new $(or $(NAME),$(error Say what it does: make migration NAME=add_segments))

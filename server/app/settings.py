@@ -1,8 +1,8 @@
 """Settings: data only, one class for those who run a server and a small one for those who call it. Every field is read
 from the environment with the prefix `STRATA_`.
 
-Nothing here builds anything; `wiring` passes plain values on to the adapters. The table in docs/settings.md is
-generated from these fields and checked by a test.
+Nothing here builds anything; `wiring` passes plain values on to the adapters. The table in
+docs/reference/settings.md is generated from these fields and checked by a test.
 """
 
 import os
@@ -423,5 +423,5 @@ def _read(kind: type[AnySettings], overrides: Mapping[str, object]) -> AnySettin
             for fault in error.errors(include_input=False, include_url=False)
         )
         raise SettingsInvalid(
-            f"The settings are not usable: {faults}.", hint="docs/settings.md lists them all."
+            f"The settings are not usable: {faults}.", hint="docs/reference/settings.md lists them all."
         ) from None

@@ -34,5 +34,5 @@ from server.cli.group import StrataGroup
 def main() -> None:
     """A stateful conversation server for Gemini and Claude.
 
-    Settings come from the environment, each with the prefix STRATA_; docs/settings.md lists them.
+    Settings come from the environment, each with the prefix STRATA_; docs/reference/settings.md lists them.
     """

@@ -19,7 +19,7 @@ def emulate() -> None:
     """Emulate a provider's API on this machine.
 
     The emulators are strict: they enforce the documented rules with the documented errors. Any API key is accepted but
-    the literal `invalid`. Without a script the model improvises. docs/emulators.md has the rest.
+    the literal `invalid`. Without a script the model improvises. docs/guides/emulators.md has the rest.
     """
 
 

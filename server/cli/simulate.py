@@ -57,7 +57,7 @@ def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Pat
 @click.option("--fixed-cost-tokens", type=click.IntRange(0), default=500, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), default=8_000, show_default=True, help="Of the threshold policy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same figures.")
-@click.option("--grid", is_flag=True, help="All models, shapes, paces and lengths of docs/costs.md.")
+@click.option("--grid", is_flag=True, help="All models, shapes, paces and lengths of docs/operations/costs.md.")
 @click.option(
     "--chart",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -69,7 +69,7 @@ def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Pat
 def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> None:
     """Compute what input costs under each policy, as a share of what it costs without any cache.
 
-    Nothing is sent to anybody. The figures of docs/costs.md are those of `strata simulate --grid`.
+    Nothing is sent to anybody. The figures of docs/operations/costs.md are those of `strata simulate --grid`.
     """
     cost = CompactionPolicy(keep_exchanges=asked["keep_exchanges"], fixed_cost_tokens=asked["fixed_cost_tokens"])
     threshold = replace(cost, kind=PolicyKind.THRESHOLD, max_tokens=asked["max_tokens"])

@@ -1,4 +1,4 @@
-"""The documented grid: every model, shape and pace at three lengths. `docs/costs.md` shows what it gives."""
+"""The documented grid: every model, shape and pace at three lengths. `docs/operations/costs.md` shows what it gives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

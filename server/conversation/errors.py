@@ -591,7 +591,7 @@ class SettingsInvalid(Setup):
     """A setting has a value that is not allowed."""
 
     code = "settings_invalid"
-    hint = "docs/settings.md lists the settings and what they take."
+    hint = "docs/reference/settings.md lists the settings and what they take."
 
 
 class DatabaseUnsupported(Setup):

@@ -197,7 +197,7 @@ async def _sync_connection(
         if isinstance(cause, pg.InsufficientPrivilegeError):
             raise MigrationFailed(
                 f"The role of STRATA_DATABASE_URL may not change the schema: {cause}.",
-                hint="Migrate as the role that owns the database; docs/running.md describes the two roles.",
+                hint="Migrate as the role that owns the database; docs/operations/running.md describes the two roles.",
             ) from error
         # A lock that a revision does not get is no fault of the database.
         is_locked = isinstance(cause, pg.LockNotAvailableError)

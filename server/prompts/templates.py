@@ -31,7 +31,7 @@ _DYNAMIC_NAMES: Final = {provider: f"{provider}_dynamic_prompt.j2" for provider 
 _SEGMENT_NAME: Final = "history_segment.j2"
 _SUMMARY_NAME: Final = "history_summary.j2"
 _KNOWN_NAMES: Final = frozenset({*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values(), _SEGMENT_NAME, _SUMMARY_NAME})
-_HINT: Final = "docs/templates.md says what a template may do."
+_HINT: Final = "docs/guides/templates.md says what a template may do."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

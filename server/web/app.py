@@ -1,6 +1,7 @@
 """The application: the routes, the edge around them, and what they are given."""
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
+from litestar.handlers import HTTPRouteHandler
 from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler, Scope
 
@@ -59,7 +61,7 @@ from server.web.api import (
 )
 from server.web.api.assistants import ProviderNames
 from server.web.api.turns import TurnOptions
-from server.web.auth import provide_caller
+from server.web.auth import KeyGuard, provide_caller
 from server.web.body_budget import BodyBudget
 from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
@@ -181,6 +183,20 @@ class WebParts:
     metrics_token: str | None = None
     trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
     version: str
+
+
+def list_routes() -> Iterator[tuple[str, str, str, str]]:
+    """Method, path, required scope and summary of every route, for the reference page."""
+    for handler in ROUTES:
+        if not isinstance(handler, HTTPRouteHandler):
+            raise TypeError(handler)
+        guard = next((guard for guard in handler.guards or () if isinstance(guard, KeyGuard)), None)
+        scope = "" if guard is None else "any" if guard.scope is None else guard.scope.value
+        for path in handler.paths:
+            for method in sorted(str(method) for method in handler.http_methods):
+                if method != "HEAD":
+                    yield method, re.sub(r":\w+}", "}", path), scope, handler.summary or ""
+    yield "GET", "/schema", "", "OpenAPI document"
 
 
 def build_app(parts: WebParts) -> RequestMiddleware:

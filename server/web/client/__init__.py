@@ -5,7 +5,7 @@
             async for event in stream:
                 ...
 
-docs/client.md has the rest. The command `strata chat` is built on it.
+docs/guides/python-client.md has the rest. The command `strata chat` is built on it.
 """
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool

@@ -11,7 +11,7 @@ from server.emulator.reply import FaultKind
 from server.emulator.script import load_script
 from tests.support.strata_process import PROJECT, StrataProcess, environment
 
-PAGE = (PROJECT / "docs" / "emulators.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs/guides/emulators.md").read_text(encoding="utf-8")
 
 
 def examples(language: str) -> list[str]:

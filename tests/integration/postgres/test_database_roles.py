@@ -1,6 +1,6 @@
 """Two ordinary roles: one that owns the schema and migrates it, one that only reads and writes rows and runs the rest.
 
-The statements are those of docs/running.md, read from there.
+The statements are those of docs/operations/running.md, read from there.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class Roles:
     """What the names in the docs are called here: roles are the server's, and other tests run beside this one."""
 
     def documented(self, number: int) -> str:
-        """The statements of a block of docs/running.md."""
-        section = (ROOT / "docs/running.md").read_text().partition("\n### Roles\n")[2].partition("\n### ")[0]
+        """The statements of a block of docs/operations/running.md."""
+        section = (ROOT / "docs/operations/running.md").read_text().partition("\n### Roles\n")[2].partition("\n### ")[0]
         text = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)[number]
         for name in sorted(self.names, key=len, reverse=True):
             text = re.sub(rf"\b{name}\b", self.names[name], text)

@@ -19,7 +19,7 @@ from server.prompts.templates import load_templates
 from tests.support.builders import A_TIME
 from tests.support.strata_process import PROJECT
 
-PAGE = (PROJECT / "docs" / "templates.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs/guides/templates.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:

@@ -16,7 +16,7 @@ from tests.conftest import StrataServer
 from tests.support.emulators import EmulatedProviders
 from tests.support.strata_process import PROJECT
 
-PAGE = (PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs/guides/http-api.md").read_text(encoding="utf-8")
 ASKS = Reply(tool_calls=(ToolCall(name="get_weather", arguments={"city": "Oslo"}),))
 GIF_SHA256 = "6adc3d4c1056996e4e8b765a62604c78b1f867cceb3b15d0b9bedb7c4857f992"
 EXPORTED = {

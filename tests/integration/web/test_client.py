@@ -230,7 +230,7 @@ async def test_a_wrong_key_is_said_so(strata_server: StrataServer) -> None:
 
 
 async def test_the_program_in_the_docs_runs(strata_server: StrataServer, tmp_path: Path) -> None:
-    [program] = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "client.md").read_text(), re.DOTALL)
+    [program] = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/guides/python-client.md").read_text(), re.DOTALL)
     (tmp_path / "program.py").write_text(program)
     settings = {"STRATA_URL": strata_server.url, "STRATA_API_KEY": strata_server.client_key}
     process = await asyncio.create_subprocess_exec(

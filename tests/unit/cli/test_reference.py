@@ -1,4 +1,4 @@
-"""The tables in the docs are the code's."""
+"""The generated pages of the documentation match the code."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from server.app.settings import ClientSettings, Settings
 from server.cli.reference import PAGES
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs/reference"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -7,7 +7,7 @@ import pytest
 from server.compaction.simulation_grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
 from server.conversation.payload import LayerOrder
 
-COSTS = (Path(__file__).parents[3] / "docs" / "costs.md").read_text()
+COSTS = (Path(__file__).parents[3] / "docs/operations/costs.md").read_text()
 
 
 def documented_rows() -> list[tuple[str, ...]]:
@@ -26,7 +26,7 @@ def test_the_cost_policy_is_near_the_optimum_and_the_docs_say_how_near(model: tu
             # Below 1 would mean that the optimum is none.
             assert 1 - 1e-9 <= comparison.distance <= row.limit(mean), (*row.cells()[:4], mean)
     written = [cells for cells in documented_rows() if cells[:2] == (model[1], model[2])]
-    assert written == [row.cells() for row in rows], "write docs/costs.md anew from `strata simulate --grid`"
+    assert written == [row.cells() for row in rows], "write docs/operations/costs.md anew from `strata simulate --grid`"
 
 
 def test_the_docs_show_the_whole_grid() -> None:

@@ -10,7 +10,7 @@ from server.conversation.block import JsonValue
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind, read_policy
 from server.conversation.errors import ValidationFailed
 
-COSTS = (Path(__file__).parents[3] / "docs" / "costs.md").read_text()
+COSTS = (Path(__file__).parents[3] / "docs/operations/costs.md").read_text()
 
 
 def test_no_settings_are_the_defaults() -> None:

@@ -1,4 +1,4 @@
-"""`strata emulate`, as far as it goes without serving; docs/emulators.md is run by the integration tests."""
+"""`strata emulate`, as far as it goes without serving; docs/guides/emulators.md is run by the integration tests."""
 
 from pathlib import Path
 

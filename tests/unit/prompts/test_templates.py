@@ -83,7 +83,7 @@ def test_a_static_template_that_cannot_be_used_is_named_with_its_line(
 
     assert error.message.startswith(f"{path}, line {line}: ")
     assert reason in error.message
-    assert "docs/templates.md" in error.advice
+    assert "docs/guides/templates.md" in error.advice
 
 
 @pytest.mark.parametrize(

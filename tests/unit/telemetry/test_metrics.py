@@ -64,7 +64,7 @@ def test_two_registries_share_nothing(metrics: Metrics) -> None:
 
 
 def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
-    table = set(re.findall(r"^\| `(strata_\w+)` \|", (ROOT / "docs/running.md").read_text(), re.MULTILINE))
+    table = set(re.findall(r"^\| `(strata_\w+)` \|", (ROOT / "docs/operations/running.md").read_text(), re.MULTILINE))
     made = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in Metrics(version="1").registry.collect()
