@@ -14,13 +14,12 @@ from server.app.providers import Providers, open_available_providers
 from server.app.settings import Settings
 from server.compaction.background_call import BackgroundCalls
 from server.compaction.compactor import Compactor, CompactorTools
-from server.compaction.observer import CompactionObserver
-from server.compaction.signed import SignedSummariser
+from server.compaction.report import CompactionObserver
+from server.compaction.signed_summary import SignedSummariser
 from server.compaction.summary import Summariser
-from server.compaction.typical_lengths import TypicalLengths
+from server.compaction.typical_lengths import KnownLengths, TypicalLengths
 from server.compaction.watch import CompactionWatch
 from server.conversation.errors import StrataError
-from server.conversation.lengths import KnownLengths
 from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
 from server.jobs.compaction import SentCompactions, compaction_job

@@ -12,9 +12,9 @@ from server.app.jobs import build_compactor, build_lengths, render_limits
 from server.app.providers import Providers, open_available_providers
 from server.app.settings import Settings
 from server.compaction.compactor import Compactor
-from server.compaction.observer import CompactionObserver
+from server.compaction.report import CompactionObserver
+from server.compaction.typical_lengths import KnownLengths
 from server.conversation.errors import ReplayNotFound
-from server.conversation.lengths import KnownLengths
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job

@@ -20,7 +20,7 @@ from server.app.jobs import Background, build_background, build_lengths, render_
 from server.app.providers import FOLDS, Providers, open_offline_providers
 from server.app.replays import ReplayParts, build_replays
 from server.app.settings import Settings
-from server.caching.keeper import CacheKeeper
+from server.caching.maintainer import CacheKeeper
 from server.compaction.typical_lengths import TypicalLengths
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.inspection.admin_sessions import SessionLimits

@@ -15,8 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from server.conversation.block import JsonValue
-from server.conversation.payload import Payload
-from server.conversation.static_pieces import count_static_marks
+from server.conversation.payload import Payload, count_static_marks
 from server.providers.pricing import Price
 
 SHORT_SECONDS: Final = 300

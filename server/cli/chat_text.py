@@ -19,8 +19,7 @@ from server.conversation.block import (
     ToolResultBlock,
     UnknownBlock,
 )
-from server.conversation.turn import StopReason, TurnState
-from server.conversation.turn_ending import describe_ending
+from server.conversation.turn import StopReason, TurnState, describe_ending
 from server.conversation.usage import Usage
 from server.web.client import ClientError, StrataProblem, Turn
 

@@ -18,8 +18,7 @@ from server.cli.inspect_text import (
     show_time,
     show_usd,
 )
-from server.conversation.turn import ModelResponseTurn, UserTaskTurn
-from server.conversation.turn_ending import describe_ending
+from server.conversation.turn import ModelResponseTurn, UserTaskTurn, describe_ending
 from server.inspection.port import InspectedConversation, InspectionPage, Timeline, TimelineTurn
 
 _BEGINS_WIDTH: Final = 40

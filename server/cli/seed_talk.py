@@ -13,8 +13,8 @@ from server.app.wiring import Program, open_program
 from server.archive.seed_plan import Happening, SeedConversation, SeedExchange, SeedPlan
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolResultBlock
 from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.event import TurnEnded
 from server.conversation.turn import TurnKind
-from server.conversation.turn_event import TurnEnded
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall, Turn

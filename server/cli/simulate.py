@@ -11,9 +11,9 @@ from rich.table import Column, Table
 
 from server.cli.simulate_chart import draw_grid, draw_lengths
 from server.cli.terminal import open_bar, open_console
-from server.compaction.simulated_conversation import LengthLaw
-from server.compaction.simulation import Comparison, Market, Run, Workload, compare, find_market
-from server.compaction.simulation_grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
+from server.compaction.simulation.comparison import Comparison, Market, Run, Workload, compare, find_market
+from server.compaction.simulation.grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
+from server.compaction.simulation.workload import LengthLaw
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder

@@ -10,8 +10,8 @@ from math import floor, log10
 from pathlib import Path
 from typing import Final
 
-from server.compaction.simulation import Comparison
-from server.compaction.simulation_grid import LIMIT, GridRow
+from server.compaction.simulation.comparison import Comparison
+from server.compaction.simulation.grid import LIMIT, GridRow
 
 _WIDTH: Final = 800
 _COLORS: Final = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd")

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from server.caching.expectation import CacheExpectation
 from server.caching.policy import encode_caching
-from server.compaction.observer import CompactionObserver
+from server.compaction.report import CompactionObserver
 from server.conversation.block import JsonValue
 from server.conversation.cache_register import CacheKey
 from server.conversation.call import Call, CallEnd, CallStart
@@ -34,7 +34,7 @@ from server.conversation.errors import (
 )
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.shielding import run_to_completion
+from server.conversation.shutdown import run_to_completion
 from server.conversation.store import History, Store
 from server.conversation.turn import StopReason
 from server.payload.cache_plan import expect_aside

@@ -20,17 +20,15 @@ from typing import Final
 
 from server.compaction.epoch_writer import EpochWriter, Rewrite
 from server.compaction.history_rewriter import HistoryRewriter
-from server.compaction.observer import CompactionObserver
-from server.compaction.planner import CompactionDecision, CompactionPlan
-from server.compaction.report import CompactionOutcome, CompactionReport
-from server.compaction.signed import SignedSummariser, wants_signed
-from server.compaction.signed_summaries import SignedSummaries
-from server.compaction.source import count_request, decide_compaction, read_state
+from server.compaction.plan import CompactionDecision, CompactionPlan, decide_compaction
+from server.compaction.report import CompactionObserver, CompactionOutcome, CompactionReport
+from server.compaction.signed_summary import SignedSummaries, SignedSummariser, wants_signed
+from server.compaction.state import count_request, read_state
 from server.compaction.summary import Summariser
+from server.compaction.typical_lengths import KnownLengths
 from server.conversation.conversation import ConversationState
 from server.conversation.epoch import Epoch, EpochReason, Segment
 from server.conversation.errors import ConversationBusy, EpochMoved, ProviderFailed, SummaryUnavailable
-from server.conversation.lengths import KnownLengths
 from server.conversation.store import CopiedSegments, History, Store
 from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticText, StaticTextCache

@@ -6,18 +6,53 @@ finds its answer again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from server.compaction.background_call import BackgroundCalls
-from server.compaction.summary_payload import SUMMARY, SummaryQuestion, build_summary_payload
+from server.conversation.assistant import AssistantDefinition
 from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.conversation.epoch import Segment
 from server.conversation.errors import ProviderEmpty
+from server.conversation.payload import Layer, Payload, PayloadMessage
 from server.conversation.store import History
 from server.conversation.turn import StopReason
 from server.payload.renderer import Renderer
-from server.providers.provider import ProviderAnswer
+from server.payload.settings import read_settings
+from server.providers.provider import Provider, ProviderAnswer
+
+SUMMARY: Final = "summary"
+"""The `kind` of the note that is kept with the call."""
+_SPARE: Final = 2
+"""How many times the limit the answer may have: one that is cut off is of no use, and thinking counts too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryQuestion:
+    """What is asked beside the prefix."""
+
+    task: str
+    limit_tokens: int
+    """How long the summary may be."""
+
+
+def build_summary_payload(
+    provider: Provider, definition: AssistantDefinition, static_text: str, question: SummaryQuestion
+) -> Payload:
+    """The request. The same values give the same bytes."""
+    data = provider.user_message((TextBlock(text=question.task),), {})
+    return Payload(
+        model=definition.model,
+        static_text=static_text,
+        tools=definition.tools,
+        messages=(PayloadMessage(layer=Layer.TRIGGER, data=data, role="user"),),
+        settings=replace(
+            read_settings(definition.settings),
+            max_output_tokens=_SPARE * question.limit_tokens,
+            stop_sequences=(),
+        ),
+    )
+
 
 _WORDS_PER_TOKEN: Final = 0.5
 """Asked for rather too few, since a summary that is cut off is of no use."""

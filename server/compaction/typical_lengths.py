@@ -9,11 +9,30 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from server.conversation.errors import DatabaseUnavailable
-from server.conversation.lengths import ConversationLengths
 from server.conversation.lru import LruCache
+
+
+class ConversationLengths(Protocol):
+    """Where lengths come from. Raises `DatabaseUnavailable`."""
+
+    async def load_typical_length(self, tenant_id: str, assistant_id: str) -> float | None:
+        """The mean exchanges of the assistant's newest conversations that have come to rest.
+
+        None where there are too few of them to say. Takes the same time however many conversations there are.
+        """
+        ...
+
+
+class KnownLengths(Protocol):
+    """The same as far as it is known: without a database it is what was known before."""
+
+    async def load(self, tenant_id: str, assistant_id: str) -> float | None:
+        """As above; may be some hours old."""
+        ...
+
 
 _AGE_LIMIT_SECONDS: Final = 3_600.0
 _RETRY_SECONDS: Final = 60.0

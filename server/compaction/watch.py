@@ -9,12 +9,11 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from server.compaction.observer import CompactionAlarms, CompactionObserver
-from server.compaction.planner import CompactionDecision, HoldReason
-from server.compaction.queue import CompactionQueue
-from server.compaction.source import count_request, decide_compaction, read_state
+from server.compaction.plan import CompactionDecision, HoldReason, decide_compaction
+from server.compaction.report import CompactionAlarms, CompactionObserver
+from server.compaction.state import count_request, read_state
 from server.compaction.typical_lengths import TypicalLengths
 from server.conversation.epoch import EpochReason
 from server.conversation.errors import StrataError
@@ -22,6 +21,15 @@ from server.conversation.lru import LruCache
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import ModelResponseTurn, Native, TurnKind
 from server.providers.token_estimate import TokenEstimate
+
+
+class CompactionQueue(Protocol):
+    """Has conversations looked at by some worker, soon or later. One that waits already is not queued again."""
+
+    async def queue_compaction(self, tenant_id: str, conversation_id: str, *, at: datetime | None = None) -> None:
+        """`at`: not before, which is when the provider's cache has gone cold. Raises `DatabaseUnavailable`."""
+        ...
+
 
 _IN_THE_WAY: Final = (HoldReason.BLOCKED_BY_OPEN_CALL, HoldReason.EXCHANGE_UNFINISHED)
 _PATIENCE_SECONDS: Final = 5.0

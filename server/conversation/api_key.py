@@ -8,11 +8,13 @@ key exists once, in the answer to its creation.
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
+from server.conversation.audit import OPERATOR, Actor
 from server.conversation.identifiers import API_KEY, decode_id, encode_base32
 
 _BRAND: Final = "strata"
@@ -94,3 +96,70 @@ def parse_key_text(text: str) -> PresentedKey | None:
     if brand != _BRAND or len(secret) != _SECRET_LETTERS or not secret.isascii() or decode_id(API_KEY, key_id) is None:
         return None
     return PresentedKey(id=key_id, secret_hash=hashlib.sha256(secret.encode()).digest())
+
+
+class KeyRing(Protocol):
+    """Tenants and API keys. Expiry is judged by the database's clock, the same for every process.
+
+    Raises `DatabaseUnavailable` from any method.
+    """
+
+    async def create_tenant(self, name: str) -> Tenant:
+        """Raises `TenantExists`."""
+        ...
+
+    async def load_tenant(self, name: str) -> Tenant:
+        """Raises `TenantNotFound`."""
+        ...
+
+    async def list_tenants(self) -> Sequence[Tenant]:
+        """All of them, by name."""
+        ...
+
+    async def create_key(
+        self,
+        *,
+        tenant_id: str,
+        name: str,
+        scopes: frozenset[Scope],
+        expires_at: datetime | None,
+        by: Actor = OPERATOR,
+    ) -> tuple[ApiKey, str]:
+        """The key and its text, which is never to be had again. The audit log tells of it in the same transaction.
+
+        Raises `TenantNotFound`.
+        """
+        ...
+
+    async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
+        """The key if its secret matches and it is neither expired nor revoked. At most one round trip; notes the use,
+        though not every time.
+        """
+        ...
+
+    async def load_key(self, *, tenant_id: str, key_id: str) -> ApiKey:
+        """Raises `ApiKeyNotFound`, also for a key of another tenant."""
+        ...
+
+    async def list_keys(self, tenant_id: str | None = None) -> Sequence[ApiKey]:
+        """The keys of one tenant, or of all: oldest first, revoked and expired ones included."""
+        ...
+
+    async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
+        """From the moment this returns the key opens nothing in this process. Others learn of it within moments; one
+        that cannot hear of it asks for every request again, or at the latest half a minute after it last did.
+
+        Revoking twice keeps the first time. The audit log tells of it in the same transaction. Raises
+        `ApiKeyNotFound`.
+        """
+        ...
+
+
+class RateLimiter(Protocol):
+    """Counts requests per API key over all processes. Never lets more through than the limit; where several processes
+    serve one key, each holds a few permissions in reserve, so slightly less may get through.
+    """
+
+    async def admit(self, key_id: str) -> None:
+        """Counts one request. Raises `RateLimited` with `retry_after_seconds` where the key has none left."""
+        ...

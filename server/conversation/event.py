@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from server.conversation.block import JsonValue
+from server.conversation.block import JsonValue, ToolCallBlock
+from server.conversation.conversation import ConversationState, ConversationStatus
+from server.conversation.turn import ModelResponseTurn, TurnState
 from server.conversation.usage import Usage
 
 
@@ -69,3 +71,37 @@ class UsageReported:
 
 
 ProviderEvent: TypeAlias = ThinkingDelta | TextDelta | ToolCallBegin | ToolCallDelta | ToolCallEnd | UsageReported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted:
+    """The input is durable, and the answer will have this number."""
+
+    conversation_id: str
+    input_seq: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """The answer is durable, whole or not: its state says which, its error code why."""
+
+    turn: ModelResponseTurn
+    conversation: ConversationStatus
+    """As it was when the turn ended."""
+
+
+TurnEvent: TypeAlias = TurnStarted | ProviderEvent | TurnEnded
+
+
+def end_of(conversation_id: str, turn: ModelResponseTurn) -> TurnEnded:
+    """The last event of a stored turn."""
+    complete = turn.state is TurnState.COMPLETE
+    calls = tuple(block for block in turn.blocks if isinstance(block, ToolCallBlock)) if complete else ()
+    status = ConversationStatus(
+        id=conversation_id,
+        revision=turn.revision or 0,
+        state=ConversationState.AWAITING_TOOLS if calls else ConversationState.IDLE,
+        pending_calls=calls,
+    )
+    return TurnEnded(turn=turn, conversation=status)

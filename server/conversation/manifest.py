@@ -13,8 +13,7 @@ from typing import Final
 
 from server.conversation.assistant import Tool
 from server.conversation.block import JsonValue
-from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
-from server.conversation.static_pieces import split_static
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage, split_static
 
 SIGNED_SUMMARY: Final = "signed_summary"
 CONTINUATION: Final = "continuation"

@@ -7,6 +7,7 @@ stored is what leaves, and equal payloads are equal byte for byte.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from server.conversation.assistant import Tool
 from server.conversation.block import JsonValue
@@ -123,3 +124,25 @@ class Payload:
         """The signed block that the messages begin with."""
         first = self.messages[0] if self.messages else None
         return first if first is not None and first.is_signed_summary else None
+
+
+PIECE_CHARACTERS: Final = 16_384
+"""A piece is at least so long and ends with its line. Never changed: past requests are rebuilt with it."""
+_STATIC_MARKS: Final = 2
+
+
+def split_static(text: str) -> tuple[str, ...]:
+    """The pieces, which together are the text. None for an empty one."""
+    pieces: list[str] = []
+    start = 0
+    while (cut := text.find("\n", start + PIECE_CHARACTERS - 1) + 1) and cut < len(text):
+        pieces.append(text[start:cut])
+        start = cut
+    return (*pieces, text[start:]) if text else ()
+
+
+def count_static_marks(piece_count: int, limit: int) -> int:
+    """How many markers the static text has: behind its last piece, and behind the one before it, the last that is still
+    there when the text has grown.
+    """
+    return min(piece_count, _STATIC_MARKS, limit)

@@ -231,7 +231,7 @@ class NewAnswer:
     model_version: str | None = None
     """The model that the answer names."""
     ending: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What the provider said about the end, see `server.conversation.turn_ending`."""
+    """What the provider said about the end, see `server.conversation.turn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

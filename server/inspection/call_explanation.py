@@ -10,7 +10,7 @@ from server.conversation.block import JsonValue
 from server.conversation.call import OUTCOME_UNKNOWN, Call
 from server.conversation.errors import StrataError, every_error
 from server.conversation.turn import ModelResponseTurn, TurnState
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 
 PROVIDER_UNKNOWN: Final = "provider_unknown"
 UNREADABLE: Final = "stored_unreadable"

@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Final
 
 from server.conversation.block import JsonValue, ToolCallBlock
+from server.conversation.conversation import ConversationFacts
 from server.conversation.errors import TurnInterrupted
-from server.conversation.facts import ConversationFacts
 from server.conversation.turn import ModelResponseTurn, Turn, TurnState, UserTaskTurn
 from server.conversation.turn_text import read_excerpt
 from server.conversation.usage import Usage, add_usages
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 
 LABEL_LIMIT: Final = 200
 """Of each kind so many values are kept: a client may name tools as it likes."""

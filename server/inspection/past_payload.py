@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from server.caching.policy import apply_caching
-from server.compaction.signed_payload import SIGNED_COMPACTION, build_compaction_payload
-from server.compaction.summary_payload import SUMMARY, SummaryQuestion, build_summary_payload
+from server.compaction.signed_summary import SIGNED_COMPACTION, build_compaction_payload
+from server.compaction.summary import SUMMARY, SummaryQuestion, build_summary_payload
 from server.conversation.block import JsonValue
 from server.conversation.errors import Internal
 from server.conversation.manifest import build_manifest

@@ -21,9 +21,8 @@ from typing import Final, Protocol
 
 from server.conversation.block import JsonValue
 from server.conversation.call import Call
-from server.conversation.conversation import Conversation, ConversationState
+from server.conversation.conversation import Conversation, ConversationFacts, ConversationState
 from server.conversation.epoch import EpochReason
-from server.conversation.facts import ConversationFacts
 from server.conversation.payload import LayerOrder
 from server.conversation.store import EpochOutline
 from server.conversation.turn import StopReason, Turn

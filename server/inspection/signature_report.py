@@ -12,10 +12,10 @@ from server.conversation.block import (
     ToolCallBlock,
     ToolResultBlock,
     UnknownBlock,
+    block_to_json,
 )
-from server.conversation.block_json import block_to_json
 from server.conversation.turn import ModelResponseTurn, Turn
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 from server.providers.model_profile import ModelProfile
 
 

@@ -18,7 +18,7 @@ Compact: TypeAlias = Callable[[str, str], Awaitable[datetime | None]]
 
 
 class SentCompactions:
-    """Implements `server.compaction.queue.CompactionQueue` on the job queue."""
+    """Implements `server.compaction.watch.CompactionQueue` on the job queue."""
 
     def __init__(self, sender: JobSender) -> None:
         self._sender = sender

@@ -32,13 +32,12 @@ from server.conversation.manifest import (
     share_signed_summary,
     without_continuation,
 )
-from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage
-from server.conversation.static_pieces import split_static
+from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage, split_static
 from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import TurnKind
 from server.payload.messages import PayloadSpec, dynamic_text, render_history
 from server.payload.settings import read_order, read_settings
-from server.payload.withholding import build_signature_scope, note_withheld
+from server.payload.signatures import build_signature_scope, note_withheld
 from server.providers.continuation import continue_payload, continued_attempts, fold_earlier
 from server.providers.model_profile import ModelProfile, find_profile
 from server.providers.provider import Provider

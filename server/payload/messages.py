@@ -16,7 +16,7 @@ from server.conversation.payload import CallSettings, Layer, LayerOrder, Payload
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import TurnKind
 from server.payload.history import Step, read_steps, repair
-from server.payload.withholding import SignatureScope, Withheld, find_withheld
+from server.payload.signatures import SignatureScope, Withheld, find_withheld
 from server.providers.provider import Provider
 
 NO_TASK: Final = "(no message)"

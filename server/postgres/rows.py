@@ -5,8 +5,7 @@ from typing import Any, Final, TypeAlias
 import asyncpg
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.conversation.block import ToolCallBlock
-from server.conversation.block_json import block_from_json
+from server.conversation.block import ToolCallBlock, block_from_json
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation.conversation import Conversation, ConversationState, Origin

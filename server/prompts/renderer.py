@@ -17,15 +17,18 @@ from server.payload.renderer import (
     TemplateFailure,
 )
 from server.payload.transcript import TranscriptTurn
-from server.prompts.layers import (
+from server.prompts.limits import RenderLimits
+from server.prompts.templates import (
     UNLIMITED_CHARS,
     LayerFailed,
+    LayerTemplate,
+    TemplateSet,
+    override_templates,
+    refuse_template,
     render_dynamic_layer,
     render_layer,
     render_static_layer,
 )
-from server.prompts.limits import RenderLimits
-from server.prompts.templates import LayerTemplate, TemplateSet, override_templates, refuse_template
 from server.prompts.worker_pool import WorkerPool
 
 _TAGS: Final = ("{{", "{%", "{#")

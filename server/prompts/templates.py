@@ -10,19 +10,21 @@ history, and nothing before it may depend on it.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from jinja2 import Template, nodes
 
 from server.conversation.bundled import find_bundled
 from server.conversation.errors import SettingsInvalid, ValidationFailed
+from server.payload.renderer import TemplateFailure
 from server.payload.transcript import quote
-from server.prompts.environment import RENDER_ERRORS, Sandbox, describe, line_of
-from server.prompts.frozen import Fault, find_fault, find_loading
+from server.prompts.analysis import Fault, find_fault, find_loading
+from server.prompts.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within, to_json
 from server.providers.choice import ANTHROPIC, GEMINI
 
 HISTORY: Final = "cached_history"
@@ -219,3 +221,59 @@ def _refuse(path: Path, fault: Fault | None) -> None:
 
 def _invalid(path: Path, fault: Fault) -> SettingsInvalid:
     return SettingsInvalid(f"{path}, line {fault.line}: {fault.message}", hint=_HINT, line=fault.line)
+
+
+UNLIMITED_CHARS: Final = 2**62
+
+
+class LayerFailed(Exception):
+    """A template that gave no text."""
+
+    def __init__(self, failure: TemplateFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def render_static_layer(template: LayerTemplate, values: Mapping[str, Any], max_chars: int) -> str:
+    """The text up to where the history begins. Raises `LayerFailed`.
+
+    If the template does not mention the history, a blank line stands between its text and the history.
+    """
+    text = render_layer(template, values, max_chars)
+    if template.ends_in_history:
+        return text
+    stripped = text.rstrip()
+    return f"{stripped}\n\n" if stripped else ""
+
+
+def render_dynamic_layer(
+    template: LayerTemplate, values: Mapping[str, Any], max_chars: int
+) -> tuple[str, TemplateFailure | None]:
+    """Compact JSON; a text that is no JSON comes as it is, with a failure. Raises `LayerFailed`."""
+    text = render_layer(template, values, max_chars)
+    try:
+        return to_json(json.loads(text, parse_constant=_refuse_constant)), None
+    except (ValueError, RecursionError) as error:
+        return text, describe_failure(template.name, "not_json", error)
+
+
+def render_layer(template: LayerTemplate, values: Mapping[str, Any], max_chars: int = UNLIMITED_CHARS) -> str:
+    """The text. Raises `LayerFailed`."""
+    if template.compiled is None:
+        raise ValueError(f"{template.name} is compiled in a worker only.")
+    try:
+        return render_within(template.compiled, values, max_chars)
+    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number beyond all measure
+        raise LayerFailed(describe_failure(template.name, "too_large", error)) from error
+    except RENDER_ERRORS as error:
+        raise LayerFailed(describe_failure(template.name, "render", error)) from error
+
+
+def describe_failure(template: str, kind: str, error: Exception) -> TemplateFailure:
+    """The failure as it is recorded."""
+    line = error.lineno if isinstance(error, json.JSONDecodeError) else line_of(error)
+    return TemplateFailure(template=template, kind=kind, message=describe(error), line=line)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

@@ -30,12 +30,10 @@ from typing import Any, Final
 from server.conversation.errors import SettingsInvalid
 from server.payload.renderer import TemplateFailure
 from server.payload.transcript import transcript_turn_from_json
-from server.prompts.asked_names import find_asked_names
+from server.prompts.analysis import find_asked_names, find_fault, find_faults
 from server.prompts.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
-from server.prompts.frozen import find_fault, find_faults
-from server.prompts.layers import LayerFailed, render_dynamic_layer, render_layer, render_static_layer
 from server.prompts.limits import RenderLimits
-from server.prompts.templates import read_layer
+from server.prompts.templates import LayerFailed, read_layer, render_dynamic_layer, render_layer, render_static_layer
 from server.replay.rerun.assertion_evaluation import check_assertions
 from server.replay.rerun.assertion_evaluation import find_fault as find_assertion_fault
 from server.replay.rerun.replay import Assertion

@@ -15,7 +15,7 @@ from server.conversation.block import JsonValue
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.errors import every_error
 from server.conversation.usage import Usage
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 from server.telemetry.limits import NameSet, bounded_count, finite_usd, seconds_between, status_class
 from server.telemetry.turn_metrics import FIRST_SECONDS, WHOLE_SECONDS
 

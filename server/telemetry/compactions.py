@@ -1,6 +1,6 @@
 """Compactions for operators: metrics, one log line each, and the alarm.
 
-Implements `server.compaction.observer`.
+Implements `server.compaction.report`.
 """
 
 import logging

@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping, Sequence
 from typing import Final, Protocol
 
-from server.conversation.turn_event import TurnEnded, TurnEvent
+from server.conversation.event import TurnEnded, TurnEvent
 
 MAX_BATCH: Final = 256
 """How many events `EventReader.next` gives at once: what a listener that does not read holds for itself."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from server.conversation.errors import StrataError
-from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
+from server.conversation.event import TurnEnded, TurnEvent, TurnStarted
 from server.turns.handle import MAX_BATCH
 
 

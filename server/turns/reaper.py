@@ -26,8 +26,7 @@ from server.conversation.errors import (
     TurnInterrupted,
 )
 from server.conversation.store import NewAnswer, PayloadSource
-from server.conversation.turn import Native, StopReason, ToolResponseTurn, Turn, TurnState, open_call_ids
-from server.conversation.turn_ending import describe_stop
+from server.conversation.turn import Native, StopReason, ToolResponseTurn, Turn, TurnState, describe_stop, open_call_ids
 from server.conversation.usage import Usage, add_usages
 from server.payload.call_records import add_costs, cost_of, warn_unknown
 from server.providers.continuation import fold_earlier, replace_container

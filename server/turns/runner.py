@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final
 
-from server.caching.keeper import Asked
+from server.caching.maintainer import Asked
 from server.conversation.assistant import AssistantDefinition
 from server.conversation.block import JsonValue
 from server.conversation.conversation import Lease
@@ -27,12 +27,19 @@ from server.conversation.errors import (
     TurnInterrupted,
     TurnStalled,
 )
+from server.conversation.event import end_of as last_event_of
 from server.conversation.payload import Payload
-from server.conversation.shielding import run_to_completion
+from server.conversation.shutdown import run_to_completion
 from server.conversation.store import Finished, NewAnswer, PayloadSource
-from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
-from server.conversation.turn_ending import describe_failure, describe_stop
-from server.conversation.turn_event import end_of as last_event_of
+from server.conversation.turn import (
+    ModelResponseTurn,
+    Native,
+    StopReason,
+    TurnState,
+    describe_failure,
+    describe_stop,
+    open_call_ids,
+)
 from server.conversation.usage import Usage, add_usages
 from server.payload.call_records import add_costs, bare_end_of, end_of, start_of
 from server.payload.preparation import PreparedPayload
@@ -55,7 +62,7 @@ class _Outcome:
     stop_reason: StopReason | None
     error_code: str | None = None
     ending: Mapping[str, JsonValue] = field(default_factory=dict)
-    """See `server.conversation.turn_ending`."""
+    """See `server.conversation.turn`."""
 
 
 _CANCELLED: Final = _Outcome(state=TurnState.CANCELLED, stop_reason=StopReason.ABORTED)

@@ -15,11 +15,21 @@ from weakref import WeakValueDictionary
 from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
 from server.conversation.call import Call
 from server.conversation.errors import TurnNotFound
-from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.conversation.event import (
+    ProviderEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+    TurnEnded,
+    TurnEvent,
+    TurnStarted,
+    UsageReported,
+    end_of,
+)
 from server.conversation.notifications import Notification, Notifications, Watch
 from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, TurnState
-from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted, end_of
 from server.providers.continuation import continued_attempts, fold_earlier, fold_events
 from server.providers.provider import Fold
 from server.turns.handle import MAX_BATCH

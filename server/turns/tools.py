@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.caching.keeper import CacheKeeper
+from server.caching.maintainer import CacheKeeper
 from server.conversation.notifications import Notifications
 from server.conversation.store import Store
 from server.payload.preparation import PayloadPreparation

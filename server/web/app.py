@@ -14,9 +14,8 @@ from litestar.plugins.pydantic import PydanticPlugin
 from litestar.types import ControllerRouterHandler, Scope
 
 from server.compaction.compactor import Compactor
+from server.conversation.api_key import KeyRing, RateLimiter
 from server.conversation.audit import AuditLog
-from server.conversation.key_ring import KeyRing
-from server.conversation.rate_limit import RateLimiter
 from server.conversation.readiness import Probe
 from server.conversation.store import Store
 from server.inspection.admin_sessions import AdminSessions

@@ -6,11 +6,9 @@ from typing import Any, Final
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from server.conversation.api_key import ApiKey, Scope, parse_key_text
+from server.conversation.api_key import ApiKey, KeyRing, RateLimiter, Scope, parse_key_text
 from server.conversation.audit import Actor
 from server.conversation.errors import KeyRejected, RateLimited, ScopeMissing
-from server.conversation.key_ring import KeyRing
-from server.conversation.rate_limit import RateLimiter
 from server.telemetry.logs import extend_log_context
 from server.web.forwarded import TrustedProxies
 from server.web.request import StrataRequest, part_of

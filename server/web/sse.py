@@ -34,9 +34,18 @@ from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from server.app.http_server import ABORT_CONNECTION
-from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.conversation.event import (
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    TurnEnded,
+    TurnEvent,
+    TurnStarted,
+    UsageReported,
+)
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
 from server.turns.handle import EventReader
 from server.web.api.views import ModelTurnView, StatusView, UsageView
 from server.web.json_text import encode_json

@@ -22,8 +22,7 @@ from uuid import UUID, uuid4
 import uvloop
 
 from server.conversation.api_key import Tenant
-from server.conversation.block import TextBlock
-from server.conversation.block_json import encode_blocks
+from server.conversation.block import TextBlock, encode_blocks
 from server.conversation.conversation import Conversation
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.store import NewAnswer, NewInput

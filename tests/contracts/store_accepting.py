@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from server.conversation.api_key import Tenant
-from server.conversation.block import Blob, ImageBlock, TextBlock, ToolResultBlock, UnknownBlock
-from server.conversation.block_json import decode_blocks
+from server.conversation.block import Blob, ImageBlock, TextBlock, ToolResultBlock, UnknownBlock, decode_blocks
 from server.conversation.conversation import Conversation, ConversationState, Lease
 from server.conversation.errors import (
     ConversationBusy,

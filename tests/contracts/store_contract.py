@@ -2,8 +2,7 @@
 
 import pytest
 
-from server.conversation.api_key import Tenant
-from server.conversation.key_ring import KeyRing
+from server.conversation.api_key import KeyRing, Tenant
 from tests.contracts.store_accepting import AcceptContract, QueueContract
 from tests.contracts.store_compaction import CompactionContract
 from tests.contracts.store_conversations import AssistantContract, ConversationContract

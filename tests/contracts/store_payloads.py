@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 
 from server.conversation.api_key import Tenant
-from server.conversation.block import TextBlock, ToolResultBlock
-from server.conversation.block_json import decode_blocks
+from server.conversation.block import TextBlock, ToolResultBlock, decode_blocks
 from server.conversation.call import CallTrace
 from server.conversation.conversation import Conversation
 from server.conversation.epoch import EpochReason, Segment

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from server.caching.expectation import CacheExpectation
 from server.caching.explicit_policy import CachePlan, CacheSettings, ExplicitChoice
-from server.caching.keeper import Asked, CacheKeeper
+from server.caching.maintainer import Asked, CacheKeeper
 from server.conversation.api_key import Tenant
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.errors import (

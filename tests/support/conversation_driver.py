@@ -10,10 +10,10 @@ from typing import Any
 from server.app.wiring import Program
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock
 from server.conversation.call import Call
+from server.conversation.event import TurnEnded
 from server.conversation.payload import Payload
 from server.conversation.store import ConversationChange
 from server.conversation.turn import ModelResponseTurn, Turn
-from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.inspection.past_payload import rebuild_call
 from server.postgres.replay.call_walk import PostgresCallWalk

@@ -17,16 +17,15 @@ from pydantic import SecretStr
 from server.app.providers import Providers
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
-from server.compaction.prompt_layout import Layout, Timeline
-from server.compaction.simulated_conversation import Shape, SimulatedCall, SimulatedExchange
-from server.compaction.simulated_provider import Bill
-from server.compaction.simulation import Market, find_market, simulate
+from server.compaction.simulation.comparison import Market, find_market, simulate
+from server.compaction.simulation.provider import Bill, Layout, Timeline
+from server.compaction.simulation.workload import Shape, SimulatedCall, SimulatedExchange
 from server.conversation.assistant import Instructions
 from server.conversation.compaction_policy import CompactionPolicy
+from server.conversation.event import TurnEnded
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded
 from server.conversation.usage import Usage
 from server.emulator.tokens import count_tokens
 from server.jobs.compaction import NAME

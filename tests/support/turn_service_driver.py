@@ -10,9 +10,9 @@ from server.app.wiring import Program
 from server.conversation.assistant import Tool
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.conversation import Conversation, ConversationDraft
+from server.conversation.event import TurnEnded, TurnEvent
 from server.conversation.store import Store
 from server.conversation.turn import TurnKind
-from server.conversation.turn_event import TurnEnded, TurnEvent
 from server.turns.handle import EventReader, TurnHandle
 from server.turns.request import TurnRequest
 from server.turns.service import TurnService

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 from uuid import UUID
 
-from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant
+from server.conversation.api_key import ApiKey, KeyRing, PresentedKey, Scope, Tenant
 from server.conversation.audit import OPERATOR, Actor
 from server.conversation.identifiers import API_KEY, encode_id
-from server.conversation.key_ring import KeyRing
 from server.conversation.lru import LruCache
 from server.postgres.turns.channels import KEY_CHANNEL
 
@@ -44,7 +43,7 @@ def _now() -> datetime:
 
 
 class RememberedKeys:
-    """Implements `server.conversation.key_ring.KeyRing` on top of another one."""
+    """Implements `server.conversation.api_key.KeyRing` on top of another one."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ SELECT revoked.*, pg_notify('{KEY_CHANNEL}', id::text) IS NULL FROM revoked
 
 
 class PostgresKeyRing:
-    """Implements `server.conversation.key_ring.KeyRing`."""
+    """Implements `server.conversation.api_key.KeyRing`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -53,7 +53,7 @@ class _Reserve:
 
 
 class PostgresRateLimiter:
-    """Implements `server.conversation.rate_limit.RateLimiter`."""
+    """Implements `server.conversation.api_key.RateLimiter`."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ WHERE exchange_count > 0 AND lease_token IS NULL AND updated_at < :rests_since
 
 
 class PostgresConversationLengths:
-    """Implements `server.conversation.lengths.ConversationLengths`."""
+    """Implements `server.compaction.typical_lengths.ConversationLengths`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

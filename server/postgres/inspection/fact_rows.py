@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, Final
 from uuid import UUID
 
-from server.conversation.facts import ConversationFacts
+from server.conversation.conversation import ConversationFacts
 from server.postgres.codec import decode_text, encode_text
 from server.postgres.rows import Row, usage_from
 

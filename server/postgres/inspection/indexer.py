@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from server.conversation.facts import ConversationFacts
+from server.conversation.conversation import ConversationFacts
 from server.conversation.turn import Turn
 from server.conversation.turn_text import read_text
 from server.inspection.fact_counting import CountedCall, count_turns

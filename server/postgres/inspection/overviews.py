@@ -121,7 +121,7 @@ _ALARMS: Final = ("has_prefix_break", "has_missing_signature", "has_withheld_sig
 
 
 class PostgresOverviews:
-    """Implements `server.inspection.overview.Overviews` and `server.compaction.observer.CompactionAlarms`."""
+    """Implements `server.inspection.overview.Overviews` and `server.compaction.report.CompactionAlarms`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -12,8 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from server.conversation.assistant import Assistant
-from server.conversation.block import Blob, Block, JsonValue
-from server.conversation.block_json import block_from_json, decode_blocks
+from server.conversation.block import Blob, Block, JsonValue, block_from_json, decode_blocks
 from server.conversation.call import CallStart
 from server.conversation.lru import LruCache
 from server.conversation.store import BufferedTurn, PayloadSource

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from server.conversation.block import Block
-from server.conversation.block_json import block_from_json
+from server.conversation.block import Block, block_from_json
 from server.postgres.codec import decode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.replay.conversation_tables import REPLAY_SCHEMA

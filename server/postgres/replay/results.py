@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from server.conversation.block import Block
-from server.conversation.block_json import block_to_json
+from server.conversation.block import Block, block_to_json
 from server.conversation.errors import CursorInvalid
 from server.conversation.identifiers import REPLAY, decode_id
 from server.conversation.page import Page

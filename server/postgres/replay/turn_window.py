@@ -4,8 +4,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from server.conversation.block import Block, ImageBlock
-from server.conversation.block_json import block_from_json, block_to_json, decode_blocks
+from server.conversation.block import Block, ImageBlock, block_from_json, block_to_json, decode_blocks
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.inspection.value_difference import ValueDifference, find_value_difference

@@ -17,7 +17,7 @@ from uuid import UUID
 import asyncpg
 from asyncpg import exceptions as pg
 
-from server.conversation.block_json import block_to_json, encode_blocks
+from server.conversation.block import block_to_json, encode_blocks
 from server.conversation.conversation import Lease
 from server.conversation.errors import (
     ConversationBusy,

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from server.conversation.block_json import block_to_json
+from server.conversation.block import block_to_json
 from server.conversation.call import Call, CallEnd, CallStart, Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import ConversationNotFound, LeaseLost

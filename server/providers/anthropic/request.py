@@ -10,8 +10,7 @@ from typing import Any, Final
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import ValidationFailed
 from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact
-from server.conversation.payload import CallSettings, Payload, PayloadMessage
-from server.conversation.static_pieces import count_static_marks, split_static
+from server.conversation.payload import CallSettings, Payload, PayloadMessage, count_static_marks, split_static
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 COMPACTION_BETA: Final = "compact-2026-09-04"

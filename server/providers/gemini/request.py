@@ -11,8 +11,7 @@ from server.conversation.assistant import Tool
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import Internal, ValidationFailed
 from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
-from server.conversation.payload import CallSettings, Payload
-from server.conversation.static_pieces import split_static
+from server.conversation.payload import CallSettings, Payload, split_static
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 _SIGNATURE: Final = "thoughtSignature"

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from server.compaction.compactor import Compactor
-from server.compaction.observer import CompactionObserver
-from server.compaction.report import CompactionOutcome, CompactionReport
+from server.compaction.report import CompactionObserver, CompactionOutcome, CompactionReport
+from server.compaction.typical_lengths import KnownLengths
 from server.conversation.assistant import AssistantDefinition
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.errors import SummaryUnavailable
-from server.conversation.lengths import KnownLengths
 from server.payload.call_records import add_costs
 from server.payload.renderer import Renderer
 from server.replay.rerun.call import CandidateCalls
@@ -27,7 +26,7 @@ _log = logging.getLogger("strata.replay")
 
 
 class SpendingObserver:
-    """Implements `server.compaction.observer.CompactionObserver`: counts, and tells the operators of live
+    """Implements `server.compaction.report.CompactionObserver`: counts, and tells the operators of live
     conversations nothing.
     """
 
@@ -53,8 +52,8 @@ class SpendingObserver:
 
 
 class SourceLengths:
-    """Implements `server.conversation.lengths.KnownLengths` for replay conversations: each has an assistant of its
-    own, and what is typical is known of the one that the recorded conversation is with.
+    """Implements `server.compaction.typical_lengths.KnownLengths` for replay conversations: each has an assistant of
+    its own, and what is typical is known of the one that the recorded conversation is with.
     """
 
     def __init__(self, lengths: KnownLengths, assistant_id: str) -> None:

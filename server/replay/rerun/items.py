@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
-from server.conversation.shielding import run_to_completion
+from server.conversation.shutdown import run_to_completion
 from server.replay.rerun.call import ItemHalted
 from server.replay.rerun.observer import Departure
 from server.replay.rerun.replay import ClaimedItem, ItemState

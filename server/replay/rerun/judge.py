@@ -15,7 +15,7 @@ from server.conversation.call import Call, CallStart
 from server.conversation.errors import Internal, ProviderFailed, ProviderNotConfigured
 from server.conversation.manifest import build_manifest, encode_manifest
 from server.conversation.payload import Payload
-from server.conversation.shielding import run_to_completion
+from server.conversation.shutdown import run_to_completion
 from server.conversation.store import Store
 from server.inspection.judge_payload import JUDGE, build_judge_payload, read_score, write_question
 from server.payload.call_records import cost_of, describe_end

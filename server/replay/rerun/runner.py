@@ -31,7 +31,7 @@ from server.conversation.errors import (
     ProviderQuotaExceeded,
 )
 from server.conversation.manifest import encode_manifest
-from server.conversation.shielding import run_to_completion
+from server.conversation.shutdown import run_to_completion
 from server.conversation.turn import ModelResponseTurn, TurnState
 from server.payload.preparation import PayloadPreparation
 from server.payload.renderer import Renderer

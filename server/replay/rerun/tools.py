@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.conversation.lengths import KnownLengths
+from server.compaction.typical_lengths import KnownLengths
 from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
 from server.payload.shared_caches import StaticTextCache

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from server.conversation.block import JsonValue
-from server.conversation.block_json import block_to_json
+from server.conversation.block import JsonValue, block_to_json
 from server.conversation.call import Call, CallEnd
 from server.conversation.errors import (
     AnswerUnreadable,

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.block_json import block_to_json
+from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock, block_to_json
 from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from server.inspection.call_view import CallInspection
 from server.inspection.hex_dump import Dump, dump_bytes

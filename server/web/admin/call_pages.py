@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
 from server.conversation.payload import ManifestEntry
-from server.conversation.turn_ending import describe_ending
+from server.conversation.turn import describe_ending
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.call_explanation import explain_cache, explain_error, explain_outcome
 from server.inspection.call_view import CallInspection, CallInspector, RebuiltRequest, RequestProof

@@ -11,10 +11,10 @@ from litestar.params import FromPath, QueryParameter, SkipValidation
 
 from server.conversation.block import JsonValue
 from server.conversation.errors import ImageNotFound, RouteNotFound, TurnNotFound
+from server.conversation.event import TurnEvent
 from server.conversation.image import IMAGE_TYPES
 from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, Turn
-from server.conversation.turn_event import TurnEvent
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import Inspector
 from server.inspection.timeline import tell_timeline

@@ -6,7 +6,7 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, SkipValidation
 
-from server.conversation.key_ring import KeyRing
+from server.conversation.api_key import KeyRing
 from server.inspection.admin_sessions import AdminSession
 from server.web.admin.entry import Entry
 from server.web.admin.rendering import answer_page, answer_redirect

@@ -17,8 +17,7 @@ from server.conversation.block import (
 )
 from server.conversation.errors import StrataError
 from server.conversation.image import IMAGE_TYPES
-from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, UserTaskTurn
-from server.conversation.turn_ending import describe_ending
+from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, UserTaskTurn, describe_ending
 from server.inspection.signature_report import SignatureState, report_received
 from server.inspection.timeline import ToldTurn
 from server.providers.choice import ANTHROPIC, GEMINI

@@ -6,9 +6,8 @@ from typing import Any, Final, Self
 from pydantic import Field
 
 from server.conversation.block import JsonValue
-from server.conversation.conversation import ConversationState
+from server.conversation.conversation import ConversationFacts, ConversationState
 from server.conversation.epoch import EpochReason
-from server.conversation.facts import ConversationFacts
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import ModelResponseTurn
 from server.inspection.port import CallOutline, EpochMark, InspectedConversation, InspectionPage, RunningTurn, Timeline

@@ -8,10 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.conversation.api_key import ApiKey, Scope
+from server.conversation.api_key import ApiKey, KeyRing, Scope
 from server.conversation.audit import Actor
 from server.conversation.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, RateLimited, ScopeMissing
-from server.conversation.key_ring import KeyRing
 from server.web.admin.entry import Entry
 from server.web.auth import admin_only, any_live_key
 from server.web.errors import document_errors

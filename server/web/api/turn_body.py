@@ -11,8 +11,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from server.conversation.block import Blob, Block, ImageBlock, JsonValue, TextBlock, ToolResultBlock
-from server.conversation.block_json import block_to_json
+from server.conversation.block import Blob, Block, ImageBlock, JsonValue, TextBlock, ToolResultBlock, block_to_json
 from server.conversation.conversation import OnBusy
 from server.conversation.errors import HistoryRuleBroken
 from server.conversation.image import IMAGE_TYPES, find_image_header

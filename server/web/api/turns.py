@@ -34,11 +34,10 @@ from server.conversation.errors import (
     TurnNotRunning,
     every_error,
 )
+from server.conversation.event import TurnEnded
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.store import NewInput, Store
-from server.conversation.turn import TurnState
-from server.conversation.turn_ending import FAILURE_MEMBERS
-from server.conversation.turn_event import TurnEnded
+from server.conversation.turn import FAILURE_MEMBERS, TurnState
 from server.turns.handle import TurnHandle
 from server.turns.request import TurnRequest
 from server.turns.service import TurnService

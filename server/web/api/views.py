@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Field
 
 from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
 from server.conversation.errors import StrataError, every_error
-from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
-from server.conversation.turn_ending import STOP_DETAILS
+from server.conversation.turn import STOP_DETAILS, ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
 from server.conversation.usage import Usage
 from server.web.api.block_views import BlockView, ToolCallView, View, view_blocks
 from server.web.errors import source_of

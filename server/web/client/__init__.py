@@ -10,8 +10,15 @@ docs/guides/python-client.md has the rest. The command `strata chat` is built on
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
 from server.conversation.conversation import ConversationDraft, OnBusy
-from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
-from server.conversation.turn_event import TurnStarted
+from server.conversation.event import (
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    TurnStarted,
+    UsageReported,
+)
 from server.web.client.answers import (
     Compaction,
     CompactionReport,

@@ -8,11 +8,17 @@ from decimal import Decimal
 from typing import Any, Final
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.conversation.block import ToolCallBlock
-from server.conversation.block_json import block_from_json
+from server.conversation.block import ToolCallBlock, block_from_json
 from server.conversation.conversation import Origin
-from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
-from server.conversation.turn_event import TurnStarted
+from server.conversation.event import (
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    TurnStarted,
+    UsageReported,
+)
 from server.conversation.usage import Usage
 from server.web.client.answers import (
     Compaction,

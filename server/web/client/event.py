@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from server.conversation.block import JsonValue
-from server.conversation.event import ProviderEvent
-from server.conversation.turn_event import TurnStarted
+from server.conversation.event import ProviderEvent, TurnStarted
 from server.web.client.answers import TurnEnded
 
 

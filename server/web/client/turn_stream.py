@@ -9,8 +9,8 @@ from typing import Self
 
 import httpx2
 
+from server.conversation.event import TurnStarted
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnStarted
 from server.web.client.answers import TurnEnded
 from server.web.client.connection import Ask, Connection
 from server.web.client.decoding import event_from_frame

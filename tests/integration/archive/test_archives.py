@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from server.archive.file import RecordKind
 from server.cli.archive_files import read_lines, writing
 from server.compaction.report import CompactionOutcome
-from server.conversation.api_key import Tenant
+from server.conversation.api_key import KeyRing, Tenant
 from server.conversation.call import Call
 from server.conversation.conversation import ConversationDraft
 from server.conversation.errors import (
@@ -26,7 +26,6 @@ from server.conversation.errors import (
     ConversationNotFound,
 )
 from server.conversation.identifiers import CONVERSATION, new_id
-from server.conversation.key_ring import KeyRing
 from server.postgres.archive.exporter import PostgresArchives
 from server.postgres.archive.fields import ARCHIVED, NOT_ARCHIVED
 from server.postgres.archive.importer import Importer, ImportOptions

@@ -11,9 +11,8 @@ from server.conversation.assistant import Instructions
 from server.conversation.cache_register import CacheKey, label_of
 from server.conversation.call import Call
 from server.conversation.conversation import ConversationDraft
-from server.conversation.event import TextDelta
+from server.conversation.event import TextDelta, TurnStarted
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnStarted
 from server.postgres.caching.register import PostgresCacheRegister
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer

@@ -14,7 +14,7 @@ from server.conversation.block import TextBlock
 from server.conversation.call import Call, CallEnd
 from server.conversation.epoch import EpochReason, Segment
 from server.conversation.identifiers import CONVERSATION, decode_id
-from server.conversation.static_pieces import PIECE_CHARACTERS
+from server.conversation.payload import PIECE_CHARACTERS
 from server.conversation.turn import TurnState
 from server.payload.builder import hash_prefix
 from server.providers.choice import ANTHROPIC, GEMINI

@@ -7,10 +7,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from server.conversation.api_key import Tenant
+from server.conversation.api_key import KeyRing, Tenant
 from server.conversation.audit import OPERATOR, Action, AuditFilter
 from server.conversation.errors import ConversationNotFound
-from server.conversation.key_ring import KeyRing
 from server.inspection.port import InspectionFilter
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database

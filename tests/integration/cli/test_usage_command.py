@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.conversation.api_key import Tenant
+from server.conversation.api_key import KeyRing, Tenant
 from server.conversation.conversation import ConversationDraft
-from server.conversation.key_ring import KeyRing
 from server.conversation.usage import Usage
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database

@@ -15,7 +15,7 @@ from server.app.wiring import Program
 from server.compaction.background_call import BackgroundCalls
 from server.compaction.compactor import Compactor, CompactorTools
 from server.compaction.report import CompactionOutcome
-from server.compaction.signed import SignedSummariser
+from server.compaction.signed_summary import SignedSummariser
 from server.compaction.summary import Summariser
 from server.conversation.assistant import Instructions
 from server.conversation.epoch import EpochReason

@@ -13,7 +13,7 @@ from server.app.settings import Settings
 from server.app.wiring import open_program
 from server.conversation.api_key import Tenant
 from server.conversation.block import TextBlock, ToolResultBlock
-from server.conversation.facts import ConversationFacts
+from server.conversation.conversation import ConversationFacts
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.turn import StopReason, TurnState
 from server.postgres.engine import Database

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.conversation.api_key import Scope, Tenant
+from server.conversation.api_key import KeyRing, Scope, Tenant
 from server.conversation.errors import CallNotFound, DatabaseUnavailable
-from server.conversation.key_ring import KeyRing
 from server.inspection.job_report import JobStatus
 from server.inspection.job_watch import JobWatch
 from server.jobs.job import Job

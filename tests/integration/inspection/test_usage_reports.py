@@ -9,9 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from server.conversation.api_key import Tenant
+from server.conversation.api_key import KeyRing, Tenant
 from server.conversation.call import Call
-from server.conversation.key_ring import KeyRing
 from server.conversation.usage import Usage
 from server.inspection.usage_report import UsageBy, UsageReport
 from server.postgres.connections import DatabaseOptions

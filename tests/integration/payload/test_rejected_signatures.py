@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from server.conversation.call import Call
 from server.conversation.epoch import Rejected
+from server.conversation.event import TurnEnded
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer

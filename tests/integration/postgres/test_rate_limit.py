@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.conversation.api_key import RateLimiter
 from server.conversation.errors import DatabaseUnavailable, RateLimited
 from server.conversation.identifiers import API_KEY, new_id
-from server.conversation.rate_limit import RateLimiter
 from server.postgres.access import rate_limit
 from server.postgres.access.rate_limit import PostgresRateLimiter
 from server.postgres.engine import Database, Statement

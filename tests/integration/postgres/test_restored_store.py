@@ -27,7 +27,7 @@ from server.conversation.errors import ProviderRejected, ValidationFailed, every
 from server.conversation.identifiers import CONVERSATION, encode_id
 from server.conversation.turn import StopReason, TurnState
 from server.inspection.call_explanation import explain_error, explain_repair, explain_template, explain_warning
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database

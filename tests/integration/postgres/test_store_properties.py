@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.conversation.api_key import Tenant
-from server.conversation.block_json import decode_blocks
+from server.conversation.block import decode_blocks
 from server.conversation.conversation import Lease
 from server.conversation.errors import ConversationBusy, LeaseLost
 from server.conversation.payload import LayerOrder

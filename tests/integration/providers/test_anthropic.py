@@ -10,8 +10,7 @@ from anthropic.types import TextBlockParam
 
 from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import PrefixMismatch, SignatureRejected
-from server.conversation.payload import CallSettings
-from server.conversation.static_pieces import split_static
+from server.conversation.payload import CallSettings, split_static
 from server.conversation.turn import StopReason
 from server.emulator.anthropic.app import build_anthropic_app
 from server.providers.anthropic.provider import AnthropicProvider

@@ -11,8 +11,7 @@ from google.genai import types
 
 from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import CacheGone, ProviderFailed, SignatureRejected, ValidationFailed
-from server.conversation.payload import CallSettings
-from server.conversation.static_pieces import split_static
+from server.conversation.payload import CallSettings, split_static
 from server.conversation.turn import StopReason
 from server.emulator.gemini.app import build_gemini_app
 from server.providers.gemini.provider import GeminiProvider

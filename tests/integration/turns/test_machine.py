@@ -27,8 +27,8 @@ from server.app.wiring import Program, open_program
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.conversation import ConversationState
 from server.conversation.errors import ConversationBusy, ConversationNotFound, HistoryRuleBroken, TurnNotRunning
+from server.conversation.event import TurnEnded
 from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from server.turns.request import TurnRequest

@@ -17,8 +17,8 @@ from server.app.asgi import serving
 from server.app.http_server import bind
 from server.app.settings import Settings
 from server.app.wiring import open_program
+from server.conversation.event import TurnEnded
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from tests.conftest import StrataServer, keys_of

@@ -10,8 +10,8 @@ import pytest
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.conversation.block import TextBlock
+from server.conversation.event import TurnEnded, TurnEvent
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
-from server.conversation.turn_event import TurnEnded, TurnEvent
 from server.conversation.usage import add_usages
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
 from server.postgres.replay.call_walk import PostgresCallWalk

@@ -17,8 +17,8 @@ from server.app.settings import Settings
 from server.conversation.api_key import Tenant
 from server.conversation.assistant import Instructions
 from server.conversation.epoch import EpochReason, Segment
+from server.conversation.event import TurnEnded
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded
 from server.payload.builder import hash_prefix
 from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database

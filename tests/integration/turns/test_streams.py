@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.conversation.errors import ConversationNotFound, TurnNotFound
-from server.conversation.event import TextDelta
+from server.conversation.event import TextDelta, TurnEnded, TurnEvent
 from server.conversation.turn import TurnState
-from server.conversation.turn_event import TurnEnded, TurnEvent
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.turns.live import LiveHandle, LiveTurn
 from server.turns.stored import StoredHandle

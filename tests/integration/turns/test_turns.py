@@ -19,11 +19,10 @@ from server.conversation.errors import (
     TurnNotFound,
     TurnNotRunning,
 )
-from server.conversation.event import TextDelta
+from server.conversation.event import TextDelta, TurnEnded, TurnStarted
 from server.conversation.payload import LayerOrder
 from server.conversation.store import ConversationChange
 from server.conversation.turn import StopReason, TurnState
-from server.conversation.turn_event import TurnEnded, TurnStarted
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.payload.shared_caches import StaticTextCache
 from server.turns.handle import TurnHandle

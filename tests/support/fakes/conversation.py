@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Tool
-from server.conversation.block import Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.block_json import encode_blocks
+from server.conversation.block import Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock, encode_blocks
 from server.conversation.call import Call, CallStart
 from server.conversation.conversation import Conversation, ConversationState
 from server.conversation.epoch import Epoch, EpochReason

@@ -17,8 +17,7 @@ from server.caching.policy import (
     place_markers,
     plan_lifetimes,
 )
-from server.conversation.payload import Payload
-from server.conversation.static_pieces import count_static_marks
+from server.conversation.payload import Payload, count_static_marks
 from server.providers.pricing import find_price
 from tests.contracts.provider_rig import build_payload
 

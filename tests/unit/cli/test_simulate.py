@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from server.cli import main
 from server.cli.simulate_chart import draw_grid
-from server.compaction.simulation_grid import COLUMNS, MODELS, walk_grid
+from server.compaction.simulation.grid import COLUMNS, MODELS, walk_grid
 
 SMALL = ("--exchanges", "12", "--conversations", "2")
 

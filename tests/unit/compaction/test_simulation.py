@@ -7,12 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.compaction.optimum import find_optimum
-from server.compaction.prompt_layout import Layout, Timeline
-from server.compaction.simulated_conversation import LengthLaw, Shape, ThinkTime, draw_conversation, spread_lengths
-from server.compaction.simulated_provider import Piece, Prompt, SimulatedProvider, Tariff
-from server.compaction.simulation import Market, Workload, compare, draw_workload, find_market, replay, simulate
-from server.compaction.simulation_grid import PRICED_AT, SHAPES, THINK_TIMES
+from server.compaction.simulation.comparison import (
+    Market,
+    Workload,
+    compare,
+    draw_workload,
+    find_market,
+    replay,
+    simulate,
+)
+from server.compaction.simulation.grid import PRICED_AT, SHAPES, THINK_TIMES
+from server.compaction.simulation.optimum import find_optimum
+from server.compaction.simulation.provider import Layout, Piece, Prompt, SimulatedProvider, Tariff, Timeline
+from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime, draw_conversation, spread_lengths
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.compaction.simulation_grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
+from server.compaction.simulation.grid import COLUMNS, LIMIT, MODELS, ROW_COUNT, UNCLAIMED, walk_grid
 from server.conversation.payload import LayerOrder
 
 COSTS = (Path(__file__).parents[3] / "docs/operations/costs.md").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.compaction.source import count_request, read_state
+from server.compaction.state import count_request, read_state
 from server.compaction.typical_lengths import TypicalLengths
 from server.compaction.watch import CompactionWatch
 from server.conversation.assistant import Assistant

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from server.conversation.errors import Internal, ProviderNotConfigured, ProviderRateLimited, RateLimited, StrataError
-from server.conversation.turn import StopReason
-from server.conversation.turn_ending import describe_ending, describe_failure, describe_stop
+from server.conversation.turn import StopReason, describe_ending, describe_failure, describe_stop
 from server.web.errors import answer_headers, encode_problem
 
 

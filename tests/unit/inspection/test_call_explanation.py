@@ -29,7 +29,7 @@ from server.inspection.call_explanation import (
 from server.inspection.judge_payload import JUDGE
 from server.payload import history
 from server.payload import messages as history_messages
-from server.payload.withholding import Withheld
+from server.payload.signatures import Withheld
 from server.replay.rerun.answers import NOT_ASKED
 from server.replay.rerun.call import CALL_LOST
 from tests.support.builders import A_TIME, call_end, call_start

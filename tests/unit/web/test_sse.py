@@ -16,9 +16,18 @@ from hypothesis import strategies as st
 from server.app.http_server import HttpServer, bind, serving_beside
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.conversation import ConversationState, ConversationStatus
-from server.conversation.event import TextDelta, ThinkingDelta, ToolCallBegin, ToolCallDelta, ToolCallEnd, UsageReported
+from server.conversation.event import (
+    TextDelta,
+    ThinkingDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    TurnEnded,
+    TurnEvent,
+    TurnStarted,
+    UsageReported,
+)
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
-from server.conversation.turn_event import TurnEnded, TurnEvent, TurnStarted
 from server.conversation.usage import Usage
 from server.turns.handle import MAX_BATCH, EventReader
 from server.turns.live import LiveHandle, LiveTurn

@@ -7,10 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from server.conversation.api_key import ApiKey, PresentedKey, Scope, issue_key_text, parse_key_text
+from server.conversation.api_key import ApiKey, KeyRing, PresentedKey, Scope, issue_key_text, parse_key_text
 from server.conversation.errors import DatabaseUnavailable
 from server.conversation.identifiers import API_KEY, decode_id
-from server.conversation.key_ring import KeyRing
 from server.postgres.access.key_cache import RememberedKeys
 from server.postgres.turns.channels import KEY_CHANNEL
 from tests.support.fakes.key_ring import InMemoryKeyRing

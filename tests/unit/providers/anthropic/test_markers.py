@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from server.caching.policy import LONG_SECONDS, SHORT_SECONDS, place_markers
 from server.conversation.assistant import Tool
-from server.conversation.payload import CallSettings, Payload
-from server.conversation.static_pieces import PIECE_CHARACTERS, split_static
+from server.conversation.payload import PIECE_CHARACTERS, CallSettings, Payload, split_static
 from server.providers.anthropic.request import build_extra, build_parameters, join_messages, write_system, write_tools
 from server.providers.model_profile import PROFILES
 from tests.contracts.provider_rig import build_payload

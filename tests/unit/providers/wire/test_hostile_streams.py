@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.conversation.block import ToolCallBlock
-from server.conversation.block_json import block_to_json, decode_blocks, encode_blocks
+from server.conversation.block import ToolCallBlock, block_to_json, decode_blocks, encode_blocks
 from server.conversation.errors import ProviderFailed, every_error
 from server.conversation.event import ProviderEvent
 from server.conversation.exact_json import loads_exact

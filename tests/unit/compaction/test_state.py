@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from server.compaction.prompt_layout import Layout, Timeline
-from server.compaction.simulated_conversation import Shape, SimulatedExchange, ThinkTime, draw_conversation
-from server.compaction.simulation import Market, find_market, replay, simulate
-from server.compaction.simulation_grid import PRICED_AT
-from server.compaction.source import decide_compaction, read_state
+from server.compaction.plan import decide_compaction
+from server.compaction.simulation.comparison import Market, find_market, replay, simulate
+from server.compaction.simulation.grid import PRICED_AT
+from server.compaction.simulation.provider import Layout, Timeline
+from server.compaction.simulation.workload import Shape, SimulatedExchange, ThinkTime, draw_conversation
+from server.compaction.state import read_state
 from server.conversation.assistant import Assistant
 from server.conversation.block import TextBlock
 from server.conversation.compaction_policy import CompactionPolicy

@@ -8,7 +8,7 @@ import pytest
 from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
-from server.payload.withholding import SignatureScope, Withheld, find_withheld, note_withheld
+from server.payload.signatures import SignatureScope, Withheld, find_withheld, note_withheld
 from server.providers.model_profile import find_profile
 from tests.support.fakes.conversation import Talk
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.exchange import BufferTurn, Exchange, split_exchanges
+from server.compaction.state import BufferTurn, Exchange, split_exchanges
 from server.conversation.turn import TurnKind, TurnState
 
 KINDS = {"u": TurnKind.USER_TASK, "m": TurnKind.MODEL_RESPONSE, "t": TurnKind.TOOL_RESPONSE}

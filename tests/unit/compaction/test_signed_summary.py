@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.signed_payload import ask_for_cached, build_compaction_payload, find_cut
+from server.compaction.signed_summary import ask_for_cached, build_compaction_payload, find_cut
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.call import CallTrace
 from server.conversation.epoch import SignedSummary

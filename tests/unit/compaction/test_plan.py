@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.exchange import Exchange
-from server.compaction.planner import (
+from server.compaction.plan import (
     CompactionDecision,
     CompactionReason,
-    CompactionState,
     HoldReason,
     plan_compaction,
     plan_requested_compaction,
 )
+from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.payload import LayerOrder
 from server.providers.model_profile import PROFILES, ModelProfile, find_profile

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from server.compaction.prompt_layout import NEVER, CallTokens, Compacted, Timeline
-from server.compaction.simulated_provider import Tariff
+from server.compaction.simulation.provider import NEVER, CallTokens, Compacted, Tariff, Timeline
 
 _MILLION: Final = 1_000_000
 

@@ -1,18 +1,9 @@
-"""What a cut costs and what it brings, in tokens at the price of uncached input.
+"""What a request costs, and what a buffer costs that is carried along: the sums behind the compactor.
 
-- The *price* of compacting now: what the next exchange will cost more than without, plus the fixed cost. It is often
-  negative: in the layered order the moved tokens leave the uncached part, and a cold cache has to be written anyway.
-- The *tail*: the part of the price that is there however much is moved, for writing again what stays behind the cut.
-- The *saving*: what each call after that costs less.
-- The *rent*: what the movable tokens have cost too much so far, the saving of each call that carried them.
-
-A price of zero or less is paid at once. Where it is not known how long such conversations get, a positive one is paid
-when the rent has reached it, as one buys skis when renting them has cost as much. Where it is known, what is left of
-the conversation has to bring in the price, and either the rent has reached the tail, as in an economic lot, or the end
-is so near that waiting for another exchange to move gains nothing. A conversation that defies the expectation is
-compacted when the rent has reached one and a half times the price.
-
-All of it is read off the buffer itself, so no counter can be stale.
+The unit is one uncached input token of the model. Of a request the provider may have cached a prefix: the static layer
+in the layered order, static and buffer in the append-only one. What it knows is read at the price of reading, the rest
+of the prefix is written at the price of writing, what stands behind the prefix costs 1. A prefix shorter than the
+model's minimum is not cached, so it costs 1 too.
 """
 
 from collections.abc import Sequence
@@ -20,11 +11,75 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from server.caching.carrying_cost import Load, Rates, cost_of
-from server.compaction.exchange import Exchange
-from server.compaction.plan import CompactionState
+from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy
 from server.conversation.payload import LayerOrder
+from server.providers.model_profile import ModelProfile
+from server.providers.pricing import Price
+
+_LONG_LIFETIME_SECONDS: Final = 3_600
+_FAMILY_READ: Final = {"gemini-4": 0.05}
+_READ: Final = 0.1
+_CLAUDE_WRITE: Final = 1.25
+_CLAUDE_LONG_WRITE: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What reading and writing the cache costs, as multiples of an uncached token."""
+
+    read: float
+    write: float
+    minimum_tokens: int = 0
+    assumed: bool = False
+    """Some price is not known: these are the usual ratios of the family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The tokens of a request that compaction can change. The trigger and a dynamic layer of its own are not here."""
+
+    order: LayerOrder
+    static_tokens: int
+    buffer_tokens: int
+
+    @property
+    def prefix_tokens(self) -> int:
+        """What the provider can have cached of it."""
+        buffered = self.buffer_tokens if self.order is LayerOrder.APPEND_ONLY else 0
+        return self.static_tokens + buffered
+
+
+def find_rates(price: Price | None, profile: ModelProfile, lifetime_seconds: float) -> Rates:
+    """The rates of a model for a cache of this lifetime; those of its family where a price is not known."""
+    is_long = lifetime_seconds >= _LONG_LIFETIME_SECONDS
+    read = _FAMILY_READ.get(profile.family, _READ)
+    write = 1.0
+    if profile.breakpoints:
+        write = _CLAUDE_LONG_WRITE if is_long else _CLAUDE_WRITE
+    if price is not None and price.fresh_input > 0:
+        write = float((price.cache_write_long if is_long else price.cache_write) / price.fresh_input)
+        if price.cache_read is not None:
+            read = float(price.cache_read / price.fresh_input)
+    return Rates(
+        read=read,
+        write=write,
+        minimum_tokens=profile.cache_minimum_tokens,
+        assumed=price is None or price.cache_read is None,
+    )
+
+
+def cost_of(load: Load, rates: Rates, *, known_tokens: int) -> float:
+    """What the load costs in one call of whose prefix the provider knows so many tokens."""
+    prefix = load.prefix_tokens
+    if prefix < rates.minimum_tokens:
+        return float(load.static_tokens + load.buffer_tokens)
+    known = min(known_tokens, prefix)
+    if known < rates.minimum_tokens:
+        known = 0
+    behind = load.static_tokens + load.buffer_tokens - prefix
+    return known * rates.read + (prefix - known) * rates.write + behind
+
 
 _PATIENCE: Final = 1.5
 _MIN_REMAINDER: Final = 0.25

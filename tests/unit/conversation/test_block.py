@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.conversation.block import Block, TextBlock, UnknownBlock
-from server.conversation.block_json import block_from_json, decode_blocks, encode_blocks
+from server.conversation.block import Block, TextBlock, UnknownBlock, block_from_json, decode_blocks, encode_blocks
 from tests.support.strategies import blocks
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from server.compaction.simulated_conversation import LengthLaw, Shape, ThinkTime
-from server.compaction.simulation import Comparison, Market, Workload, compare, find_market
+from server.compaction.simulation.comparison import Comparison, Market, Workload, compare, find_market
+from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.payload import LayerOrder
 

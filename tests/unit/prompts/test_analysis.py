@@ -2,8 +2,8 @@
 
 import pytest
 
+from server.prompts.analysis import Fault, find_fault, find_loading
 from server.prompts.environment import Sandbox
-from server.prompts.frozen import Fault, find_fault, find_loading
 
 SANDBOX = Sandbox()
 

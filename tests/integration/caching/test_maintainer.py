@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from server.caching.keeper import CacheKeeper
+from server.caching.maintainer import CacheKeeper
 from server.conversation.api_key import Tenant
 from server.conversation.errors import (
     CacheGone,

@@ -10,13 +10,11 @@ from datetime import datetime
 from statistics import median
 from typing import Final
 
-from server.caching.carrying_cost import find_rates
-from server.compaction.exchange import Exchange
-from server.compaction.optimum import find_optimum
-from server.compaction.plan import CompactionState
-from server.compaction.planner import plan_compaction
-from server.compaction.prompt_layout import NEVER, Compacted, Layout, Timeline
-from server.compaction.simulated_conversation import (
+from server.compaction.carrying_cost import find_rates
+from server.compaction.plan import plan_compaction
+from server.compaction.simulation.optimum import find_optimum
+from server.compaction.simulation.provider import NEVER, Bill, Compacted, Layout, SimulatedProvider, Tariff, Timeline
+from server.compaction.simulation.workload import (
     LengthLaw,
     Shape,
     SimulatedExchange,
@@ -24,7 +22,7 @@ from server.compaction.simulated_conversation import (
     draw_conversation,
     spread_lengths,
 )
-from server.compaction.simulated_provider import Bill, SimulatedProvider, Tariff
+from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder

@@ -1,29 +1,25 @@
-"""From a conversation as the store has it to what the planner decides on. The same for a turn that has just ended, for
-a job, and for somebody who asks: so they never disagree about the same conversation.
+"""Exchanges: the pieces in which a history is compacted.
 
-Tokens are estimates: what goes to the provider by its bytes, what an answer will be in the transcript by what the
-provider counted as its output, and its thinking by what it counted as such. They only have to be good enough to say
-when.
+An exchange is a user task up to the last model response before the next user task. Every turn belongs to exactly one:
+what stands before the first task is an exchange of its own, and what follows an answer without a new task belongs to
+the exchange of that answer. A cut between exchanges therefore loses nothing and parts no call from its result.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from server.compaction.exchange import BufferTurn, split_exchanges
-from server.compaction.planner import CompactionDecision, CompactionState, plan_compaction, plan_requested_compaction
 from server.conversation.block import ImageBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.compaction_policy import CompactionPolicy, read_policy
 from server.conversation.manifest import decode_manifest, encode_tools
 from server.conversation.payload import Layer, LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource
-from server.conversation.turn import TurnKind
+from server.conversation.turn import TurnKind, TurnState
 from server.payload.settings import read_order
-from server.payload.withholding import SignatureScope, build_signature_scope
+from server.payload.signatures import SignatureScope, build_signature_scope
 from server.providers.model_profile import find_profile
-from server.providers.pricing import find_price
 from server.providers.token_estimate import TokenEstimate
 
 _IMAGE_TOKENS: Final = 1_000
@@ -32,28 +28,110 @@ _CACHE_SECONDS: Final = 300.0
 """Of Claude's short lifetime. Gemini promises nothing; minutes, as far as anybody has seen."""
 
 
-def decide_compaction(
-    source: PayloadSource, state: CompactionState, *, now: datetime, requested: bool = False
-) -> CompactionDecision:
-    """What the planner says about the conversation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferTurn:
+    """A turn of the buffer as the compactor sees it: what it weighs, and which calls hang on it."""
 
-    Raises `ValidationFailed` where the assistant's settings cannot be read.
-    """
-    definition = source.assistant.definition
-    price = find_price(definition.model, now, count_request(state))
-    plan = plan_requested_compaction if requested else plan_compaction
-    return plan(state, find_profile(definition.provider, definition.model), price, policy_of(source), now)
+    seq: int
+    kind: TurnKind
+    state: TurnState = TurnState.COMPLETE
+    call_ids: tuple[str, ...] = ()
+    result_ids: tuple[str, ...] = ()
+    sent_tokens: int
+    """As it goes to the provider: with signatures, thinking, and the dynamic block where that stays in its input."""
+    segment_tokens: int
+    """As it will be in the transcript, without reasoning."""
+    thinking_tokens: int = 0
+    """Of the sent ones: those that a prefix-bound model loses when what stands before them changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A user task and everything up to the next one."""
+
+    first_seq: int
+    last_seq: int
+    sent_tokens: int
+    segment_tokens: int
+    thinking_tokens: int
+    answer_count: int
+    """How often the model answered in it: the calls that carried the buffer."""
+    unsent_tokens: int
+    """Of its last answer: no request has carried them yet, as long as the exchange is the newest."""
+    is_open: bool
+    """Calls wait for results. A following user task declares them dead, so only the newest exchange can be open."""
+    is_whole: bool
+    """It ends with an answer, and nothing waits: the next turn begins a new exchange."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionState:
+    """All that the decision depends on."""
+
+    exchanges: Sequence[Exchange]
+    """Of the buffer, oldest first."""
+    static_tokens: int
+    """Tools and segments included."""
+    dynamic_tokens: int
+    order: LayerOrder
+    last_call_at: datetime | None
+    """When the provider's cache was used last; None where it never was."""
+    cache_lifetime_seconds: float
+    typical_gap_seconds: float | None = None
+    """Between an answer and the next user task of this conversation; None where it is not known."""
+    exchange_count: int = 0
+    """Of the whole conversation so far, those that were compacted included."""
+    typical_exchange_count: float | None = None
+    """How long conversations of this kind get; None where it is not known."""
+
+
+def split_exchanges(turns: Sequence[BufferTurn]) -> tuple[Exchange, ...]:
+    """The exchanges of the turns, in order. Each turn is in exactly one."""
+    groups = list(_group(turns))
+    last = len(groups) - 1
+    return tuple(_read(group, is_newest=place == last) for place, group in enumerate(groups))
+
+
+def _group(turns: Sequence[BufferTurn]) -> Iterator[Sequence[BufferTurn]]:
+    start = 0
+    for place, turn in enumerate(turns):
+        if turn.kind is TurnKind.USER_TASK and place > start:
+            yield turns[start:place]
+            start = place
+    if turns:
+        yield turns[start:]
+
+
+def _read(turns: Sequence[BufferTurn], *, is_newest: bool) -> Exchange:
+    last = turns[-1]
+    answered = last.kind is TurnKind.MODEL_RESPONSE
+    is_open = is_newest and bool(_waiting(turns))
+    return Exchange(
+        first_seq=turns[0].seq,
+        last_seq=last.seq,
+        sent_tokens=sum(turn.sent_tokens for turn in turns),
+        segment_tokens=sum(turn.segment_tokens for turn in turns),
+        thinking_tokens=sum(turn.thinking_tokens for turn in turns),
+        answer_count=sum(turn.kind is TurnKind.MODEL_RESPONSE for turn in turns),
+        unsent_tokens=last.sent_tokens if answered else 0,
+        is_open=is_open,
+        is_whole=answered and not is_open,
+    )
+
+
+def _waiting(turns: Sequence[BufferTurn]) -> set[str]:
+    """The calls of the last answer that have no result. Of an answer that broke off nothing waits."""
+    place = max((place for place, turn in enumerate(turns) if turn.kind is TurnKind.MODEL_RESPONSE), default=None)
+    if place is None or turns[place].state is not TurnState.COMPLETE:
+        return set()
+    results = {id_ for turn in turns[place + 1 :] for id_ in turn.result_ids}
+    return set(turns[place].call_ids) - results
 
 
 def count_request(state: CompactionState) -> int:
     """The tokens of a request without a new task."""
     buffered = sum(exchange.sent_tokens for exchange in state.exchanges)
     return state.static_tokens + state.dynamic_tokens + buffered
-
-
-def policy_of(source: PayloadSource) -> CompactionPolicy:
-    """What the assistant's settings say about compaction."""
-    return read_policy(source.assistant.definition.settings.get("compaction") or {})
 
 
 def read_state(

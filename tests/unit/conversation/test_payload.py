@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.conversation.static_pieces import PIECE_CHARACTERS, split_static
+from server.conversation.payload import PIECE_CHARACTERS, split_static
 
 lines = st.lists(
     st.tuples(st.sampled_from("ab\ud83d"), st.integers(0, 3 * PIECE_CHARACTERS)).map(
