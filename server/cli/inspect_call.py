@@ -21,7 +21,7 @@ from server.inspection.call_explanation import (
     explain_warning,
 )
 from server.inspection.call_view import CallInspection, RequestProof
-from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
+from server.inspection.manifest_difference import BlockChange, DifferenceRow, summarize_difference
 from server.inspection.signature_report import PartSignature, SignatureState
 
 _LAYER_STYLES: Final = {"static": "blue", "dynamic": "magenta", "buffered": "cyan", "trigger": "green"}
@@ -40,10 +40,10 @@ _PROOF_STYLES: Final = {
 }
 _CACHE_STYLES: Final = {CacheVerdict.MISS: "bold red", CacheVerdict.LESS: "yellow"}
 _FATES: Final = {
-    BlockFate.SAME: ("=", "dim"),
-    BlockFate.CHANGED: ("~", "yellow"),
-    BlockFate.ADDED: ("+", "green"),
-    BlockFate.REMOVED: ("-", "red"),
+    BlockChange.SAME: ("=", "dim"),
+    BlockChange.CHANGED: ("~", "yellow"),
+    BlockChange.ADDED: ("+", "green"),
+    BlockChange.REMOVED: ("-", "red"),
 }
 _SIGNATURE_STYLES: Final = {SignatureState.MISSING: "bold red", SignatureState.WITHHELD: "yellow"}
 _ROWS: Final = 60
@@ -148,7 +148,7 @@ def _difference(found: CallInspection) -> Iterator[Text]:
     previous = found.previous
     if previous is None:
         return
-    rows = outline_difference(found.difference)
+    rows = summarize_difference(found.difference)
     yield Text(f"Compared with turn {previous.turn_seq}, attempt {previous.start.attempt}:", style="bold")
     for row in rows[:_ROWS]:
         if row.is_first_break:
@@ -159,12 +159,12 @@ def _difference(found: CallInspection) -> Iterator[Text]:
 
 
 def _describe_row(row: DifferenceRow) -> Text:
-    mark, style = _FATES[row.fate]
+    mark, style = _FATES[row.change]
     entry = row.current or row.previous
-    if row.fate is BlockFate.SAME or entry is None:
+    if row.change is BlockChange.SAME or entry is None:
         return Text(f"{mark} {row.count:,} block{'' if row.count == 1 else 's'} the same", style=style)
     seq = "" if entry.seq is None else f" turn {entry.seq}"
-    was = f"{row.previous.length:,} -> " if row.fate is BlockFate.CHANGED and row.previous is not None else ""
+    was = f"{row.previous.length:,} -> " if row.change is BlockChange.CHANGED and row.previous is not None else ""
     told = f"{entry.layer} {entry.kind} {entry.role}{seq}, {was}{entry.length:,} bytes, {entry.hash[:12]}"
     return Text(f"{mark} {one_line(told)}", style=style)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from server.conversation.assistant import Instructions
 from server.conversation.block import JsonValue
-from server.inspection.line_difference import split_lines
+from server.inspection.text_difference import split_lines
 from server.payload.arguments import NAMESPACES
 from server.payload.renderer import AskedName, InspectedInstructions, TemplateFailure
 

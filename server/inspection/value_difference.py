@@ -1,4 +1,4 @@
-"""Where two values differ first, in few words: the path to it, and what stands there on either side."""
+"""The first difference between two JSON values or byte strings: its path, and a short form of both sides."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,9 @@ from typing import Final
 
 from server.conversation.block import JsonValue
 
-_SHOWN: Final = 60
-"""So many characters of a value are enough to see what it is."""
-_BEFORE: Final = 12
-"""So many of them stand before the difference, where there are as many."""
+_MAX_SHOWN_CHARS: Final = 60
+_CONTEXT_CHARS: Final = 12
+"""Characters shown before the difference."""
 _MISSING: Final = object()
 
 
@@ -20,46 +19,59 @@ class ValueDifference:
     """The first difference."""
 
     path: str
-    """As one would write it: `blocks[0].text`, with the character or byte where a text or bytes differ."""
+    """For example `blocks[0].text`. Texts and bytes also name the character or byte that differs."""
     stored: str | None
-    """Short, as JSON; None where there is nothing."""
+    """A short form of the value, as JSON. None if it is missing."""
     found: str | None
 
 
 def find_value_difference(stored: JsonValue, found: JsonValue, path: str = "") -> ValueDifference | None:
-    """The first difference of two JSON values, members in the order of the stored one. None where they are equal.
+    """Return the first difference of two JSON values, in the order of the stored members, or None if they are equal.
 
-    Numbers are equal by value, whatever their type; true is no number.
+    Numbers are compared by value, whatever their type. A boolean never equals a number.
     """
     if isinstance(stored, dict) and isinstance(found, dict):
         return _differ_in_members(stored, found, path)
     if isinstance(stored, list | tuple) and isinstance(found, list | tuple):
         pairs = zip_longest(stored, found, fillvalue=_MISSING)
-        return _first(_differ_at(one, other, f"{path}[{place}]") for place, (one, other) in enumerate(pairs))
+        return _first(_differ_at(one, other, f"{path}[{index}]") for index, (one, other) in enumerate(pairs))
     if isinstance(stored, bool) is isinstance(found, bool) and stored == found:
         return None
     if isinstance(stored, str) and isinstance(found, str):
-        place = _split_at(stored, found)
+        index = count_common_prefix(stored, found)
         return ValueDifference(
-            path=f"{path} at character {place}", stored=_around(stored, place), found=_around(found, place)
+            path=f"{path} at character {index}", stored=_around(stored, index), found=_around(found, index)
         )
     return ValueDifference(path=path, stored=show_value(stored), found=show_value(found))
 
 
 def find_byte_difference(stored: bytes, found: bytes, path: str) -> ValueDifference | None:
-    """The first byte that differs, with those around it."""
+    """Return the first byte that differs with the bytes around it, or None if both are equal."""
     if stored == found:
         return None
-    place = _split_at(stored, found)
-    start = max(0, place - _BEFORE)
-    shown = [data[start : start + _SHOWN].decode("utf-8", "backslashreplace") for data in (stored, found)]
-    return ValueDifference(path=f"{path} at byte {place}", stored=show_value(shown[0]), found=show_value(shown[1]))
+    index = count_common_prefix(stored, found)
+    start = max(0, index - _CONTEXT_CHARS)
+    shown = [data[start : start + _MAX_SHOWN_CHARS].decode("utf-8", "backslashreplace") for data in (stored, found)]
+    return ValueDifference(path=f"{path} at byte {index}", stored=show_value(shown[0]), found=show_value(shown[1]))
 
 
 def show_value(value: JsonValue) -> str:
-    """A value as JSON, cut where it is long."""
+    """Render a value as JSON, truncated if it is long."""
     text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 1] + "…"
+
+
+def count_common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many leading items are equal."""
+    low, high = 0, min(len(one), len(other))
+    # The inputs may be megabytes: a binary search over slices is much faster than a loop over items.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _differ_in_members(stored: dict[str, JsonValue], found: dict[str, JsonValue], path: str) -> ValueDifference | None:
@@ -81,20 +93,6 @@ def _first(differences: Iterator[ValueDifference | None]) -> ValueDifference | N
     return next((difference for difference in differences if difference is not None), None)
 
 
-def _split_at(one: Sequence[object], other: Sequence[object]) -> int:
-    """The first place where they differ; the end of the shorter one where it begins the other."""
-    shorter = min(len(one), len(other))
-    low, high = 0, shorter
-    # What is compared may be megabytes: halves are compared at once, not item by item.
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _around(text: str, place: int) -> str:
-    start = max(0, place - _BEFORE)
-    return show_value(("…" if start else "") + text[start : start + _SHOWN // 2])
+def _around(text: str, index: int) -> str:
+    start = max(0, index - _CONTEXT_CHARS)
+    return show_value(("…" if start else "") + text[start : start + _MAX_SHOWN_CHARS // 2])

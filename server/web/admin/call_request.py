@@ -8,8 +8,8 @@ from server.conversation.block import JsonValue
 from server.conversation.payload import ManifestEntry
 from server.inspection.call_view import CallInspection, RebuiltRequest
 from server.inspection.json_outline import ReadableText, outline_document, outline_json, read_json
-from server.inspection.line_difference import LineDifference, Piece, compare_lines, shorten_pieces
-from server.inspection.request_difference import BlockFate, DifferenceRow, outline_difference
+from server.inspection.manifest_difference import BlockChange, DifferenceRow, summarize_difference
+from server.inspection.text_difference import LinePart, TextDifference, compare_lines, shorten_line
 from server.web.admin.page_budget import PageBudget, Window, open_window
 
 _MEMBER_BYTES: Final = 8_000
@@ -57,7 +57,7 @@ class ShownRow:
     """A row of the difference with what its blocks say, where that is known and there is room for it."""
 
     row: DifferenceRow
-    texts: LineDifference | None = None
+    texts: TextDifference | None = None
     excerpt: ReadableText | None = None
 
     @property
@@ -71,7 +71,7 @@ class ShownDifference:
     """How the request before became this one."""
 
     rows: Window[ShownRow]
-    counts: Mapping[BlockFate, int]
+    counts: Mapping[BlockChange, int]
     """Blocks by what became of them."""
     first_break: DifferenceRow | None
 
@@ -88,8 +88,8 @@ def show_request(body: bytes, budget: PageBudget) -> tuple[ShownMember, ...]:
 
 def show_difference(found: CallInspection, previous: RebuiltRequest | None, budget: PageBudget) -> ShownDifference:
     """The difference to the call before. `previous` is its request, made again."""
-    rows = outline_difference(found.difference)
-    named = {place: row for place, row in enumerate(rows) if row.fate is not BlockFate.SAME}
+    rows = summarize_difference(found.difference)
+    named = {place: row for place, row in enumerate(rows) if row.change is not BlockChange.SAME}
     told = dict(list(named.items())[:_TEXTS])
     before = {} if previous is None else previous.contents
     shown = [
@@ -98,7 +98,7 @@ def show_difference(found: CallInspection, previous: RebuiltRequest | None, budg
     ]
     return ShownDifference(
         rows=open_window(shown, head=_ROW_HEAD, tail=_ROW_TAIL),
-        counts={fate: sum(row.count for row in rows if row.fate is fate) for fate in BlockFate},
+        counts={change: sum(row.count for row in rows if row.change is change) for change in BlockChange},
         first_break=next((row for row in rows if row.is_first_break), None),
     )
 
@@ -145,9 +145,9 @@ def _readable(content: bytes) -> str:
     return outline_document(content, limit=_COMPARED_CHARACTERS, string_limit=_COMPARED_CHARACTERS).text
 
 
-def _fit_lines(found: LineDifference, budget: PageBudget) -> LineDifference:
-    def fit(piece: Piece) -> Piece:
-        return replace(piece, text=budget.fit_line(piece.text, _LINE_BYTES))
+def _fit_lines(found: TextDifference, budget: PageBudget) -> TextDifference:
+    def fit(part: LinePart) -> LinePart:
+        return replace(part, text=budget.fit_line(part.text, _LINE_BYTES))
 
-    rows = [replace(row, pieces=tuple(map(fit, shorten_pieces(row, _PIECE_CHARACTERS)))) for row in found.rows]
+    rows = [replace(row, parts=tuple(map(fit, shorten_line(row, _PIECE_CHARACTERS)))) for row in found.rows]
     return replace(found, rows=tuple(rows))

@@ -5,11 +5,11 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.inspection.assistant_difference import AssistantDifference, CacheEffect, FieldChange, FieldFate
+from server.inspection.assistant_difference import AssistantDifference, CacheEffect, ChangeKind, FieldChange
 from server.inspection.assistant_editor import CheckedInstructions, RenderedPrompt
 from server.inspection.assistants import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
-from server.inspection.line_difference import DifferenceRow, LineChange
 from server.inspection.template_checks import Severity, TemplateProblem
+from server.inspection.text_difference import DifferenceLine, LineChange
 from server.web.api.assistants import AssistantView
 from server.web.api.block_views import View
 from server.web.api.inspection_views import TENANT_ID
@@ -123,7 +123,7 @@ class LineView(View):
     left_out: int = Field(description="How many equal lines a `left_out` stands for.", examples=[0])
 
     @classmethod
-    def of(cls, row: DifferenceRow) -> Self:
+    def of(cls, row: DifferenceLine) -> Self:
         """The view of a row."""
         return cls(
             change=row.change,
@@ -138,7 +138,7 @@ class FieldChangeView(View):
     """A field that is not the same in both versions."""
 
     path: str = Field(examples=["instructions.constraints"])
-    fate: FieldFate
+    change: ChangeKind
     old: str | None = Field(description="As JSON; null where it was not there, or `lines` tell it.", examples=['"low"'])
     new: str | None = Field(examples=['"high"'])
     lines: list[LineView] | None = Field(description="Of texts, and of what is long.")
@@ -151,7 +151,7 @@ class FieldChangeView(View):
         lines = change.lines
         return cls(
             path=change.path,
-            fate=change.fate,
+            change=change.change,
             old=change.old,
             new=change.new,
             lines=None if lines is None else [LineView.of(row) for row in lines.rows],

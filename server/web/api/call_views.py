@@ -15,7 +15,7 @@ from server.conversation.event import ProviderEvent
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.turn import StopReason
 from server.inspection.call_view import CallInspection, FoldedAnswer, RebuiltRequest, RequestProof, SentBlock
-from server.inspection.manifest_difference import BlockChange, ComparedBlock, LayerShare
+from server.inspection.manifest_difference import ComparedBlock, LayerShare
 from server.inspection.signature_report import PartSignature, SignatureState
 from server.providers.pricing import Cost
 from server.web.api.block_views import BlockView, View, view_blocks
@@ -96,7 +96,7 @@ class SentBlockView(ManifestEntryView):
 class ComparedBlockView(ManifestEntryView):
     """A block of this request or of the one before."""
 
-    change: BlockChange = Field(examples=["same"])
+    change: str = Field(description="`same`, `added` or `removed`.", examples=["same"])
 
     @classmethod
     def comparing(cls, block: ComparedBlock) -> Self:

@@ -79,7 +79,7 @@ async def test_versions_are_listed_and_compared(strata_server: StrataServer, adm
     compared = await admin.expect(200, "GET", f"{ASSISTANTS}/{assistant_id}/versions/2?against=1")
     difference = compared["difference"]
     assert (difference["against"], difference["cache_effect"]) == (1, "none")
-    assert [(change["path"], change["fate"]) for change in difference["changes"]] == [
+    assert [(change["path"], change["change"]) for change in difference["changes"]] == [
         ("settings.max_output_tokens", "removed"),
         ("settings.thinking", "changed"),
     ]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.conversation.assistant import Instructions, Tool
-from server.inspection.assistant_difference import CacheEffect, FieldFate, compare_definitions
+from server.inspection.assistant_difference import CacheEffect, ChangeKind, compare_definitions
 from tests.support.builders import definition
 
 
@@ -15,7 +15,7 @@ def tool(name: str, **properties: Any) -> Tool:
 
 def told(old: Any, new: Any) -> dict[str, tuple[str, str | None, str | None]]:
     changes = compare_definitions(old, new).changes
-    return {change.path: (change.fate.value, change.old, change.new) for change in changes}
+    return {change.path: (change.change.value, change.old, change.new) for change in changes}
 
 
 def test_a_version_does_not_differ_from_itself() -> None:
@@ -39,7 +39,11 @@ def test_texts_and_tools_are_told_line_by_line() -> None:
     new = definition(instructions=Instructions(roles="One.\nThree."), tools=(tool("look", city={}),))
     changes = {change.path: change for change in compare_definitions(old, new).changes}
     assert list(changes) == ["instructions.roles", "tools.look", "tools.book"]
-    assert [change.fate for change in changes.values()] == [FieldFate.CHANGED, FieldFate.CHANGED, FieldFate.REMOVED]
+    assert [change.change for change in changes.values()] == [
+        ChangeKind.CHANGED,
+        ChangeKind.CHANGED,
+        ChangeKind.REMOVED,
+    ]
     lines = changes["instructions.roles"].lines
     assert lines is not None
     assert [row.text for row in lines.rows] == ["One.", "Two.", "Three."]

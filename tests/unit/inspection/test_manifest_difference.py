@@ -1,4 +1,4 @@
-"""Two requests side by side."""
+"""The difference between the manifests of two requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from server.inspection.manifest_difference import (
     measure_blocks,
     share_layers,
     share_tokens,
+    summarize_difference,
 )
 
 entries = st.builds(
@@ -72,3 +73,51 @@ def test_a_dynamic_block_inside_a_message_counts_once() -> None:
     dynamic = ManifestEntry(layer=Layer.DYNAMIC, kind="dynamic", role="user", hash="a", length=30, seq=1)
     message = ManifestEntry(layer=Layer.TRIGGER, kind="message", role="user", hash="b", length=100, seq=1)
     assert measure_blocks([dynamic, message]) == (30, 70)
+
+
+def entry(kind: str, digest: str, seq: int | None = None) -> ManifestEntry:
+    return ManifestEntry(layer=Layer.BUFFERED, kind=kind, role="user", hash=digest, length=1, seq=seq)
+
+
+@given(previous=manifests, current=manifests)
+def test_every_block_of_both_is_in_one_row(previous: list[ManifestEntry], current: list[ManifestEntry]) -> None:
+    rows = summarize_difference(compare_manifests(previous, current))
+
+    counts = {change: sum(row.count for row in rows if row.change is change) for change in BlockChange}
+    kept = counts[BlockChange.SAME] + counts[BlockChange.CHANGED]
+    assert kept + counts[BlockChange.ADDED] == len(current)
+    assert kept + counts[BlockChange.REMOVED] == len(previous)
+    for row in rows:
+        if row.current is not None:
+            assert (current[row.index].kind, current[row.index].hash) == (row.current.kind, row.current.hash)
+
+
+@given(previous=manifests, current=manifests)
+def test_the_break_is_where_both_stop_to_be_alike(previous: list[ManifestEntry], current: list[ManifestEntry]) -> None:
+    rows = summarize_difference(compare_manifests(previous, current))
+
+    alike = 0
+    for one, other in zip(previous, current, strict=False):
+        if (one.kind, one.hash) != (other.kind, other.hash):
+            break
+        alike += 1
+    broken = [row for row in rows if row.is_first_break]
+    assert len(broken) <= 1
+    assert bool(broken) is (alike < len(previous))
+    assert all(row.index == alike for row in broken)
+
+
+def test_a_changed_block_stands_beside_what_it_was_and_the_rest_is_one_line() -> None:
+    before = [entry("tools", "t"), entry("static", "s"), entry("dynamic", "10:00"), entry("message", "a", 1)]
+    after = [*before[:2], entry("dynamic", "10:05"), before[3], entry("message", "b", 2), entry("message", "c", 3)]
+
+    rows = summarize_difference(compare_manifests(before, after))
+
+    assert [(row.change, row.count, row.index) for row in rows] == [
+        (BlockChange.SAME, 2, 0),
+        (BlockChange.CHANGED, 1, 2),
+        (BlockChange.SAME, 1, 3),
+        (BlockChange.ADDED, 1, 4),
+        (BlockChange.ADDED, 1, 5),
+    ]
+    assert (rows[1].previous, rows[1].current, rows[1].is_first_break) == (before[2], after[2], True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.inspection.line_difference import DifferenceRow, LineChange, compare_lines, shorten_pieces, split_lines
+from server.inspection.text_difference import DifferenceLine, LineChange, compare_lines, shorten_line, split_lines
 
 lines = st.lists(st.sampled_from(["", "a", "b", "a b c", "a b d", "{{ x }}"]), max_size=12).map("\n".join)
 
@@ -14,8 +14,8 @@ def shown(old: str, new: str) -> list[str]:
     return [f"{signs[row.change]}{row.text or row.left_out_count or ''}" for row in compare_lines(old, new).rows]
 
 
-def marked(row: DifferenceRow) -> list[str]:
-    return [piece.text for piece in row.pieces if piece.is_changed]
+def marked(row: DifferenceLine) -> list[str]:
+    return [part.text for part in row.parts if part.is_changed]
 
 
 @given(old=lines, new=lines)
@@ -91,12 +91,12 @@ def test_of_a_very_long_line_the_change_is_found_and_shown_with_what_stands_next
     found = compare_lines(f"{words}old{words}", f"{words}new{words}")
 
     removed, added = found.rows
-    assert [piece.text for piece in removed.pieces if piece.is_changed] == ["oldword"]
-    assert [piece.text for piece in added.pieces if piece.is_changed] == ["newword"]
+    assert [part.text for part in removed.parts if part.is_changed] == ["oldword"]
+    assert [part.text for part in added.parts if part.is_changed] == ["newword"]
     assert removed.text == f"{words}old{words}"
-    assert [piece.text for piece in shorten_pieces(added, 10)] == ["…word word ", "newword", " word word…"]
+    assert [part.text for part in shorten_line(added, 10)] == ["…word word ", "newword", " word word…"]
 
 
 def test_a_line_without_a_change_is_shortened_at_its_end() -> None:
     (row,) = compare_lines("", "x" * 20).rows
-    assert [piece.text for piece in shorten_pieces(row, 5)] == ["xxxxx…"]
+    assert [part.text for part in shorten_line(row, 5)] == ["xxxxx…"]
