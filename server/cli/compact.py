@@ -20,7 +20,7 @@ from server.cli.terminal import open_bar, open_console
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import DatabaseUnavailable, StrataError
-from server.inspection.operator_actions import AuditedCompactor, Operator
+from server.inspection.actions import Audit, CompactionActions
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.compaction.compactor_source import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
@@ -115,14 +115,16 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     failures: list[_Failure] = []
     async with open_compactor(settings, os.environ) as (database, compactor):
         wanted = await _read_filter(database, order)
-        audited = AuditedCompactor(compactor, PostgresAuditLog(database))
+        audit_log = PostgresAuditLog(database)
         total = len(order.conversation_ids) or await count_candidates(database, wanted)
         with open_bar() as progress:
             task = progress.add_task("compacting" if not order.undo else "undoing", total=total)
             async for tenant_id, conversation_id in _choose(database, order, wanted):
                 try:
                     owner = tenant_id or await find_owner(database, conversation_id)
-                    reports.append(await _do(audited, order, owner, conversation_id))
+                    audit = Audit(log=audit_log, tenant_id=owner, actor=OPERATOR)
+                    actions = CompactionActions(tenant_id=owner, audit=audit, compactor=compactor)
+                    reports.append(await _do(actions, order, conversation_id))
                 except StrataError as error:
                     # Of one conversation its error is the answer; among many it is no reason to leave the others.
                     if total == 1 or isinstance(error, DatabaseUnavailable):
@@ -132,11 +134,10 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     return reports, failures
 
 
-async def _do(compactor: AuditedCompactor, order: _Order, tenant_id: str, conversation_id: str) -> CompactionReport:
-    operator = Operator(tenant_id=tenant_id, actor=OPERATOR)
+async def _do(actions: CompactionActions, order: _Order, conversation_id: str) -> CompactionReport:
     if order.undo:
-        return await compactor.undo(operator, conversation_id)
-    return await compactor.compact(operator, conversation_id, force=order.force, dry_run=order.dry_run)
+        return await actions.undo_compaction(conversation_id)
+    return await actions.compact(conversation_id, force=order.force, dry_run=order.dry_run)
 
 
 async def _read_filter(database: Database, order: _Order) -> CompactionFilter:

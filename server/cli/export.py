@@ -14,7 +14,7 @@ from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR, Action
 from server.conversation.errors import ConversationBusy, ConversationNotFound
-from server.inspection.operator_actions import Operator, audited
+from server.inspection.actions import Audit
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.archive.exporter import count_conversations, export_records, list_conversation_ids
 from server.postgres.archive.fields import FIELDS
@@ -87,8 +87,9 @@ async def _tell_and_read(
     database: Database, writer: ArchiveWriter, conversation_id: str, tenant_id: str | None
 ) -> AsyncIterator[bytes]:
     """The lines of a conversation; the audit log of whoever owns it has a row before the first of them leaves."""
-    owner = Operator(tenant_id=await find_owner(database, conversation_id), actor=OPERATOR)
-    async with audited(PostgresAuditLog(database), owner, Action.EXPORT, conversation_id):
+    owner = await find_owner(database, conversation_id)
+    audit = Audit(log=PostgresAuditLog(database), tenant_id=owner, actor=OPERATOR)
+    async with audit.record(Action.EXPORT, conversation_id):
         lines = export_records(database, writer, conversation_id, tenant_id=tenant_id)
         first = await anext(lines)
     yield first

@@ -18,12 +18,12 @@ from server.conversation.api_key import KeyRing, RateLimiter
 from server.conversation.audit import AuditLog
 from server.conversation.readiness import Probe
 from server.conversation.store import Store
+from server.inspection.actions import Archives
 from server.inspection.admin_sessions import AdminSessions
 from server.inspection.assistant_editor import AssistantEditor
 from server.inspection.assistants import AssistantInspector
 from server.inspection.call_view import CallInspector
 from server.inspection.job_report import JobReports
-from server.inspection.operator_actions import ActionTools, AdminActions, Archives
 from server.inspection.overview import Overviews
 from server.inspection.port import Inspector
 from server.inspection.saved_views import SavedViews
@@ -40,17 +40,16 @@ from server.web.admin.entry import Entry
 from server.web.admin.page_errors import answer_any_exception
 from server.web.admin.site import build_pages
 from server.web.api import (
+    actions,
     assistant_inspection,
     assistants,
     audit,
     compactions,
     conversations,
-    exports,
     images,
     inspection,
     jobs,
     keys,
-    operator_actions,
     overview,
     replay_calls,
     replays,
@@ -60,7 +59,7 @@ from server.web.api import (
 )
 from server.web.api.assistants import ProviderNames
 from server.web.api.turns import TurnOptions
-from server.web.auth import KeyGuard, provide_caller
+from server.web.auth import KeyGuard, provide_actor, provide_caller
 from server.web.body_budget import BodyBudget
 from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
@@ -83,24 +82,14 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     conversations.list_conversations,
     conversations.show_conversation,
     conversations.change_conversation,
-    conversations.erase_conversation,
     conversations.replace_context,
-    conversations.fork_conversation,
-    compactions.compact_conversation,
     compactions.list_compactions,
-    compactions.undo_compaction,
-    exports.export_conversation,
-    operator_actions.fork_as_operator,
-    operator_actions.cancel_as_operator,
-    operator_actions.compact_as_operator,
-    operator_actions.undo_compaction_as_operator,
-    operator_actions.erase_as_operator,
+    *actions.ROUTES,
     images.show_image,
     turns.take_turn,
     turns.list_turns,
     turns.show_turn,
     turns.follow_turn,
-    turns.cancel_turn,
     keys.show_own_key,
     keys.list_keys,
     keys.show_key,
@@ -227,6 +216,7 @@ def _build_frame(
         request_class=StrataRequest,
         dependencies={
             "caller": Provide(provide_caller),
+            "actor": Provide(provide_actor),
             "turn_headers": Provide(provide_turn_headers),
             **{name: _provide(name) for name in part_names},
         },
@@ -273,7 +263,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "saved_views": parts.saved_views,
         "assistant_inspector": parts.assistant_inspector,
         "assistant_editor": parts.assistant_editor,
-        "actions": _build_actions(parts),
+        "archives": parts.archives,
         "replay_admin": parts.replay_admin,
         "replay_calls": parts.replay_calls,
         "audit_log": parts.audit_log,
@@ -287,18 +277,6 @@ def _values(parts: WebParts) -> dict[str, object]:
             ),
         ),
     }
-
-
-def _build_actions(parts: WebParts) -> AdminActions:
-    return AdminActions(
-        ActionTools(
-            store=parts.store,
-            turn_service=parts.turn_service,
-            compactor=parts.compactor,
-            archives=parts.archives,
-            audit_log=parts.audit_log,
-        )
-    )
 
 
 def _provide(name: str) -> Provide:

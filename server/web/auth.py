@@ -4,14 +4,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
+from litestar.params import SkipValidation
 
 from server.conversation.api_key import ApiKey, KeyRing, RateLimiter, Scope, parse_key_text
 from server.conversation.audit import Actor
 from server.conversation.errors import KeyRejected, RateLimited, ScopeMissing
+from server.inspection.admin_sessions import AdminSession
 from server.telemetry.logs import extend_log_context
 from server.web.forwarded import TrustedProxies
-from server.web.request import StrataRequest, part_of
+from server.web.request import SESSION, StrataRequest, part_of
 from server.web.tenant_boundary import TenantBoundary
 
 BEARER: Final = "bearer"
@@ -79,6 +82,17 @@ async def provide_caller(request: StrataRequest) -> ApiKey:
     if caller is None:
         raise KeyRejected
     return caller
+
+
+async def provide_actor(request: StrataRequest, caller: NamedDependency[SkipValidation[ApiKey]]) -> Actor:
+    """Return the key, the session and the address that a request comes from, for the audit log."""
+    session: AdminSession | None = request.scope["state"].get(SESSION)
+    proxies: TrustedProxies = part_of(request.scope, "trusted_proxies")
+    return Actor(
+        key_id=caller.id,
+        session_id=None if session is None else session.id,
+        address=proxies.address_of(request),
+    )
 
 
 def bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:

@@ -267,10 +267,14 @@ _READING: Final = (
 
 
 def document_client_errors(*kinds: type[StrataError], body: bool = False) -> dict[int, ResponseSpec]:
-    """The same for a route under `/v1`, with the errors that all of these share; `body`: it reads one."""
-    shared = (errors.ValidationFailed, errors.KeyRejected, errors.ScopeMissing, errors.RateLimited)
-    reading = _READING if body else ()
-    return document_errors(*dict.fromkeys((*shared, *reading, errors.DatabaseUnavailable, *kinds)))
+    """Document the errors of a route under `/v1`, including those that all of these share. `body`: it reads one."""
+    return document_admin_errors(errors.RateLimited, *kinds, body=body)
+
+
+def document_admin_errors(*kinds: type[StrataError], body: bool = False) -> dict[int, ResponseSpec]:
+    """Document the errors of a route under `/admin/api`, which has no rate limit."""
+    shared = (errors.ValidationFailed, errors.KeyRejected, errors.ScopeMissing, errors.DatabaseUnavailable)
+    return document_errors(*dict.fromkeys((*shared, *(_READING if body else ()), *kinds)))
 
 
 _EXAMPLE_DETAILS: Final[Mapping[type[StrataError], Mapping[str, Any]]] = {

@@ -25,7 +25,7 @@ _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head"})
 _INVENTED_STATUS: Final = "400"
 _STREAMING: Final = {"take_turn": ("application/json", EVENT_STREAM), "follow_turn": (EVENT_STREAM,)}
 """Operations that stream, and the media types of their success."""
-_BODY_OPTIONAL: Final = "cancel_turn"
+_BODY_OPTIONAL: Final = frozenset({"cancel_turn", "cancel_turn_as_operator"})
 _IMAGE: Final = "show_image"
 _OWN_MODELS: Final = "server.web."
 
@@ -134,7 +134,7 @@ def _correct_operation(operation: dict[str, Any]) -> None:
     if operation["operationId"] == _IMAGE:
         binary = {"schema": {"type": "string", "format": "binary"}}
         answers["200"]["content"] = dict.fromkeys((PNG, JPEG, GIF, WEBP), binary)
-    if operation["operationId"] == _BODY_OPTIONAL:
+    if operation["operationId"] in _BODY_OPTIONAL:
         operation["requestBody"]["required"] = False
 
 

@@ -17,6 +17,8 @@ PROBLEM_CODE: Final = "problem_code"
 FAILURE: Final = "failure"
 """Keys of the scope's state: the request's id, set by the edge; the code of the problem that was answered and the
 unknown exception behind it, set by `errors` and read by the edge, which alone writes to the log."""
+SESSION: Final = "admin_session"
+"""Another: the session of a page, set by the guard of the pages."""
 PARTS: Final = "parts"
 """Another: what this program is made of, by the names of parameters, set by the edge. The framework's part of an
 application knows of no program, so all programs of a process share it."""

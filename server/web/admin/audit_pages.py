@@ -10,7 +10,7 @@ from litestar.params import FromQuery, QueryParameter, SkipValidation
 
 from server.conversation.audit import AuditFilter, AuditLog, Outcome
 from server.inspection.admin_sessions import AdminSession
-from server.web.admin.audit_labels import ACTION_NAMES, name_action, object_url
+from server.web.admin.labels import ACTION_NAMES, name_action, object_url
 from server.web.admin.rendering import answer_page, pushed_address
 from server.web.request import StrataRequest
 

@@ -14,7 +14,7 @@ from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import Inspector, Timeline
 from server.inspection.timeline import tell_timeline
 from server.web.admin.conversation_filters import FLAGS
-from server.web.admin.epoch_labels import EPOCH_WORDS
+from server.web.admin.labels import EPOCH_LABELS
 from server.web.admin.pieces import Allowance, Piece
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.shown_turns import show_turn
@@ -65,7 +65,7 @@ async def show_conversation_page(
         told=told,
         turns=[show_turn(item, allowance) for item in told.turns],
         values=values,
-        epoch_words=EPOCH_WORDS,
+        epoch_words=EPOCH_LABELS,
         usage_share=_share_cache(timeline),
         flags=_name_flags(timeline),
         around=around,

@@ -13,9 +13,8 @@ from litestar.handlers import BaseRouteHandler
 from server.conversation.errors import BodyMalformed, MediaTypeUnsupported, RequestForged, SessionEnded
 from server.inspection.admin_sessions import AdminSession, AdminSessions
 from server.telemetry.logs import extend_log_context
-from server.web.admin.rendering import SESSION
 from server.web.forwarded import TrustedProxies
-from server.web.request import part_of
+from server.web.request import SESSION, part_of
 from server.web.tenant_boundary import TenantBoundary
 
 COOKIE: Final = "strata_admin"

@@ -18,8 +18,8 @@ from server.inspection.admin_sessions import AdminSession
 from server.inspection.job_report import JobReports
 from server.inspection.overview import ALARM_LIMIT, LONGEST_TIME, OverviewBy, Overviews, OverviewStep, choose_step
 from server.inspection.overview_chart import ChartSheet, build_charts, is_cost_unknown
-from server.web.admin.audit_labels import name_action, object_url
 from server.web.admin.conversation_filters import FLAGS, read_time
+from server.web.admin.labels import name_action, object_url
 from server.web.admin.rendering import answer_page, show_text
 from server.web.request import StrataRequest
 

@@ -14,10 +14,7 @@ from server.conversation.bundled import find_bundled
 from server.inspection.admin_sessions import AdminSession
 from server.web.admin.assets import ASSETS
 from server.web.admin.notices import find_notice
-from server.web.request import request_id_of
-
-SESSION: Final = "admin_session"
-"""Where the scope's state holds the session that the guard let in."""
+from server.web.request import SESSION, request_id_of
 
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _CONTROL_PICTURES: Final = 0x2400

@@ -5,8 +5,20 @@ from typing import Final
 from litestar import Router
 from litestar.di import Provide
 
-from server.web.admin.action_pages import cancel_on_page, confirm_cancel, confirm_fork, fork_on_page
-from server.web.admin.archive_pages import confirm_erasure, confirm_export, download_export, erase_on_page
+from server.web.admin.action_pages import (
+    cancel_on_page,
+    compact_on_page,
+    confirm_cancel,
+    confirm_compaction,
+    confirm_erasure,
+    confirm_export,
+    confirm_fork,
+    confirm_undo,
+    download_export,
+    erase_on_page,
+    fork_on_page,
+    undo_on_page,
+)
 from server.web.admin.assets import show_asset
 from server.web.admin.assistant_editing import check_draft, save_draft, show_editor
 from server.web.admin.assistant_pages import (
@@ -18,7 +30,6 @@ from server.web.admin.assistant_pages import (
 from server.web.admin.assistant_prompts import download_prompt, show_prompt
 from server.web.admin.audit_pages import show_audit_log
 from server.web.admin.call_pages import download_call, download_request, download_response, show_call
-from server.web.admin.compaction_pages import compact_on_page, confirm_compaction, confirm_undo, undo_on_page
 from server.web.admin.conversation_page import show_conversation_page
 from server.web.admin.conversation_pages import show_conversations
 from server.web.admin.conversation_parts import (

@@ -3,38 +3,107 @@ over what it has not.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from litestar import Response, delete, get, patch, post, put
-from litestar.datastructures import ResponseHeader
+from litestar import Response, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from server.conversation.api_key import ApiKey
 from server.conversation.conversation import Conversation, ConversationDraft
 from server.conversation.errors import (
     AssistantNotFound,
-    ConversationBusy,
     ConversationNotFound,
     CursorInvalid,
     RevisionMismatch,
-    TurnNotFound,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.conversation.store import ConversationChange, ConversationFilter, ErasureReport, Store
+from server.conversation.store import ConversationChange, ConversationFilter, Store
+from server.web.api.actions import ETAG
 from server.web.api.block_views import View
-from server.web.api.conversation_body import ConversationBody, ConversationEdit, ForkBody
-from server.web.api.views import ConversationView
+from server.web.api.views import ASSISTANT_ID, ConversationView
 from server.web.auth import client_only
-from server.web.body import CONTEXT_LIMIT
+from server.web.body import (
+    CONTEXT_LIMIT,
+    LARGEST_BIGINT,
+    LARGEST_INTEGER,
+    Body,
+    ContextObject,
+    JsonObject,
+    TextLimit,
+)
 from server.web.errors import document_client_errors
 from server.web.headers import IfMatch, IfNoneMatch, is_unchanged, read_expected_revision, write_etag
 from server.web.json_text import answer_json
 from server.web.validation import in_utc, refuse
 
-_ETAG: Final = [ResponseHeader(name="etag", description="The revision, in quotes.", documentation_only=True)]
+_LABEL: Final = TextLimit(256)
+
+
+class ConversationBody(Body):
+    """What is chosen when a conversation is made."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"assistant_id": ASSISTANT_ID},
+                {
+                    "assistant_id": ASSISTANT_ID,
+                    "identifier": "ticket-4711",
+                    "source": "web",
+                    "args": {"city": "Oslo"},
+                    "context": {"todos": ["pack"]},
+                    "metadata": {"client.language": "nb"},
+                },
+            ]
+        }
+    )
+
+    assistant_id: str
+    assistant_version: int | None = Field(
+        default=None, ge=1, le=LARGEST_INTEGER, description="Else the newest there is now."
+    )
+    identifier: Annotated[str, _LABEL] | None = Field(default=None, description="Your own name for it.")
+    source: Annotated[str, _LABEL] | None = Field(default=None, description="Prompt argument `conversation.source`.")
+    direction: Annotated[str, _LABEL] | None = Field(
+        default=None, description="Prompt argument `conversation.direction`."
+    )
+    mode: Annotated[str, _LABEL] | None = Field(default=None, description="Prompt argument `session.mode`.")
+    args: JsonObject = Field(default_factory=dict, description="Prompt arguments.")
+    context: ContextObject = Field(
+        default_factory=dict, description="The dynamic layer: `file_references`, `artifacts`, `todos`, and your own."
+    )
+    metadata: JsonObject = Field(
+        default_factory=dict, description="Yours; never sent to a model. `client.language` is the user's language."
+    )
+
+
+class ConversationEdit(Body):
+    """What is to change. What is absent stays."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "minProperties": 1,
+            "examples": [{"assistant_version": "latest"}, {"metadata": {"team": "north"}, "expected_revision": 4}],
+        }
+    )
+
+    assistant_version: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | Literal["latest"] = Field(
+        default=0, description="Moves the conversation to another version of its assistant."
+    )
+    args: JsonObject = Field(default_factory=dict)
+    context: ContextObject = Field(default_factory=dict)
+    metadata: JsonObject = Field(default_factory=dict)
+    expected_revision: int | None = Field(default=None, ge=0, le=LARGEST_BIGINT)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_fields_set - {"expected_revision"}:
+            message = "Expected something to change"
+            raise ValueError(message)
+        return self
 
 
 class ConversationPage(View):
@@ -42,21 +111,6 @@ class ConversationPage(View):
 
     data: list[ConversationView]
     next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
-
-
-class ErasureView(View):
-    """What went with a conversation, or would go."""
-
-    dry_run: bool = Field(examples=[True])
-    rows: dict[str, int] = Field(description="Rows by table.", examples=[{"conversations": 1, "turns": 2}])
-    stored_bytes: int | None = Field(
-        description="What these rows take in the database. Null but for a dry run.", examples=[48200]
-    )
-
-    @classmethod
-    def of(cls, report: ErasureReport, *, dry_run: bool) -> Self:
-        """The view of a report."""
-        return cls(dry_run=dry_run, rows=dict(report.rows), stored_bytes=report.stored_bytes)
 
 
 _NOT_MODIFIED: Final = ResponseSpec(
@@ -70,7 +124,7 @@ _NOT_MODIFIED: Final = ResponseSpec(
     summary="Begin a conversation",
     response_description="The conversation.",
     description="It stays on the assistant's version that it begins with, until it is moved.",
-    response_headers=_ETAG,
+    response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(AssistantNotFound, body=True),
 )
@@ -122,7 +176,7 @@ async def list_conversations(
     summary="One conversation",
     response_description="The conversation.",
     description="Without its turns. `state` says whether it is idle, running, or waits for tools.",
-    response_headers=_ETAG,
+    response_headers=ETAG,
     tags=["conversations"],
     responses={304: _NOT_MODIFIED, **document_client_errors(ConversationNotFound)},
 )
@@ -148,7 +202,7 @@ async def show_conversation(
     summary="Change a conversation",
     response_description="The conversation as it is now.",
     description="What is absent stays. A running turn is not disturbed: it keeps what it began with.",
-    response_headers=_ETAG,
+    response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, AssistantNotFound, RevisionMismatch, body=True),
 )
@@ -178,7 +232,7 @@ async def change_conversation(
     response_description="The conversation as it is now.",
     description="The body is the content of the dynamic layer: `file_references`, `artifacts`, `todos`, and whatever "
     "your own template shows.",
-    response_headers=_ETAG,
+    response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, RevisionMismatch, body=True),
 )
@@ -198,50 +252,6 @@ async def replace_context(
     return await _change(
         store, caller.tenant_id, conversation_id, ConversationChange(context=context), expected_revision
     )
-
-
-@delete(
-    "/v1/conversations/{conversation_id:str}",
-    guards=[client_only],
-    status_code=200,
-    summary="Erase a conversation",
-    response_description="What went, or would go.",
-    description="Every turn, all raw bytes, segments, caches, replays. With `dry_run=true` nothing goes.",
-    tags=["conversations"],
-    responses=document_client_errors(ConversationNotFound, ConversationBusy),
-)
-async def erase_conversation(
-    conversation_id: FromPath[str],
-    caller: NamedDependency[SkipValidation[ApiKey]],
-    store: NamedDependency[SkipValidation[Store]],
-    *,
-    dry_run: FromQuery[bool] = False,
-) -> Response[ErasureView]:
-    """The rows by table."""
-    report = await store.erase_conversation(caller.tenant_id, conversation_id, dry_run=dry_run)
-    return answer_json(ErasureView.of(report, dry_run=dry_run))
-
-
-@post(
-    "/v1/conversations/{conversation_id:str}/fork",
-    guards=[client_only],
-    summary="Fork a conversation",
-    response_description="The new conversation.",
-    description="A new conversation with the turns up to and including `at_seq`; its first request begins with the "
-    "same bytes as the original's. The original is not touched.",
-    response_headers=_ETAG,
-    tags=["conversations"],
-    responses=document_client_errors(ConversationNotFound, TurnNotFound, body=True),
-)
-async def fork_conversation(
-    conversation_id: FromPath[str],
-    data: JSONBody[ForkBody],
-    caller: NamedDependency[SkipValidation[ApiKey]],
-    store: NamedDependency[SkipValidation[Store]],
-) -> Response[ConversationView]:
-    """The new conversation."""
-    fork = await store.fork_conversation(caller.tenant_id, conversation_id, data.at_seq)
-    return _answer(await _with_calls(store, caller.tenant_id, fork), created=True)
 
 
 async def _change(

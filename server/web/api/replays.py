@@ -33,7 +33,7 @@ from server.replay.rerun.export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
 from server.replay.rerun.replay import ItemState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
 from server.web.admin.entry import Entry
-from server.web.api.conversations import ErasureView
+from server.web.api.actions import ErasureView
 from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.api.replay_bodies import ContinueBody, ReplayBody
 from server.web.api.replay_views import (

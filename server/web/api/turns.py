@@ -4,7 +4,6 @@ A turn belongs to the server. What these handlers answer with only listens to it
 events, an answer when it has ended, or none at all.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -14,7 +13,7 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from server.conversation.api_key import ApiKey
 from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
@@ -31,7 +30,6 @@ from server.conversation.errors import (
     ShuttingDown,
     TurnInterrupted,
     TurnNotFound,
-    TurnNotRunning,
     every_error,
 )
 from server.conversation.event import TurnEnded
@@ -54,16 +52,12 @@ from server.web.api.views import (
     view_turn,
 )
 from server.web.auth import REFUSAL, client_only, client_sparing_duplicates
-from server.web.body import LARGEST_BIGINT, Body
 from server.web.errors import ANSWERS, answer_headers, build_problem, document_client_errors
 from server.web.headers import LastEventId, TurnHeaders, read_last_event_id, wants_stream
 from server.web.json_text import answer_json, encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE
 from server.web.request import PROBLEM_CODE, StrataRequest, request_id_of
 from server.web.sse import StreamOptions, TurnStream
-
-_CANCEL_SECONDS: Final = 10.0
-"""How long a request to cancel waits for the turn to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +66,6 @@ class TurnOptions:
 
     image_limit_bytes: int
     stream: StreamOptions
-
-
-class CancelBody(Body):
-    """Which turn to cancel."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"turn_seq": 2}]})
-
-    turn_seq: int | None = Field(
-        default=None,
-        ge=1,
-        le=LARGEST_BIGINT,
-        description="The number of the answer. Keeps a late request from cancelling the turn after.",
-    )
 
 
 class TurnPage(View):
@@ -154,7 +135,7 @@ async def take_turn(
     if turn_headers.prefers_no_waiting:
         conversation = await store.load_conversation(caller.tenant_id, conversation_id)
         if _runs(conversation, handle.seq) or not handle.duplicate:
-            return _answer_running(handle.seq, conversation, {**headers, "preference-applied": "respond-async"})
+            return answer_running(handle.seq, conversation, {**headers, "preference-applied": "respond-async"})
     return _answer_ended(request, await handle.wait(), headers)
 
 
@@ -235,50 +216,6 @@ async def follow_turn(
     return _stream(handle, turn_options, {}, after=place)
 
 
-@post(
-    "/v1/conversations/{conversation_id:str}/cancel",
-    guards=[client_only],
-    status_code=200,
-    summary="Cancel the running turn",
-    response_description="The turn as it ended.",
-    description="What had arrived is kept. Waits for the turn to end, 10 seconds at most; 202 where it has not.",
-    tags=["turns"],
-    responses={
-        202: ACCEPTED,
-        **document_client_errors(ConversationNotFound, TurnNotRunning, body=True),
-    },
-)
-async def cancel_turn(
-    conversation_id: FromPath[str],
-    caller: NamedDependency[SkipValidation[ApiKey]],
-    store: NamedDependency[SkipValidation[Store]],
-    turn_service: NamedDependency[SkipValidation[TurnService]],
-    data: JSONBody[CancelBody | None] = None,
-) -> Response[TurnAnswer]:
-    """The end of the turn, or the promise of it."""
-    handle = await turn_service.cancel_turn(caller.tenant_id, conversation_id, None if data is None else data.turn_seq)
-    return await answer_cancelled(handle, store, caller.tenant_id, {})
-
-
-async def answer_cancelled(
-    handle: TurnHandle, store: Store, tenant_id: str, headers: Mapping[str, str]
-) -> Response[Any]:
-    """The turn as it ended; where it takes its time, that it runs, with the headers."""
-    ended = await wait_for_cancelled(handle)
-    if ended is not None:
-        return answer_json(_view_end(ended))
-    return _answer_running(handle.seq, await store.load_conversation(tenant_id, handle.conversation_id), headers)
-
-
-async def wait_for_cancelled(handle: TurnHandle) -> TurnEnded | None:
-    """How a turn ended that was asked to stop; None where it takes its time."""
-    try:
-        async with asyncio.timeout(_CANCEL_SECONDS):
-            return await handle.wait()
-    except TimeoutError:
-        return None
-
-
 async def _keep_to_the_rate(request: StrataRequest, store: Store, tenant_id: str, asked: TurnRequest) -> None:
     """Raises the `RateLimited` that the guard kept back, unless the turn was accepted before."""
     refusal = request.scope["state"].get(REFUSAL)
@@ -308,7 +245,7 @@ def _stream(handle: TurnHandle, options: TurnOptions, headers: Mapping[str, str]
     return TurnStream(handle.read(after), options.stream, headers=headers)
 
 
-def _answer_running(seq: int, conversation: Conversation, headers: Mapping[str, str]) -> Response[Any]:
+def answer_running(seq: int, conversation: Conversation, headers: Mapping[str, str]) -> Response[Any]:
     status = ConversationStatus(
         id=conversation.id,
         revision=conversation.revision,
@@ -319,7 +256,7 @@ def _answer_running(seq: int, conversation: Conversation, headers: Mapping[str, 
     return answer_json(answer, 202, {"location": f"/v1/conversations/{conversation.id}/turns/{seq}", **headers})
 
 
-def _view_end(ended: TurnEnded) -> TurnAnswer:
+def view_end(ended: TurnEnded) -> TurnAnswer:
     return TurnAnswer(turn=ModelTurnView.of(ended.turn), conversation=StatusView.of(ended.conversation))
 
 
@@ -329,7 +266,7 @@ def _answer_ended(request: StrataRequest, ended: TurnEnded, headers: dict[str, s
     A client must not repeat such a request by itself: without a key it would take another turn, with a key it would
     get the same one.
     """
-    view = _view_end(ended)
+    view = view_end(ended)
     if ended.turn.state in {TurnState.COMPLETE, TurnState.CANCELLED}:
         return answer_json(view, 200, headers)
     kind = (find_error(view.turn.error.code) if view.turn.error else None) or Internal

@@ -7,7 +7,7 @@ import pytest
 from server.conversation.audit import Action, Actor, AuditFilter, Outcome
 from server.conversation.errors import CompactionNotFound, ConversationBusy, ConversationNotFound, TurnNotRunning
 from server.conversation.identifiers import API_KEY, new_id
-from server.inspection.operator_actions import ActionTools, AdminActions, Operator
+from server.inspection.actions import Audit, ConversationActions
 from server.postgres.archive.exporter import PostgresArchives
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
@@ -28,39 +28,37 @@ async def walk(strata_server: StrataServer, emulated: EmulatedProviders) -> Walk
 
 
 @pytest.fixture
-def actions(strata_server: StrataServer, database: Database) -> AdminActions:
-    program = strata_server.program
-    return AdminActions(
-        ActionTools(
-            store=program.store,
-            turn_service=program.turn_service,
-            compactor=program.background.compactor,
-            archives=PostgresArchives(database),
-            audit_log=PostgresAuditLog(database),
-        )
-    )
+def audit(strata_server: StrataServer, database: Database) -> Audit:
+    actor = Actor(key_id=new_id(API_KEY), address="127.0.0.1")
+    return Audit(log=PostgresAuditLog(database), tenant_id=strata_server.tenant.id, actor=actor)
 
 
 @pytest.fixture
-def operator(strata_server: StrataServer) -> Operator:
-    return Operator(tenant_id=strata_server.tenant.id, actor=Actor(key_id=new_id(API_KEY), address="127.0.0.1"))
+def actions(strata_server: StrataServer, database: Database, audit: Audit) -> ConversationActions:
+    program = strata_server.program
+    return ConversationActions(
+        tenant_id=strata_server.tenant.id,
+        audit=audit,
+        compactor=program.background.compactor,
+        store=program.store,
+        turn_service=program.turn_service,
+        archives=PostgresArchives(database),
+    )
 
 
-async def told(database: Database, operator: Operator) -> list[tuple[str, str | None, Outcome, Mapping[str, object]]]:
-    page = await PostgresAuditLog(database).list_entries(operator.tenant_id, AuditFilter(key_id=operator.actor.key_id))
+async def list_rows(audit: Audit) -> list[tuple[str, str | None, Outcome, Mapping[str, object]]]:
+    page = await audit.log.list_entries(audit.tenant_id, AuditFilter(key_id=audit.actor.key_id))
     return [(entry.action, entry.object_id, entry.outcome, entry.details) for entry in reversed(page.items)]
 
 
-async def test_what_is_done_is_told_with_what_came_of_it(
-    actions: AdminActions, operator: Operator, walk: Walk, database: Database
-) -> None:
+async def test_an_action_is_recorded_with_its_result(actions: ConversationActions, audit: Audit, walk: Walk) -> None:
     conversation_id = walk.conversation_id
-    made = await actions.fork(operator, conversation_id, 2)
-    compacted = await actions.compact(operator, conversation_id, force=True)
-    await actions.undo_compaction(operator, conversation_id)
-    lines = [line async for line in actions.export(operator, conversation_id)]
-    report = await actions.erase(operator, conversation_id)
-    rows = await told(database, operator)
+    made = await actions.fork(conversation_id, 2)
+    compacted = await actions.compact(conversation_id, force=True)
+    await actions.undo_compaction(conversation_id)
+    lines = [line async for line in actions.export(conversation_id)]
+    report = await actions.erase(conversation_id)
+    rows = await list_rows(audit)
     assert [row[:3] for row in rows] == [
         (action, conversation_id, Outcome.DONE)
         for action in (Action.FORK, Action.COMPACT, Action.UNDO_COMPACTION, Action.EXPORT, Action.ERASE)
@@ -71,22 +69,22 @@ async def test_what_is_done_is_told_with_what_came_of_it(
     assert len(lines) > 10
 
 
-async def test_what_fails_is_told_with_its_code(
-    actions: AdminActions, operator: Operator, walk: Walk, database: Database
+async def test_an_action_that_fails_is_recorded_with_its_error_code(
+    actions: ConversationActions, audit: Audit, walk: Walk
 ) -> None:
     conversation_id = walk.conversation_id
     with pytest.raises(TurnNotRunning):
-        await actions.cancel(operator, conversation_id)
+        await actions.cancel(conversation_id)
     with pytest.raises(CompactionNotFound):
-        await actions.undo_compaction(operator, conversation_id)
-    await accept(walk.program.store, operator.tenant_id, user_input(conversation_id))
+        await actions.undo_compaction(conversation_id)
+    await accept(walk.program.store, audit.tenant_id, user_input(conversation_id))
     with pytest.raises(ConversationBusy):
-        await actions.erase(operator, conversation_id)
+        await actions.erase(conversation_id)
     with pytest.raises(ConversationBusy):
-        await anext(actions.export(operator, conversation_id))
+        await anext(actions.export(conversation_id))
     with pytest.raises(ConversationNotFound):
-        await actions.fork(operator, "conv_x", 2)
-    assert [(action, outcome, details["code"]) for action, _, outcome, details in await told(database, operator)] == [
+        await actions.fork("conv_x", 2)
+    assert [(action, outcome, details["code"]) for action, _, outcome, details in await list_rows(audit)] == [
         (Action.CANCEL, Outcome.FAILED, "turn_not_running"),
         (Action.UNDO_COMPACTION, Outcome.FAILED, "compaction_not_found"),
         (Action.ERASE, Outcome.FAILED, "conversation_busy"),
@@ -96,9 +94,9 @@ async def test_what_fails_is_told_with_its_code(
 
 
 async def test_a_dry_run_changes_nothing_and_leaves_no_row(
-    actions: AdminActions, operator: Operator, walk: Walk, database: Database
+    actions: ConversationActions, audit: Audit, walk: Walk
 ) -> None:
-    assert (await actions.erase(operator, walk.conversation_id, dry_run=True)).rows["turns"] == 6
-    assert (await actions.compact(operator, walk.conversation_id, force=True, dry_run=True)).is_dry_run
+    assert (await actions.erase(walk.conversation_id, dry_run=True)).rows["turns"] == 6
+    assert (await actions.compact(walk.conversation_id, force=True, dry_run=True)).is_dry_run
     assert len(await walk.turns()) == 6
-    assert await told(database, operator) == []
+    assert await list_rows(audit) == []

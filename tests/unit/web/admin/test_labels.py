@@ -1,4 +1,4 @@
-"""What operators read in the place of codes."""
+"""Texts that pages show in place of codes."""
 
 from server.compaction.compactor import NOT_BEGUN, UNDONE
 from server.compaction.plan import CompactionReason, HoldReason
@@ -6,9 +6,14 @@ from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import Action
 from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, TENANT, new_id
 from server.postgres.schema import metadata
-from server.web.admin.audit_labels import ACTION_NAMES, name_action, object_url
-from server.web.admin.compaction_labels import describe_action, tell_reason
-from server.web.admin.erasure_labels import tell_rows
+from server.web.admin.labels import (
+    ACTION_NAMES,
+    describe_outcome,
+    describe_reason,
+    label_rows,
+    name_action,
+    object_url,
+)
 from server.web.admin.notices import NOTICES, find_notice, with_notice
 
 
@@ -32,26 +37,26 @@ def test_an_object_leads_to_its_page_and_nothing_else_does() -> None:
         assert object_url(other) is None
 
 
-def test_every_reason_of_a_compaction_is_told_in_a_sentence() -> None:
+def test_every_reason_of_a_compaction_is_a_sentence() -> None:
     for reason in (*CompactionReason, *HoldReason, NOT_BEGUN, UNDONE):
-        assert tell_reason(report(CompactionOutcome.UNCHANGED, reason)).endswith(".")
-    assert tell_reason(report(CompactionOutcome.UNCHANGED, "tomorrow")) == "tomorrow"
+        assert describe_reason(report(CompactionOutcome.UNCHANGED, reason)).endswith(".")
+    assert describe_reason(report(CompactionOutcome.UNCHANGED, "tomorrow")) == "tomorrow"
     for outcome in CompactionOutcome:
-        assert describe_action(report(outcome, "rent")).endswith(".")
+        assert describe_outcome(report(outcome, "rent")).endswith(".")
         assert outcome.value in NOTICES
 
 
-def test_every_table_of_a_conversation_is_told_in_words() -> None:
+def test_every_table_of_a_conversation_has_a_label() -> None:
     shared = {"conversations", "blobs", "provider_caches"}
     own = {table.name for table in metadata.sorted_tables if "conversation_id" in table.c}
-    told = tell_rows(dict.fromkeys(own | shared, 1))
-    assert [name for words, name, _ in told if words == name] == []
-    assert [name for _, name, _ in told][:2] == ["conversations", "turns"]
-    assert tell_rows({"replay.turns": 2, "replay.zebras": 1}) == [
+    labelled = label_rows(dict.fromkeys(own | shared, 1))
+    assert [name for words, name, _ in labelled if words == name] == []
+    assert [name for _, name, _ in labelled][:2] == ["conversations", "turns"]
+    assert label_rows({"replay.turns": 2, "replay.zebras": 1}) == [
         ("Turns, of replays", "replay.turns", 2),
         ("zebras", "replay.zebras", 1),
     ]
-    assert tell_rows({"zebras": 2, "turns": 3}) == [("Turns", "turns", 3), ("zebras", "zebras", 2)]
+    assert label_rows({"zebras": 2, "turns": 3}) == [("Turns", "turns", 3), ("zebras", "zebras", 2)]
 
 
 def test_a_notice_is_asked_for_by_its_name_alone() -> None:
