@@ -227,6 +227,13 @@ class Database:
             await self._pool.expire_connections()
 
 
+class StorePart:
+    """Base of the classes that make up `server.postgres.store.PostgresStore`: methods over one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 async def _keep(connection: Connection) -> None:
     """Instead of asyncpg's reset, which is a round trip per use: no statement here changes a session."""
 

@@ -9,7 +9,7 @@ from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.page import Page
 from server.conversation.store import CopiedSegments, EpochOutline
 from server.postgres.codec import decode_cursor, decode_text, encode_json
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import bounded, in_range, page_of
 from server.postgres.rows import Row, epoch_from, segment_from
 
@@ -117,102 +117,94 @@ _ABOVE_ALL_EPOCHS: Final = 2**31 - 1
 _TEMPLATE: Final = Statement("SELECT source FROM templates WHERE hash = :template_hash")
 
 
-async def begin_epoch(
-    database: Database,
-    tenant_id: str,
-    conversation_id: str,
-    epoch: Epoch,
-    *,
-    segment: Segment | None,
-    copies: CopiedSegments | None,
-    template_source: str | None,
-    seen_next_seq: int | None,
-) -> None:
-    """See the port."""
-    rows = await database.run(
-        _BEGIN_EPOCH,
-        conversation=decode_id(CONVERSATION, conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        number=epoch.number,
-        reason=epoch.reason.value,
-        assistant_version=epoch.assistant_version,
-        generation=epoch.generation,
-        segment_count=epoch.segment_count,
-        base_text=epoch.base_text,
-        static_hash=epoch.static_hash,
-        prefix_hash=epoch.prefix_hash,
-        arguments_hash=epoch.arguments_hash,
-        template_hash=epoch.template_hash,
-        template_source=template_source,
-        args=None if epoch.args is None else encode_json(epoch.args),
-        buffer_start_seq=epoch.buffer_start_seq,
-        seen_next_seq=seen_next_seq,
-        rejected=encode_json(_rejected_values(epoch)) if epoch.rejected else None,
-        **_signed_summary_values(epoch.signed_summary),
-        **_segment_values(segment),
-        **_copied_values(copies),
-    )
-    if not rows:
-        raise ConversationNotFound
-    if not (rows[0]["moved"] or rows[0]["repeated"]):
-        raise EpochMoved
+class EpochStore(StorePart):
+    """Begins and reads epochs, segments and templates."""
 
+    async def begin_epoch(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        epoch: Epoch,
+        *,
+        segment: Segment | None = None,
+        copies: CopiedSegments | None = None,
+        template_source: str | None = None,
+        seen_next_seq: int | None = None,
+    ) -> None:
+        rows = await self._database.run(
+            _BEGIN_EPOCH,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            number=epoch.number,
+            reason=epoch.reason.value,
+            assistant_version=epoch.assistant_version,
+            generation=epoch.generation,
+            segment_count=epoch.segment_count,
+            base_text=epoch.base_text,
+            static_hash=epoch.static_hash,
+            prefix_hash=epoch.prefix_hash,
+            arguments_hash=epoch.arguments_hash,
+            template_hash=epoch.template_hash,
+            template_source=template_source,
+            args=None if epoch.args is None else encode_json(epoch.args),
+            buffer_start_seq=epoch.buffer_start_seq,
+            seen_next_seq=seen_next_seq,
+            rejected=encode_json(_rejected_values(epoch)) if epoch.rejected else None,
+            **_signed_summary_values(epoch.signed_summary),
+            **_segment_values(segment),
+            **_copied_values(copies),
+        )
+        if not rows:
+            raise ConversationNotFound
+        if not (rows[0]["moved"] or rows[0]["repeated"]):
+            raise EpochMoved
 
-async def load_segments(
-    database: Database, tenant_id: str, conversation_id: str, generation: int, count: int
-) -> Sequence[Segment]:
-    """See the port."""
-    rows = await database.run(
-        _SEGMENTS,
-        conversation=decode_id(CONVERSATION, conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        generation=generation,
-        count=count,
-    )
-    if not rows:
-        raise ConversationNotFound
-    return [segment_from(row, generation) for row in rows if row["position"] is not None]
+    async def load_segments(
+        self, tenant_id: str, conversation_id: str, generation: int, count: int
+    ) -> Sequence[Segment]:
+        rows = await self._database.run(
+            _SEGMENTS,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            generation=generation,
+            count=count,
+        )
+        if not rows:
+            raise ConversationNotFound
+        return [segment_from(row, generation) for row in rows if row["position"] is not None]
 
+    async def find_epoch_before(self, tenant_id: str, conversation_id: str, signed_summary: bytes) -> Epoch | None:
+        rows = await self._database.run(
+            _BEFORE_OPENING,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            reason=EpochReason.SIGNED.value,
+            signed_summary=signed_summary,
+        )
+        if not rows:
+            raise ConversationNotFound
+        return None if rows[0]["epoch_number"] is None else epoch_from(rows[0])
 
-async def find_epoch_before(
-    database: Database, tenant_id: str, conversation_id: str, signed_summary: bytes
-) -> Epoch | None:
-    """See the port."""
-    rows = await database.run(
-        _BEFORE_OPENING,
-        conversation=decode_id(CONVERSATION, conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        reason=EpochReason.SIGNED.value,
-        signed_summary=signed_summary,
-    )
-    if not rows:
-        raise ConversationNotFound
-    return None if rows[0]["epoch_number"] is None else epoch_from(rows[0])
+    async def list_epochs(
+        self, tenant_id: str, conversation_id: str, *, cursor: str | None = None, limit: int = 20
+    ) -> Page[EpochOutline]:
+        place = _ABOVE_ALL_EPOCHS if cursor is None else min(in_range(decode_cursor(cursor, int)), _ABOVE_ALL_EPOCHS)
+        rows = await self._database.run(
+            _EPOCHS,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            before=place,
+            reasons=[reason.value for reason in _OF_HISTORY],
+            count=bounded(limit) + 1,
+        )
+        if not rows:
+            raise ConversationNotFound
+        found = [row for row in rows if row["number"] is not None]
+        return page_of(found, limit, _outline_from, lambda outline: outline.number)
 
-
-async def list_epochs(
-    database: Database, tenant_id: str, conversation_id: str, cursor: str | None, limit: int
-) -> Page[EpochOutline]:
-    """See the port."""
-    place = _ABOVE_ALL_EPOCHS if cursor is None else min(in_range(decode_cursor(cursor, int)), _ABOVE_ALL_EPOCHS)
-    rows = await database.run(
-        _EPOCHS,
-        conversation=decode_id(CONVERSATION, conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        before=place,
-        reasons=[reason.value for reason in _OF_HISTORY],
-        count=bounded(limit) + 1,
-    )
-    if not rows:
-        raise ConversationNotFound
-    found = [row for row in rows if row["number"] is not None]
-    return page_of(found, limit, _outline_from, lambda outline: outline.number)
-
-
-async def load_template(database: Database, template_hash: bytes) -> str | None:
-    """See the port."""
-    rows = await database.run(_TEMPLATE, template_hash=template_hash)
-    return decode_text(rows[0]["source"]) if rows else None
+    async def load_template(self, template_hash: bytes) -> str | None:
+        rows = await self._database.run(_TEMPLATE, template_hash=template_hash)
+        return decode_text(rows[0]["source"]) if rows else None
 
 
 def _outline_from(row: Row) -> EpochOutline:

@@ -12,7 +12,7 @@ from server.conversation.identifiers import ASSISTANT, TENANT, decode_id, new_uu
 from server.conversation.page import Page
 from server.postgres.codec import encode_json
 from server.postgres.connections import Connection
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import before_id, bounded, page_of
 from server.postgres.rows import assistant_from
 from server.postgres.tables import assistants
@@ -80,55 +80,56 @@ _LIST: Final = Statement(
 )
 
 
-async def create_assistant(database: Database, tenant_id: str, definition: AssistantDefinition) -> Assistant:
-    """See the port."""
-    return assistant_from((await database.run(_CREATE, **_creation_values(tenant_id, definition)))[0])
+class AssistantStore(StorePart):
+    """Creates, revises and reads assistants."""
+
+    async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
+        return assistant_from((await self._database.run(_CREATE, **_creation_values(tenant_id, definition)))[0])
+
+    async def revise_assistant(
+        self,
+        tenant_id: str,
+        assistant_id: str,
+        definition: AssistantDefinition,
+        *,
+        expected_version: int | None = None,
+    ) -> Assistant:
+        values = _key(tenant_id, assistant_id) | _definition_values(definition) | {"expected": expected_version}
+        while True:
+            try:
+                rows = await self._database.run(_REVISE, repeatable=False, **values)
+            except pg.UniqueViolationError:
+                # Another revision took the number; the next look sees it. Each round somebody wins, so this ends.
+                continue
+            if rows:
+                return assistant_from(rows[0])
+            newest = await self.load_assistant(tenant_id, assistant_id)
+            raise AssistantRevised(expected_version=expected_version, version=newest.version)
+
+    async def load_assistant(self, tenant_id: str, assistant_id: str, version: int | None = None) -> Assistant:
+        key = _key(tenant_id, assistant_id)
+        if version is None:
+            rows = await self._database.run(_LOAD_NEWEST, **key)
+        else:
+            rows = await self._database.run(_LOAD, **key, version=version)
+        if not rows:
+            raise AssistantNotFound
+        return assistant_from(rows[0])
+
+    async def list_assistants(self, tenant_id: str, *, cursor: str | None = None, limit: int = 20) -> Page[Assistant]:
+        rows = await self._database.run(
+            _LIST,
+            tenant=decode_id(TENANT, tenant_id),
+            before=before_id(cursor, ASSISTANT),
+            count=bounded(limit) + 1,
+        )
+        return page_of(rows, limit, assistant_from, lambda assistant: assistant.id)
 
 
 async def create_assistant_on(connection: Connection, tenant_id: str, definition: AssistantDefinition) -> Assistant:
     """The same within a transaction."""
     rows = await connection.fetch(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, definition)))
     return assistant_from(rows[0])
-
-
-async def revise_assistant(
-    database: Database, tenant_id: str, assistant_id: str, definition: AssistantDefinition, expected_version: int | None
-) -> Assistant:
-    """See the port."""
-    values = _key(tenant_id, assistant_id) | _definition_values(definition) | {"expected": expected_version}
-    while True:
-        try:
-            rows = await database.run(_REVISE, repeatable=False, **values)
-        except pg.UniqueViolationError:
-            # Another revision took the number; the next look sees it. Each round somebody wins, so this ends.
-            continue
-        if rows:
-            return assistant_from(rows[0])
-        newest = await load_assistant(database, tenant_id, assistant_id, None)
-        raise AssistantRevised(expected_version=expected_version, version=newest.version)
-
-
-async def load_assistant(database: Database, tenant_id: str, assistant_id: str, version: int | None) -> Assistant:
-    """See the port."""
-    key = _key(tenant_id, assistant_id)
-    if version is None:
-        rows = await database.run(_LOAD_NEWEST, **key)
-    else:
-        rows = await database.run(_LOAD, **key, version=version)
-    if not rows:
-        raise AssistantNotFound
-    return assistant_from(rows[0])
-
-
-async def list_assistants(database: Database, tenant_id: str, cursor: str | None, limit: int) -> Page[Assistant]:
-    """See the port."""
-    rows = await database.run(
-        _LIST,
-        tenant=decode_id(TENANT, tenant_id),
-        before=before_id(cursor, ASSISTANT),
-        count=bounded(limit) + 1,
-    )
-    return page_of(rows, limit, assistant_from, lambda assistant: assistant.id)
 
 
 def _key(tenant_id: str, assistant_id: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from server.conversation.page import Page
 from server.conversation.store import ConversationChange, ConversationFilter
 from server.postgres.codec import encode_json
 from server.postgres.connections import Connection
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import before_id, bounded, ids_within, page_of
 from server.postgres.rows import conversation_from
 from server.postgres.tables import conversations
@@ -97,14 +97,74 @@ _LISTS: Final[dict[tuple[str, ...], Statement]] = {
     filtered: _list_statement(*filtered)
     for filtered in ((), ("identifier",), ("assistant_id",), ("identifier", "assistant_id"))
 }
+_EVERYTHING: Final = ConversationFilter()
 
 
-async def create_conversation(database: Database, tenant_id: str, draft: ConversationDraft) -> Conversation:
-    """See the port."""
-    rows = await database.run(_CREATE, **_creation_values(tenant_id, draft))
-    if not rows:
-        raise AssistantNotFound
-    return conversation_from(rows[0])
+class ConversationStore(StorePart):
+    """Creates, reads, lists and edits conversations."""
+
+    async def create_conversation(self, tenant_id: str, draft: ConversationDraft) -> Conversation:
+        rows = await self._database.run(_CREATE, **_creation_values(tenant_id, draft))
+        if not rows:
+            raise AssistantNotFound
+        return conversation_from(rows[0])
+
+    async def load_conversation(self, tenant_id: str, conversation_id: str) -> Conversation:
+        rows = await self._database.run(_LOAD, **_key(tenant_id, conversation_id))
+        if not rows:
+            raise ConversationNotFound
+        return conversation_from(rows[0])
+
+    async def list_conversations(
+        self,
+        tenant_id: str,
+        *,
+        filters: ConversationFilter = _EVERYTHING,
+        cursor: str | None = None,
+        limit: int = 20,
+    ) -> Page[Conversation]:
+        given: dict[str, Any] = {}
+        if filters.identifier is not None:
+            given["identifier"] = filters.identifier
+        if filters.assistant_id is not None:
+            given["assistant_id"] = decode_id(ASSISTANT, filters.assistant_id)
+        first, before = ids_within(filters.created_after, filters.created_before)
+        rows = await self._database.run(
+            _LISTS[tuple(given)],
+            tenant=decode_id(TENANT, tenant_id),
+            first=first,
+            before=min(before, before_id(cursor, CONVERSATION)),
+            count=bounded(limit) + 1,
+            **given,
+        )
+        return page_of(rows, limit, conversation_from, lambda conversation: conversation.id)
+
+    async def change_conversation(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        change: ConversationChange,
+        *,
+        expected_revision: int | None = None,
+    ) -> Conversation:
+        rows = await self._database.run(
+            _CHANGE,
+            repeatable=False,
+            **_key(tenant_id, conversation_id),
+            version=change.assistant_version,
+            args=None if change.args is None else encode_json(change.args),
+            context=None if change.context is None else encode_json(change.context),
+            metadata=None if change.metadata is None else encode_json(change.metadata),
+            expected_revision=expected_revision,
+        )
+        if not rows:
+            raise ConversationNotFound
+        row = rows[0]
+        if row["id"] is not None:
+            return conversation_from(row)
+        if not row["version_exists"]:
+            raise AssistantNotFound(f"The assistant has no version {change.assistant_version}.")
+        raise RevisionMismatch(expected_revision=expected_revision, revision=row["seen_revision"])
 
 
 async def create_conversation_on(connection: Connection, tenant_id: str, draft: ConversationDraft) -> Conversation:
@@ -115,69 +175,12 @@ async def create_conversation_on(connection: Connection, tenant_id: str, draft: 
     return conversation_from(row)
 
 
-async def load_conversation(database: Database, tenant_id: str, conversation_id: str) -> Conversation:
-    """See the port."""
-    rows = await database.run(_LOAD, **_key(tenant_id, conversation_id))
-    if not rows:
-        raise ConversationNotFound
-    return conversation_from(rows[0])
-
-
 async def load_conversation_on(connection: Connection, tenant_id: str, conversation_id: str) -> Conversation:
     """The same within a transaction."""
     row = await connection.fetchrow(_LOAD.sql, *_LOAD.arguments(_key(tenant_id, conversation_id)))
     if row is None:
         raise ConversationNotFound
     return conversation_from(row)
-
-
-async def list_conversations(
-    database: Database, tenant_id: str, filters: ConversationFilter, cursor: str | None, limit: int
-) -> Page[Conversation]:
-    """See the port."""
-    given: dict[str, Any] = {}
-    if filters.identifier is not None:
-        given["identifier"] = filters.identifier
-    if filters.assistant_id is not None:
-        given["assistant_id"] = decode_id(ASSISTANT, filters.assistant_id)
-    first, before = ids_within(filters.created_after, filters.created_before)
-    rows = await database.run(
-        _LISTS[tuple(given)],
-        tenant=decode_id(TENANT, tenant_id),
-        first=first,
-        before=min(before, before_id(cursor, CONVERSATION)),
-        count=bounded(limit) + 1,
-        **given,
-    )
-    return page_of(rows, limit, conversation_from, lambda conversation: conversation.id)
-
-
-async def change_conversation(
-    database: Database,
-    tenant_id: str,
-    conversation_id: str,
-    change: ConversationChange,
-    expected_revision: int | None,
-) -> Conversation:
-    """See the port."""
-    rows = await database.run(
-        _CHANGE,
-        repeatable=False,
-        **_key(tenant_id, conversation_id),
-        version=change.assistant_version,
-        args=None if change.args is None else encode_json(change.args),
-        context=None if change.context is None else encode_json(change.context),
-        metadata=None if change.metadata is None else encode_json(change.metadata),
-        expected_revision=expected_revision,
-    )
-    if not rows:
-        raise ConversationNotFound
-    row = rows[0]
-    if row["id"] is not None:
-        return conversation_from(row)
-    if not row["version_exists"]:
-        raise AssistantNotFound(f"The assistant has no version {change.assistant_version}.")
-    raise RevisionMismatch(expected_revision=expected_revision, revision=row["seen_revision"])
 
 
 def _creation_values(tenant_id: str, draft: ConversationDraft) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from server.conversation.errors import ConversationNotFound, TurnNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
 from server.postgres.connections import Connection
 from server.postgres.conversation.conversations import load_conversation_on
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import in_range
 from server.postgres.tables import blob_references, calls, epochs, segments, turns
 
@@ -82,29 +82,31 @@ _COPIES: Final = (
 )
 
 
-async def fork_conversation(database: Database, tenant_id: str, conversation_id: str, at_seq: int) -> Conversation:
-    """See the port."""
-    fork = new_uuid()
-    values: dict[str, Any] = {
-        "conversation": decode_id(CONVERSATION, conversation_id),
-        "tenant": decode_id(TENANT, tenant_id),
-        "fork": fork,
-        "at_seq": in_range(at_seq),
-    }
-    async with database.transaction() as connection:
-        seen = await connection.fetchrow(_LOOK.sql, *_LOOK.arguments(values))
-        if seen is None:
-            raise ConversationNotFound
-        if seen["kind"] is None:
-            raise TurnNotFound
-        answered = seen["kind"] == "model_response"
-        values |= {"epoch": seen["epoch"], "next_seq": at_seq + (1 if answered else 2)}
-        await _run(connection, _CREATE, values)
-        for copy in _COPIES:
-            await _run(connection, copy, values)
-        if not answered:
-            await _run(connection, _STAND_IN, values)
-        return await load_conversation_on(connection, tenant_id, encode_id(CONVERSATION, fork))
+class ForkStore(StorePart):
+    """Forks conversations."""
+
+    async def fork_conversation(self, tenant_id: str, conversation_id: str, at_seq: int) -> Conversation:
+        fork = new_uuid()
+        values: dict[str, Any] = {
+            "conversation": decode_id(CONVERSATION, conversation_id),
+            "tenant": decode_id(TENANT, tenant_id),
+            "fork": fork,
+            "at_seq": in_range(at_seq),
+        }
+        async with self._database.transaction() as connection:
+            seen = await connection.fetchrow(_LOOK.sql, *_LOOK.arguments(values))
+            if seen is None:
+                raise ConversationNotFound
+            if seen["kind"] is None:
+                raise TurnNotFound
+            answered = seen["kind"] == "model_response"
+            values |= {"epoch": seen["epoch"], "next_seq": at_seq + (1 if answered else 2)}
+            await _run(connection, _CREATE, values)
+            for copy in _COPIES:
+                await _run(connection, copy, values)
+            if not answered:
+                await _run(connection, _STAND_IN, values)
+            return await load_conversation_on(connection, tenant_id, encode_id(CONVERSATION, fork))
 
 
 async def _run(connection: Connection, statement: Statement, values: dict[str, Any]) -> None:

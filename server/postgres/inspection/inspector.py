@@ -26,7 +26,7 @@ from server.inspection.port import (
 )
 from server.inspection.timeline_part import Place, choose_part
 from server.postgres.codec import decode_text
-from server.postgres.compaction.epochs import list_epochs
+from server.postgres.compaction.epochs import EpochStore
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection.conversation_list import list_conversations
 from server.postgres.inspection.fact_rows import facts_from
@@ -169,7 +169,7 @@ class PostgresInspector:
             earlier_seq=turns[0].seq - 1 if turns and turns[0].seq > 1 else None,
             later_seq=turns[-1].seq + 1 if turns and turns[-1].seq < last_seq else None,
             running=running,
-            epochs=(await list_epochs(self._database, owner, conversation_id, None, _EPOCH_LIMIT)).items,
+            epochs=(await EpochStore(self._database).list_epochs(owner, conversation_id, limit=_EPOCH_LIMIT)).items,
             background_calls=[_outline_from(row) for row in background],
             last_seq=last_seq,
             earlier_call=earlier,

@@ -18,7 +18,7 @@ from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.store import History, PayloadSource, RebuildSource
 from server.postgres.codec import decode_raw
 from server.postgres.conversation.conversations import exchange_count_sql
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Database, Statement, StorePart
 from server.postgres.paging import in_call_range
 from server.postgres.payload.source_rows import RowCache
 from server.postgres.rows import (
@@ -209,63 +209,101 @@ _LARGEST_ATTEMPT: Final = 2**15 - 1
 _NO_VERSION: Final = 0
 
 
-async def load_payload_source(
-    database: Database,
-    held: RowCache,
-    tenant_id: str,
-    conversation_id: str,
-    *,
-    held_static_hashes: Sequence[bytes],
-    held_blobs: Sequence[bytes],
-) -> PayloadSource:
-    """See the port."""
-    conversation = decode_id(CONVERSATION, conversation_id)
-    known = held.find(conversation)
-    rows = await database.run(
-        _LOAD,
-        conversation=conversation,
-        tenant=decode_id(TENANT, tenant_id),
-        held_hashes=list(held_static_hashes),
-        held_blobs=list(held_blobs),
-        held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
-        held_request=known.request_hash,
-    )
-    if not rows:
-        raise ConversationNotFound
-    return held.read(rows[0], known)
+class PayloadStore(StorePart):
+    """Loads the source of a payload, of an earlier request, and of a compaction."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._row_cache = RowCache()
 
-async def load_rebuild_source(
-    database: Database, held: RowCache, tenant_id: str, conversation_id: str, *, turn_seq: int, attempt: int
-) -> RebuildSource:
-    """See the port."""
-    key: dict[str, Any] = {
-        "conversation": decode_id(CONVERSATION, conversation_id),
-        "tenant": decode_id(TENANT, tenant_id),
-    }
-    # Two looks: the first says where the second has to look, and what either finds does not change.
-    found = await database.run(
-        _CALL, **key, turn_seq=in_call_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
-    )
-    if not found:
-        raise ConversationNotFound
-    if found[0]["turn_seq"] is None:
-        raise CallNotFound
-    call = call_from(found[0])
-    rows = await database.run(
-        _LOAD_PAST,
-        **key,
-        epoch=call.start.epoch,
-        trigger_seq=call.trigger_seq,
-        held_hashes=[],
-        held_blobs=[],
-        held_version=_NO_VERSION,
-        held_request=b"",
-    )
-    if not rows:
-        raise ConversationNotFound
-    continued = await load_continued(database, key["conversation"], call)
-    return RebuildSource(call=call, source=held.read(rows[0]), continued=continued)
+    async def load_payload_source(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        *,
+        held_static_hashes: Sequence[bytes] = (),
+        held_blobs: Sequence[bytes] = (),
+    ) -> PayloadSource:
+        conversation = decode_id(CONVERSATION, conversation_id)
+        known = self._row_cache.find(conversation)
+        rows = await self._database.run(
+            _LOAD,
+            conversation=conversation,
+            tenant=decode_id(TENANT, tenant_id),
+            held_hashes=list(held_static_hashes),
+            held_blobs=list(held_blobs),
+            held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
+            held_request=known.request_hash,
+        )
+        if not rows:
+            raise ConversationNotFound
+        return self._row_cache.read(rows[0], known)
+
+    async def load_rebuild_source(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
+    ) -> RebuildSource:
+        key: dict[str, Any] = {
+            "conversation": decode_id(CONVERSATION, conversation_id),
+            "tenant": decode_id(TENANT, tenant_id),
+        }
+        # Two looks: the first says where the second has to look, and what either finds does not change.
+        found = await self._database.run(
+            _CALL, **key, turn_seq=in_call_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
+        )
+        if not found:
+            raise ConversationNotFound
+        if found[0]["turn_seq"] is None:
+            raise CallNotFound
+        call = call_from(found[0])
+        rows = await self._database.run(
+            _LOAD_PAST,
+            **key,
+            epoch=call.start.epoch,
+            trigger_seq=call.trigger_seq,
+            held_hashes=[],
+            held_blobs=[],
+            held_version=_NO_VERSION,
+            held_request=b"",
+        )
+        if not rows:
+            raise ConversationNotFound
+        continued = await load_continued(self._database, key["conversation"], call)
+        return RebuildSource(call=call, source=self._row_cache.read(rows[0]), continued=continued)
+
+    async def load_history(
+        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+    ) -> History:
+        conversation = decode_id(CONVERSATION, conversation_id)
+        rows = await self._database.run(
+            _LOAD_HISTORY,
+            conversation=conversation,
+            tenant=decode_id(TENANT, tenant_id),
+            held_hashes=list(held_static_hashes),
+            held_blobs=[],
+            held_version=_NO_VERSION,
+            held_request=b"",
+        )
+        if not rows:
+            raise ConversationNotFound
+        source = self._row_cache.read(rows[0])
+        epoch = source.epoch
+        if epoch is None:
+            return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
+        # A second look, at rows that the first has named: those of an epoch never change.
+        found = await self._database.run(
+            _SEGMENTS,
+            conversation=conversation,
+            generation=epoch.generation,
+            segment_count=epoch.segment_count,
+            with_texts=source.static_text is not None,
+        )
+        written = [row for row in found if row["position"] is not None]
+        return History(
+            source=source,
+            segments=tuple(segment_from(row, epoch.generation) for row in written[: epoch.segment_count]),
+            newest_generation=found[0]["newest_generation"],
+            is_open_ended=len(written) == epoch.segment_count,
+        )
 
 
 async def load_continued(database: Database, conversation: UUID | None, call: Call) -> tuple[bytes | None, ...]:
@@ -279,45 +317,3 @@ async def load_continued(database: Database, conversation: UUID | None, call: Ca
     found = {row["attempt"]: row["raw_response"] for row in rows}
     stored = [found.get(attempt) for attempt in attempts]
     return tuple(None if raw is None else decode_raw(raw) for raw in stored)
-
-
-async def load_history(
-    database: Database,
-    held: RowCache,
-    tenant_id: str,
-    conversation_id: str,
-    *,
-    held_static_hashes: Sequence[bytes],
-) -> History:
-    """See the port."""
-    conversation = decode_id(CONVERSATION, conversation_id)
-    rows = await database.run(
-        _LOAD_HISTORY,
-        conversation=conversation,
-        tenant=decode_id(TENANT, tenant_id),
-        held_hashes=list(held_static_hashes),
-        held_blobs=[],
-        held_version=_NO_VERSION,
-        held_request=b"",
-    )
-    if not rows:
-        raise ConversationNotFound
-    source = held.read(rows[0])
-    epoch = source.epoch
-    if epoch is None:
-        return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
-    # A second look, at rows that the first has named: those of an epoch never change.
-    found = await database.run(
-        _SEGMENTS,
-        conversation=conversation,
-        generation=epoch.generation,
-        segment_count=epoch.segment_count,
-        with_texts=source.static_text is not None,
-    )
-    written = [row for row in found if row["position"] is not None]
-    return History(
-        source=source,
-        segments=tuple(segment_from(row, epoch.generation) for row in written[: epoch.segment_count]),
-        newest_generation=found[0]["newest_generation"],
-        is_open_ended=len(written) == epoch.segment_count,
-    )

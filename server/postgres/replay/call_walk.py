@@ -25,9 +25,8 @@ from server.conversation.usage import Usage
 from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
 from server.postgres.paging import ABOVE_ALL_SEQS
-from server.postgres.payload.loading import load_continued, load_rebuild_source
+from server.postgres.payload.loading import PayloadStore, load_continued
 from server.postgres.payload.shared_parts import SharedParts
-from server.postgres.payload.source_rows import RowCache
 from server.postgres.replay import call_rows as walk_rows
 from server.postgres.replay.call_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, WalkPage, read_call
 from server.postgres.replay.turn_audit import TurnAudit
@@ -298,8 +297,8 @@ class PostgresWalkedConversation:
                 flaws = (*flaws, _miss_template(warning["template_hash"]))
         tenant_id = encode_id(TENANT, self.row["tenant_id"])
         try:
-            rebuild = await load_rebuild_source(
-                self.database, RowCache(), tenant_id, self.id, turn_seq=call.turn_seq, attempt=call.start.attempt
+            rebuild = await PayloadStore(self.database).load_rebuild_source(
+                tenant_id, self.id, call.turn_seq, call.start.attempt
             )
         except NotFound as error:
             flaw = Flaw(place="request", note=f"What it was made of is gone: {error} [{error.code}]")

@@ -11,7 +11,7 @@ from server.conversation.errors import ReplayBusy, ReplayNotFound
 from server.conversation.identifiers import REPLAY, TENANT, encode_id
 from server.conversation.store import ErasureReport
 from server.postgres.connections import Connection
-from server.postgres.conversation.erasable import REPLAY_ERASABLE
+from server.postgres.conversation.erasure import REPLAY_ROWS
 from server.postgres.engine import Database, Statement
 from server.postgres.replay.runs import audit_replay, lock_replay
 from server.postgres.replay.statements import change_state, execute, fetch, fetch_one
@@ -59,7 +59,7 @@ async def _count_all(database: Database, tenant_id: str | None, replay_id: str, 
             replay = await lock_replay(connection, tenant_id, replay_id)
             batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=after, count=BATCH)
             counted = await fetch_one(connection, _COUNT_RESULTS, **_key(replay["id"], batch))
-            rows.update((await REPLAY_ERASABLE.count(connection, replay["tenant_id"], _replay_store(batch)))[0])
+            rows.update((await REPLAY_ROWS.count(connection, replay["tenant_id"], _replay_store(batch)))[0])
         rows.update({"replay_items": len(batch), "replay_results": counted[0] if counted else 0})
         if len(batch) < BATCH:
             break
@@ -75,7 +75,7 @@ async def _delete_all(
             replay = await _hold_at_rest(connection, tenant_id, replay_id)
             batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=0, count=BATCH)
             key = _key(replay["id"], batch)
-            rows.update(await REPLAY_ERASABLE.delete(connection, replay["tenant_id"], _replay_store(batch)))
+            rows.update(await REPLAY_ROWS.delete(connection, replay["tenant_id"], _replay_store(batch)))
             rows["replay_results"] += await execute(connection, _DELETE_RESULTS, **key)
             rows["replay_items"] += await execute(connection, _DELETE_ITEMS, **key)
             if len(batch) < BATCH:

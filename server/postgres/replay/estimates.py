@@ -8,7 +8,7 @@ from uuid import UUID
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id
 from server.conversation.usage import Usage
 from server.postgres.codec import decode_text
-from server.postgres.conversation.assistants import load_assistant
+from server.postgres.conversation.assistants import AssistantStore
 from server.postgres.engine import Database, Statement
 from server.postgres.replay.selection import chunks_of
 from server.postgres.rows import Row
@@ -56,7 +56,9 @@ async def _find_version(database: Database, tenant_id: str, candidate: Candidate
     """Whose model answers: one assistant's for all, that of one version of each, or, with neither, the recorded one."""
     if candidate.assistant_id is None:
         return None, candidate.assistant_version
-    chosen = await load_assistant(database, tenant_id, candidate.assistant_id, candidate.assistant_version)
+    chosen = await AssistantStore(database).load_assistant(
+        tenant_id, candidate.assistant_id, candidate.assistant_version
+    )
     return decode_id(ASSISTANT, chosen.id), chosen.version
 
 

@@ -32,7 +32,7 @@ from server.conversation.store import Accepted, AcceptOutcome, Duplicate, NewInp
 from server.conversation.turn import TurnKind
 from server.postgres.codec import decode_text, encode_json, encode_text
 from server.postgres.conversation.conversations import exchange_count_sql
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 
 _BEHIND_ALL: Final = 2**63 - 1
 """The place of whoever has no ticket."""
@@ -131,40 +131,40 @@ _PER_EXCHANGE: Final = 2
 """Numbers that an accepted turn takes: its own and its answer's."""
 
 
-async def accept_turn(database: Database, tenant_id: str, turn: NewInput) -> AcceptOutcome:
-    """See the port."""
-    conversation_id = decode_id(CONVERSATION, turn.conversation_id)
-    if conversation_id is None:
-        raise ConversationNotFound
-    statement = _ACCEPT_WITH_BLOBS if turn.blobs else _ACCEPT
-    values = _values(conversation_id, decode_id(TENANT, tenant_id), turn)
-    for _ in range(_TRIES):
-        try:
-            rows = await database.run(statement, **values)
-        except pg.UniqueViolationError:
-            continue
+class AcceptanceStore(StorePart):
+    """Accepts input turns and finds their duplicates."""
+
+    async def accept_turn(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
+        conversation_id = decode_id(CONVERSATION, turn.conversation_id)
+        if conversation_id is None:
+            raise ConversationNotFound
+        statement = _ACCEPT_WITH_BLOBS if turn.blobs else _ACCEPT
+        values = _values(conversation_id, decode_id(TENANT, tenant_id), turn)
+        for _ in range(_TRIES):
+            try:
+                rows = await self._database.run(statement, **values)
+            except pg.UniqueViolationError:
+                continue
+            if not rows:
+                raise ConversationNotFound
+            outcome = _outcome(rows[0], turn)
+            if outcome is not None:
+                return outcome
+        # Others took it every single time: it is as busy as can be.
+        raise ConversationBusy
+
+    async def find_duplicate(self, tenant_id: str, turn: NewInput) -> Duplicate | None:
+        rows = await self._database.run(
+            _FIND,
+            conversation=decode_id(CONVERSATION, turn.conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            key=turn.idempotency_key,
+            announces_retry=turn.announces_retry,
+            body_hash=turn.body_hash,
+        )
         if not rows:
             raise ConversationNotFound
-        outcome = _outcome(rows[0], turn)
-        if outcome is not None:
-            return outcome
-    # Others took it every single time: it is as busy as can be.
-    raise ConversationBusy
-
-
-async def find_duplicate(database: Database, tenant_id: str, turn: NewInput) -> Duplicate | None:
-    """See the port."""
-    rows = await database.run(
-        _FIND,
-        conversation=decode_id(CONVERSATION, turn.conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        key=turn.idempotency_key,
-        announces_retry=turn.announces_retry,
-        body_hash=turn.body_hash,
-    )
-    if not rows:
-        raise ConversationNotFound
-    return _duplicate(rows[0], turn)
+        return _duplicate(rows[0], turn)
 
 
 def _outcome(row: asyncpg.Record, turn: NewInput) -> AcceptOutcome | None:

@@ -15,7 +15,7 @@ from server.conversation.errors import ConversationNotFound, LeaseLost, TurnNotR
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id
 from server.conversation.notifications import Notification
 from server.postgres.codec import decode_text
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import bounded, in_range
 from server.postgres.tables import conversations
 from server.postgres.turns.channels import announce_sql
@@ -56,59 +56,55 @@ _SURRENDER: Final = Statement(
 )
 
 
-async def request_cancel(database: Database, tenant_id: str, conversation_id: str, turn_seq: int | None) -> int:
-    """See the port."""
-    rows = await database.run(
-        _REQUEST_CANCEL,
-        conversation=decode_id(CONVERSATION, conversation_id),
-        tenant=decode_id(TENANT, tenant_id),
-        turn_seq=None if turn_seq is None else in_range(turn_seq),
-    )
-    if not rows:
-        raise ConversationNotFound
-    running: int | None = rows[0]["lease_turn_seq"]
-    if running is None:
-        raise TurnNotRunning
-    return running
+class LeaseStore(StorePart):
+    """Requests cancels, and lists, takes over and expires leases."""
 
-
-async def list_expired_leases(
-    database: Database, conversation_id: str | None, limit: int
-) -> Sequence[tuple[str, Lease]]:
-    """See the port."""
-    if conversation_id is None:
-        rows = await database.run(_LIST_EXPIRED, count=bounded(limit))
-    else:
-        rows = await database.run(_FIND_EXPIRED, conversation=decode_id(CONVERSATION, conversation_id))
-    return [
-        (
-            encode_id(TENANT, row["tenant_id"]),
-            Lease(
-                conversation_id=encode_id(CONVERSATION, row["id"]),
-                token=row["lease_token"],
-                owner=decode_text(row["lease_owner"]),
-                turn_seq=row["lease_turn_seq"],
-            ),
+    async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
+        rows = await self._database.run(
+            _REQUEST_CANCEL,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            turn_seq=None if turn_seq is None else in_range(turn_seq),
         )
-        for row in rows
-    ]
+        if not rows:
+            raise ConversationNotFound
+        running: int | None = rows[0]["lease_turn_seq"]
+        if running is None:
+            raise TurnNotRunning
+        return running
 
+    async def list_expired_leases(
+        self, *, conversation_id: str | None = None, limit: int = 100
+    ) -> Sequence[tuple[str, Lease]]:
+        if conversation_id is None:
+            rows = await self._database.run(_LIST_EXPIRED, count=bounded(limit))
+        else:
+            rows = await self._database.run(_FIND_EXPIRED, conversation=decode_id(CONVERSATION, conversation_id))
+        return [
+            (
+                encode_id(TENANT, row["tenant_id"]),
+                Lease(
+                    conversation_id=encode_id(CONVERSATION, row["id"]),
+                    token=row["lease_token"],
+                    owner=decode_text(row["lease_owner"]),
+                    turn_seq=row["lease_turn_seq"],
+                ),
+            )
+            for row in rows
+        ]
 
-async def take_over_lease(database: Database, lease: Lease, token: UUID, owner: str, lease_seconds: float) -> Lease:
-    """See the port."""
-    rows = await database.run(
-        _TAKE_OVER,
-        conversation=decode_id(CONVERSATION, lease.conversation_id),
-        token=lease.token,
-        new_token=token,
-        owner=owner,
-        lease_seconds=lease_seconds,
-    )
-    if not rows:
-        raise LeaseLost
-    return replace(lease, token=token, owner=owner)
+    async def take_over_lease(self, lease: Lease, *, token: UUID, owner: str, lease_seconds: float) -> Lease:
+        rows = await self._database.run(
+            _TAKE_OVER,
+            conversation=decode_id(CONVERSATION, lease.conversation_id),
+            token=lease.token,
+            new_token=token,
+            owner=owner,
+            lease_seconds=lease_seconds,
+        )
+        if not rows:
+            raise LeaseLost
+        return replace(lease, token=token, owner=owner)
 
-
-async def surrender_leases(database: Database, owner: str) -> int:
-    """See the port."""
-    return len(await database.run(_SURRENDER, owner=owner))
+    async def surrender_leases(self, owner: str) -> int:
+        return len(await self._database.run(_SURRENDER, owner=owner))

@@ -13,7 +13,7 @@ from typing import Final
 from server.conversation.errors import ConversationNotFound, QueueFull
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.notifications import Notification
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.turns.channels import announce_sql
 
 # Materialized, and the number is drawn from its row: not before the lock is held.
@@ -59,37 +59,37 @@ SELECT {announce_sql(Notification.ENDED, "conversation_id")} FROM gone
 """)  # noqa: S608  reason: constants of this module only
 
 
-async def enter_queue(
-    database: Database, tenant_id: str, conversation_id: str, *, limit: int, seconds: float, first: bool
-) -> int:
-    """See the port."""
-    conversation = decode_id(CONVERSATION, conversation_id)
-    rows = await database.run(
-        _ENTER,
-        # A second run would draw a second ticket, and the first would block the queue until it lapses.
-        repeatable=False,
-        conversation=conversation,
-        tenant=decode_id(TENANT, tenant_id),
-        limit=limit,
-        seconds=seconds,
-        first=first,
-    )
-    if not rows:
-        raise ConversationNotFound
-    ticket: int | None = rows[0]["ticket"]
-    if ticket is None:
-        raise QueueFull(limit=limit)
-    if not first and await database.run(_LEAVE_IF_FULL, conversation=conversation, ticket=ticket, limit=limit):
-        raise QueueFull(limit=limit)
-    return ticket
+class QueueStore(StorePart):
+    """Issues and keeps the tickets of turns that wait for a busy conversation."""
 
+    async def enter_queue(
+        self, tenant_id: str, conversation_id: str, *, limit: int, seconds: float, first: bool = False
+    ) -> int:
+        conversation = decode_id(CONVERSATION, conversation_id)
+        rows = await self._database.run(
+            _ENTER,
+            # A second run would draw a second ticket, and the first would block the queue until it lapses.
+            repeatable=False,
+            conversation=conversation,
+            tenant=decode_id(TENANT, tenant_id),
+            limit=limit,
+            seconds=seconds,
+            first=first,
+        )
+        if not rows:
+            raise ConversationNotFound
+        ticket: int | None = rows[0]["ticket"]
+        if ticket is None:
+            raise QueueFull(limit=limit)
+        if not first and await self._database.run(
+            _LEAVE_IF_FULL, conversation=conversation, ticket=ticket, limit=limit
+        ):
+            raise QueueFull(limit=limit)
+        return ticket
 
-async def keep_ticket(database: Database, conversation_id: str, ticket: int, seconds: float) -> bool:
-    """See the port."""
-    conversation = decode_id(CONVERSATION, conversation_id)
-    return bool(await database.run(_KEEP, conversation=conversation, ticket=ticket, seconds=seconds))
+    async def keep_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
+        conversation = decode_id(CONVERSATION, conversation_id)
+        return bool(await self._database.run(_KEEP, conversation=conversation, ticket=ticket, seconds=seconds))
 
-
-async def leave_queue(database: Database, conversation_id: str, ticket: int) -> None:
-    """See the port."""
-    await database.run(_LEAVE, conversation=decode_id(CONVERSATION, conversation_id), ticket=ticket)
+    async def leave_queue(self, conversation_id: str, ticket: int) -> None:
+        await self._database.run(_LEAVE, conversation=decode_id(CONVERSATION, conversation_id), ticket=ticket)

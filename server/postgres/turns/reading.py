@@ -12,7 +12,7 @@ from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.page import Page
 from server.conversation.turn import Native, Turn
 from server.postgres.codec import decode_cursor, decode_text
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Database, Statement, StorePart
 from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_call_range, in_range, page_of
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
@@ -93,90 +93,82 @@ _BLOB: Final = _blob_statement()
 _BLOB_OF_CONVERSATION: Final = _blob_statement(blob_references.c.conversation_id == bindparam("conversation"))
 
 
-async def load_turn(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Turn:
-    """See the port."""
-    rows = await _rows(database, _TURN, "seq", tenant_id, conversation_id, seq=in_range(seq))
-    if not rows:
-        raise TurnNotFound
-    return turn_from(rows[0])
+class TurnStore(StorePart):
+    """Reads turns, calls, chunks and blobs."""
 
+    async def load_turn(self, tenant_id: str, conversation_id: str, seq: int) -> Turn:
+        rows = await _rows(self._database, _TURN, "seq", tenant_id, conversation_id, seq=in_range(seq))
+        if not rows:
+            raise TurnNotFound
+        return turn_from(rows[0])
 
-async def load_native(database: Database, tenant_id: str, conversation_id: str, seq: int) -> Native:
-    """See the port."""
-    rows = await _rows(database, _NATIVE, "seq", tenant_id, conversation_id, seq=in_range(seq))
-    if not rows:
-        raise TurnNotFound
-    return Native(dialect=decode_text(rows[0]["dialect"]), data=rows[0]["native"])
+    async def load_native(self, tenant_id: str, conversation_id: str, seq: int) -> Native:
+        rows = await _rows(self._database, _NATIVE, "seq", tenant_id, conversation_id, seq=in_range(seq))
+        if not rows:
+            raise TurnNotFound
+        return Native(dialect=decode_text(rows[0]["dialect"]), data=rows[0]["native"])
 
-
-async def list_turns(
-    database: Database,
-    tenant_id: str,
-    conversation_id: str,
-    cursor: str | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> Page[Turn]:
-    """See the port."""
-    statement, start = (_NEWEST_TURNS, ABOVE_ALL_SEQS) if newest_first else (_OLDEST_TURNS, 0)
-    place = start if cursor is None else in_range(decode_cursor(cursor, int))
-    rows = await _rows(database, statement, "seq", tenant_id, conversation_id, place=place, count=bounded(limit) + 1)
-    return page_of(rows, limit, turn_from, lambda turn: turn.seq)
-
-
-async def load_turns(
-    database: Database, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int
-) -> Sequence[Turn]:
-    """See the port."""
-    rows = await _rows(
-        database,
-        _TURNS_BETWEEN,
-        "seq",
-        tenant_id,
-        conversation_id,
-        first_seq=in_range(first_seq),
-        last_seq=in_range(last_seq),
-    )
-    return [turn_from(row) for row in rows]
-
-
-async def list_calls(database: Database, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
-    """See the port."""
-    rows = await _rows(database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_call_range(turn_seq))
-    return [call_from(row) for row in rows]
-
-
-async def list_chunks(
-    database: Database, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int
-) -> Sequence[Chunk]:
-    """See the port."""
-    rows = await _rows(
-        database,
-        _CHUNKS,
-        "attempt",
-        tenant_id,
-        conversation_id,
-        turn_seq=in_range(turn_seq),
-        attempt=attempt,
-        from_offset=from_offset,
-    )
-    return [Chunk(attempt=row["attempt"], offset=row["byte_offset"], data=row["data"]) for row in rows]
-
-
-async def load_blob(database: Database, tenant_id: str, sha256: bytes, conversation_id: str | None) -> Blob | None:
-    """See the port."""
-    values: dict[str, Any] = {"tenant": decode_id(TENANT, tenant_id), "sha256": sha256}
-    if conversation_id is None:
-        rows = await database.run(_BLOB, **values)
-    else:
-        rows = await database.run(
-            _BLOB_OF_CONVERSATION, conversation=decode_id(CONVERSATION, conversation_id), **values
+    async def list_turns(
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        *,
+        cursor: str | None = None,
+        limit: int = 20,
+        newest_first: bool = False,
+    ) -> Page[Turn]:
+        statement, start = (_NEWEST_TURNS, ABOVE_ALL_SEQS) if newest_first else (_OLDEST_TURNS, 0)
+        place = start if cursor is None else in_range(decode_cursor(cursor, int))
+        rows = await _rows(
+            self._database, statement, "seq", tenant_id, conversation_id, place=place, count=bounded(limit) + 1
         )
-    if not rows:
-        return None
-    row = rows[0]
-    return Blob(sha256=row["sha256"], media_type=decode_text(row["media_type"]), data=row["data"])
+        return page_of(rows, limit, turn_from, lambda turn: turn.seq)
+
+    async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
+        rows = await _rows(
+            self._database,
+            _TURNS_BETWEEN,
+            "seq",
+            tenant_id,
+            conversation_id,
+            first_seq=in_range(first_seq),
+            last_seq=in_range(last_seq),
+        )
+        return [turn_from(row) for row in rows]
+
+    async def list_calls(self, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
+        rows = await _rows(
+            self._database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_call_range(turn_seq)
+        )
+        return [call_from(row) for row in rows]
+
+    async def list_chunks(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int = 0
+    ) -> Sequence[Chunk]:
+        rows = await _rows(
+            self._database,
+            _CHUNKS,
+            "attempt",
+            tenant_id,
+            conversation_id,
+            turn_seq=in_range(turn_seq),
+            attempt=attempt,
+            from_offset=from_offset,
+        )
+        return [Chunk(attempt=row["attempt"], offset=row["byte_offset"], data=row["data"]) for row in rows]
+
+    async def load_blob(self, tenant_id: str, sha256: bytes, *, conversation_id: str | None = None) -> Blob | None:
+        values: dict[str, Any] = {"tenant": decode_id(TENANT, tenant_id), "sha256": sha256}
+        if conversation_id is None:
+            rows = await self._database.run(_BLOB, **values)
+        else:
+            rows = await self._database.run(
+                _BLOB_OF_CONVERSATION, conversation=decode_id(CONVERSATION, conversation_id), **values
+            )
+        if not rows:
+            return None
+        row = rows[0]
+        return Blob(sha256=row["sha256"], media_type=decode_text(row["media_type"]), data=row["data"])
 
 
 async def _rows(

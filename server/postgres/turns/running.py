@@ -17,7 +17,7 @@ from server.conversation.notifications import Notification
 from server.conversation.store import Finished, NewAnswer
 from server.conversation.usage import Usage
 from server.postgres.codec import encode_json, encode_raw, encode_text
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.turns.channels import announce_sql
 
 _HELD_SQL: Final = """
@@ -147,81 +147,75 @@ _FINISH: Final = Statement(
 _FINISH_WITHOUT_CALL: Final = Statement(_FINISH_SQL.replace("%attempt%", "NULL::smallint").replace("%ended%", ""))
 
 
-async def begin_call(database: Database, lease: Lease, start: CallStart) -> None:
-    """See the port."""
-    if not await database.run(_BEGIN_CALL, **_lease_values(lease), **_start_values(start)):
-        raise LeaseLost
+class RunningTurnStore(StorePart):
+    """Records the calls, chunks and end of a running turn, and calls that belong to no turn."""
 
+    async def begin_call(self, lease: Lease, start: CallStart) -> None:
+        if not await self._database.run(_BEGIN_CALL, **_lease_values(lease), **_start_values(start)):
+            raise LeaseLost
 
-async def end_call(database: Database, lease: Lease, start: CallStart, end: CallEnd) -> None:
-    """See the port."""
-    values = _lease_values(lease) | _start_values(start) | _end_values(end)
-    if not await database.run(_END_CALL, **values):
-        raise LeaseLost
+    async def end_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
+        values = _lease_values(lease) | _start_values(start) | _end_values(end)
+        if not await self._database.run(_END_CALL, **values):
+            raise LeaseLost
 
+    async def record_call(
+        self, tenant_id: str, conversation_id: str, call: Call, *, template_source: str | None = None
+    ) -> bool:
+        values = {
+            "conversation": decode_id(CONVERSATION, conversation_id),
+            "tenant": decode_id(TENANT, tenant_id),
+            "turn_seq": call.turn_seq,
+            **_start_values(call.start),
+        }
+        if call.end is None:
+            rows = await self._database.run(_RECORD_BEGUN, **values, **_template_values(template_source))
+        else:
+            rows = await self._database.run(_RECORD_ENDED, **values, **_end_values(call.end))
+        if not rows:
+            raise ConversationNotFound
+        is_recorded: bool = rows[0]["is_recorded"]
+        return is_recorded
 
-async def record_call(
-    database: Database, tenant_id: str, conversation_id: str, call: Call, template_source: str | None
-) -> bool:
-    """See the port."""
-    values = {
-        "conversation": decode_id(CONVERSATION, conversation_id),
-        "tenant": decode_id(TENANT, tenant_id),
-        "turn_seq": call.turn_seq,
-        **_start_values(call.start),
-    }
-    if call.end is None:
-        rows = await database.run(_RECORD_BEGUN, **values, **_template_values(template_source))
-    else:
-        rows = await database.run(_RECORD_ENDED, **values, **_end_values(call.end))
-    if not rows:
-        raise ConversationNotFound
-    is_recorded: bool = rows[0]["is_recorded"]
-    return is_recorded
+    async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
+        rows = await self._database.run(
+            _APPEND_CHUNKS,
+            **_lease_values(lease),
+            lease_seconds=lease_seconds,
+            attempts=[chunk.attempt for chunk in chunks],
+            offsets=[chunk.offset for chunk in chunks],
+            pieces=[chunk.data for chunk in chunks],
+        )
+        if not rows:
+            raise LeaseLost
+        cancelling: bool = rows[0]["cancelling"]
+        return cancelling
 
-
-async def append_chunks(database: Database, lease: Lease, chunks: Sequence[Chunk], lease_seconds: float) -> bool:
-    """See the port."""
-    rows = await database.run(
-        _APPEND_CHUNKS,
-        **_lease_values(lease),
-        lease_seconds=lease_seconds,
-        attempts=[chunk.attempt for chunk in chunks],
-        offsets=[chunk.offset for chunk in chunks],
-        pieces=[chunk.data for chunk in chunks],
-    )
-    if not rows:
-        raise LeaseLost
-    cancelling: bool = rows[0]["cancelling"]
-    return cancelling
-
-
-async def finish_turn(database: Database, lease: Lease, answer: NewAnswer) -> Finished:
-    """See the port."""
-    values = {
-        **_lease_values(lease),
-        **_usage_values(answer.usage),
-        "pending": [encode_text(call_id) for call_id in answer.pending_call_ids],
-        "state": answer.state.value,
-        "blocks": encode_json([block_to_json(block) for block in answer.blocks]),
-        "native": answer.native.data,
-        "dialect": answer.native.dialect,
-        "stop_reason": None if answer.stop_reason is None else answer.stop_reason.value,
-        "error_code": answer.error_code,
-        "ending": encode_json(answer.ending) if answer.ending else None,
-        "cost_usd": answer.cost_usd,
-        "answered_by": answer.provider,
-        "answered_model": answer.model,
-        "answered_version": None if answer.model_version is None else encode_text(answer.model_version),
-        "answered_account": answer.account,
-    }
-    if answer.start is None or answer.end is None:
-        rows = await database.run(_FINISH_WITHOUT_CALL, **values)
-    else:
-        rows = await database.run(_FINISH, **values, **_start_values(answer.start), **_end_values(answer.end))
-    if not rows:
-        raise LeaseLost
-    return Finished(revision=rows[0]["revision"], created_at=rows[0]["created_at"])
+    async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
+        values = {
+            **_lease_values(lease),
+            **_usage_values(answer.usage),
+            "pending": [encode_text(call_id) for call_id in answer.pending_call_ids],
+            "state": answer.state.value,
+            "blocks": encode_json([block_to_json(block) for block in answer.blocks]),
+            "native": answer.native.data,
+            "dialect": answer.native.dialect,
+            "stop_reason": None if answer.stop_reason is None else answer.stop_reason.value,
+            "error_code": answer.error_code,
+            "ending": encode_json(answer.ending) if answer.ending else None,
+            "cost_usd": answer.cost_usd,
+            "answered_by": answer.provider,
+            "answered_model": answer.model,
+            "answered_version": None if answer.model_version is None else encode_text(answer.model_version),
+            "answered_account": answer.account,
+        }
+        if answer.start is None or answer.end is None:
+            rows = await self._database.run(_FINISH_WITHOUT_CALL, **values)
+        else:
+            rows = await self._database.run(_FINISH, **values, **_start_values(answer.start), **_end_values(answer.end))
+        if not rows:
+            raise LeaseLost
+        return Finished(revision=rows[0]["revision"], created_at=rows[0]["created_at"])
 
 
 def _lease_values(lease: Lease) -> dict[str, Any]:

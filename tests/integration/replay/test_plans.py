@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from server.postgres.conversation.erasable import LIVE, REPLAY_ERASABLE
+from server.postgres.conversation.erasure import LIVE_ROWS, REPLAY_ROWS
 from server.postgres.engine import Database, Statement
 from server.postgres.replay import answers as replay_answers
 from server.postgres.replay import erasure as replay_erasing
@@ -46,7 +46,7 @@ BY_KEY = {
     "outcomes of items": replay_results._COUNT,
     "load": replay_runs._LOAD,
     "find": replay_runs._FIND,
-    **{f"erase {name}": statement for name, statement in (*LIVE._deletions, *REPLAY_ERASABLE._deletions)},
+    **{f"erase {name}": statement for name, statement in (*LIVE_ROWS._deletions, *REPLAY_ROWS._deletions)},
 }
 
 
