@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test test-faults check format lock reference migration clean stale
+.PHONY: help demo serve test unit test-faults check format lock reference migration clean stale
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ serve: $(RUN) ## Serve with the settings of the environment (PORT=8400)
 
 test: check ## Everything that has to hold: check, then all tests (ARGS= for pytest, TODAY="+60 days" for another date)
 	$(if $(TODAY),tests/clock/at_date.sh "$(TODAY)") $(BIN)/pytest $(ARGS)
+
+unit: $(DEV) ## The fast tests: no database, no browser, no long property tests (ARGS= for pytest)
+	$(BIN)/pytest tests/unit -m "not slow" $(ARGS)
 
 # Outside `make test`: it takes about half an hour. KILLS=50 for a shorter one, SEED=7 to repeat one.
 test-faults: $(DEV) ## Kill servers, workers and Postgres 500 times while clients talk, and check what is left (KILLS=, SEED=)

@@ -18,6 +18,7 @@ def documented_rows() -> list[tuple[str, ...]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model[1]}, {model[2]}")
 def test_the_cost_policy_is_near_the_optimum_and_the_docs_say_how_near(model: tuple[str, str, LayerOrder]) -> None:
     rows = list(walk_grid(models=[model]))

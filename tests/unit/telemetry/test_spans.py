@@ -110,6 +110,7 @@ def test_without_an_endpoint_there_is_nothing() -> None:
     tracing.shutdown()
 
 
+@pytest.mark.slow
 async def test_a_dead_collector_neither_slows_nor_breaks_nor_fills_the_log() -> None:
     tracing = open_tracing(f"http://127.0.0.1:{closed_port()}", None, "strata", "1")
     with capture_log() as log:

@@ -142,6 +142,7 @@ def test_any_damage_is_an_answer_or_a_failure_of_the_provider(vendor: Vendor, da
     assert_sound(vendor, data.draw(damaged(vendor)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
 def test_each_value_of_each_recording_may_be_hostile(vendor: Vendor) -> None:
     """Every place once, with one hostile value after the other: a seeded walk through what the property samples."""
