@@ -26,9 +26,8 @@ from server.conversation.errors import (
     RequestMalformed,
     StrataError,
 )
+from server.web.asgi_extensions import ABORT_CONNECTION
 
-ABORT_CONNECTION: Final = "strata.abort_connection"
-"""The name of the ASGI extension whose `abort` closes the connection at once, whatever the client has not read yet."""
 _BACKLOG: Final = 2048
 _UNTAKEN_MILLISECONDS: Final = 120_000
 """How long the system keeps bytes for a client that does not take them."""

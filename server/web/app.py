@@ -36,8 +36,8 @@ from server.telemetry.spans import Tracing
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
 from server.web import operations
-from server.web.admin.entry import Entry
 from server.web.admin.page_errors import answer_any_exception
+from server.web.admin.sessions import BrowserSessions
 from server.web.admin.site import build_pages
 from server.web.api import (
     actions,
@@ -241,7 +241,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "key_ring": parts.key_ring,
         "rate_limiter": parts.rate_limiter,
         "readiness": Readiness(parts.probes, parts.running_turns),
-        "entry": Entry(sessions=parts.admin_sessions, proxies=parts.trusted_proxies),
+        "browser_sessions": BrowserSessions(sessions=parts.admin_sessions, proxies=parts.trusted_proxies),
         "trusted_proxies": parts.trusted_proxies,
         "tenant_boundary": TenantBoundary(
             inspector=parts.inspector,

@@ -88,11 +88,8 @@ async def provide_actor(request: StrataRequest, caller: NamedDependency[SkipVali
     """Return the key, the session and the address that a request comes from, for the audit log."""
     session: AdminSession | None = request.scope["state"].get(SESSION)
     proxies: TrustedProxies = part_of(request.scope, "trusted_proxies")
-    return Actor(
-        key_id=caller.id,
-        session_id=None if session is None else session.id,
-        address=proxies.address_of(request),
-    )
+    address = proxies.address_of(request)
+    return Actor(key_id=caller.id, address=address) if session is None else session.actor(address)
 
 
 def bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:

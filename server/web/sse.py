@@ -33,7 +33,6 @@ from typing import Any, Final, assert_never
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from server.app.http_server import ABORT_CONNECTION
 from server.conversation.event import (
     TextDelta,
     ThinkingDelta,
@@ -48,6 +47,7 @@ from server.conversation.event import (
 from server.conversation.turn import TurnState
 from server.turns.handle import EventReader
 from server.web.api.views import ModelTurnView, StatusView, UsageView
+from server.web.asgi_extensions import ABORT_CONNECTION
 from server.web.json_text import encode_json
 
 EVENT_STREAM: Final = "text/event-stream"

@@ -50,7 +50,7 @@ async def test_every_page_can_be_looked_at(visit: Visit) -> None:
 async def test_a_wrong_key_and_a_client_key_are_told_so(visit: Visit) -> None:
     visit.refusals |= {401, 403}
     await visit.log_in(issue_key_text(new_id(API_KEY)))
-    await expect(visit.page.get_by_role("alert")).to_contain_text("no live admin key")
+    await expect(visit.page.get_by_role("alert")).to_contain_text("not a valid admin key")
     await visit.look("login-refused")
     await visit.log_in(visit.server.client_key)
     await expect(visit.page.get_by_role("alert")).to_contain_text("does not have the scope")

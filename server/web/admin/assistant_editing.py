@@ -8,6 +8,7 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
+from server.conversation.audit import Actor
 from server.conversation.errors import AssistantRevised
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.assistant_difference import AssistantDifference, compare_definitions
@@ -25,8 +26,8 @@ from server.web.admin.assistant_drafts import (
     rebase,
 )
 from server.web.admin.assistant_pages import show_part
-from server.web.admin.entry import Entry, read_form
 from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.admin.sessions import read_form
 from server.web.api.assistants import ProviderNames
 from server.web.body import LARGEST_INTEGER
 from server.web.request import PROBLEM_CODE, StrataRequest
@@ -76,7 +77,7 @@ async def check_draft(
 async def save_draft(
     request: StrataRequest,
     assistant_id: FromPath[str],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
@@ -92,7 +93,6 @@ async def save_draft(
         return _answer(request, base, draft, verdict, status_code=422)
     if base.assistant.version == base.newest_version and not verdict.difference.changes:
         return _answer(request, base, draft, replace(verdict, is_unchanged=True))
-    actor = session.actor(entry.address_of(request))
     try:
         saved = await assistant_editor.save(
             base.tenant_id, actor, base.assistant.id, draft.definition, expected_version=draft.base_version

@@ -7,8 +7,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, SkipValidation
 
 from server.conversation.api_key import KeyRing
+from server.conversation.audit import Actor
 from server.inspection.admin_sessions import AdminSession
-from server.web.admin.entry import Entry
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.request import StrataRequest
 
@@ -45,13 +45,12 @@ async def confirm_revocation(
 
 @post("/keys/{key_id:str}/revoke", status_code=303)
 async def revoke_key_on_page(
-    request: StrataRequest,
     key_id: FromPath[str],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
 ) -> Response[bytes]:
     """Revokes it. Loaded first: revoking takes no tenant, and this one's may be another."""
     key = await key_ring.load_key(tenant_id=session.key.tenant_id, key_id=key_id)
-    await key_ring.revoke_key(key.id, session.actor(entry.address_of(request)))
+    await key_ring.revoke_key(key.id, actor)
     return answer_redirect(f"/admin/keys?revoked={key.id}")

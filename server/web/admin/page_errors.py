@@ -20,9 +20,9 @@ from server.conversation.errors import (
     TurnNotFound,
     TurnNotRunning,
 )
-from server.web.admin.entry import COOKIE, Entry
 from server.web.admin.login import START, own_page
 from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.admin.sessions import COOKIE, BrowserSessions
 from server.web.errors import ANSWERS, answer_exception, answer_headers, translate
 from server.web.request import FAILURE, PROBLEM_CODE, part_of
 
@@ -94,8 +94,8 @@ def _send_to_login(request: Request[Any, Any, Any]) -> Response[bytes]:
     if _comes_from_elsewhere(request):
         return answer_page(request, "again.html", goal=goal)
     url = "/admin/login" if goal == START else f"/admin/login?goal={quote(goal)}"
-    entry: Entry = part_of(request.scope, "entry")
-    cookies = (entry.cookie_away(request),) if COOKIE in request.cookies else ()
+    browser_sessions: BrowserSessions = part_of(request.scope, "browser_sessions")
+    cookies = (browser_sessions.expired_cookie(request),) if COOKIE in request.cookies else ()
     if _is_htmx(request):
         headers = {"hx-redirect": url, "cache-control": "no-store"}
         return Response(content=b"", status_code=401, headers=headers, cookies=list(cookies))

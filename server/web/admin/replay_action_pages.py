@@ -8,14 +8,15 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
+from server.conversation.audit import Actor
 from server.conversation.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
 from server.providers.choice import KEY_VARIABLES
 from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.replay import OnMissingResult, Replay, ReplayMode, ReplayState
-from server.web.admin.entry import Entry, read_form
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
+from server.web.admin.sessions import read_form
 from server.web.request import StrataRequest
 
 _DEFAULTS: Final = {"repetitions": "1", "parallelism": "4", "mode": ReplayMode.TEACHER_FORCED.value}
@@ -71,7 +72,7 @@ async def show_replay_form(
 @post("/replays/new", status_code=200)
 async def make_replay(
     request: StrataRequest,
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
 ) -> Response[bytes]:
@@ -82,7 +83,6 @@ async def make_replay(
     try:
         draft = read_draft(fields)
         if form.get("seen") == seal(fields):
-            actor = session.actor(entry.address_of(request))
             replay = await replay_admin.service.create(tenant_id, draft, actor=actor)
             return answer_redirect(f"/admin/replays/{replay.id}")
         plan = await replay_admin.service.plan(tenant_id, draft)
@@ -110,13 +110,13 @@ async def do_replay_action(
     request: StrataRequest,
     replay_id: FromPath[str],
     action: FromPath[str],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
 ) -> Response[bytes]:
     """Does it, and shows what became of it."""
     _find_action(action)
-    reach, actor = session.tenant_scope, session.actor(entry.address_of(request))
+    reach = session.tenant_scope
     form = await read_form(request)
     match action:
         case "pause":

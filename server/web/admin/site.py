@@ -38,7 +38,6 @@ from server.web.admin.conversation_parts import (
     show_whole_piece,
     show_whole_value,
 )
-from server.web.admin.entry import provide_session, require_session
 from server.web.admin.key_pages import confirm_revocation, revoke_key_on_page, show_keys
 from server.web.admin.login import log_in, log_out, show_login
 from server.web.admin.overview_pages import show_overview_page
@@ -62,6 +61,7 @@ from server.web.admin.replay_pages import (
     show_replay_progress,
     show_replays,
 )
+from server.web.admin.sessions import provide_session, require_session
 from server.web.admin.view_pages import (
     confirm_view_deletion,
     delete_view_on_page,

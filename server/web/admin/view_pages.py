@@ -7,13 +7,14 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
+from server.conversation.audit import Actor
 from server.conversation.errors import BodyMalformed, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.saved_views import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters, write_filters
-from server.web.admin.entry import Entry, read_form
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
+from server.web.admin.sessions import read_form
 from server.web.request import StrataRequest
 
 _VIEWS: Final = "/admin/views"
@@ -40,7 +41,7 @@ async def show_views(
 @post("/views", status_code=303)
 async def save_view_on_page(
     request: StrataRequest,
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
@@ -53,7 +54,6 @@ async def save_view_on_page(
     _, filled = read_filters(query)
     if not filled:
         raise ValidationFailed("There is no filter to save.", hint="Filter the list first.")
-    actor = session.actor(entry.address_of(request))
     view = await saved_views.save_view(session.key.tenant_id, clean_name(form.get("name", "")), filled, actor)
     return answer_redirect(with_notice(write_filters(view.filters), "view-saved"))
 
@@ -62,13 +62,13 @@ async def save_view_on_page(
 async def rename_view_on_page(
     request: StrataRequest,
     view_id: FromPath[str],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
     """Calls it otherwise."""
     name = clean_name((await read_form(request)).get("name", ""))
-    await saved_views.rename_view(session.key.tenant_id, view_id, name, session.actor(entry.address_of(request)))
+    await saved_views.rename_view(session.key.tenant_id, view_id, name, actor)
     return answer_redirect(with_notice(_VIEWS, "view-renamed"))
 
 
@@ -86,12 +86,11 @@ async def confirm_view_deletion(
 
 @post("/views/{view_id:str}/delete", status_code=303)
 async def delete_view_on_page(
-    request: StrataRequest,
     view_id: FromPath[str],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
     """Deletes it."""
-    await saved_views.delete_view(session.key.tenant_id, view_id, session.actor(entry.address_of(request)))
+    await saved_views.delete_view(session.key.tenant_id, view_id, actor)
     return answer_redirect(with_notice(_VIEWS, "view-deleted"))

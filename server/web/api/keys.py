@@ -11,10 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.conversation.api_key import ApiKey, KeyRing, Scope
 from server.conversation.audit import Actor
 from server.conversation.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, RateLimited, ScopeMissing
-from server.web.admin.entry import Entry
 from server.web.auth import admin_only, any_live_key
 from server.web.errors import document_errors
-from server.web.request import StrataRequest
 
 _KEY_ID = "key_01jd0z8s3bf6h9kq2m4n6p8r0t"
 
@@ -131,12 +129,11 @@ async def show_key(
     responses=document_errors(KeyRejected, ScopeMissing, ApiKeyNotFound, DatabaseUnavailable),
 )
 async def revoke_key(
-    request: StrataRequest,
     key_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> KeyView:
     """The key as it is after revocation. Loaded first: revoking takes no tenant, and this one's may be another."""
     key = await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id)
-    return KeyView.of(await key_ring.revoke_key(key.id, Actor(key_id=caller.id, address=entry.address_of(request))))
+    return KeyView.of(await key_ring.revoke_key(key.id, actor))

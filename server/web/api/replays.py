@@ -1,7 +1,7 @@
 """Replays over HTTP: made, looked at, stopped, taken away. For operators, under `/admin/api`."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from litestar import Response, delete, get, post
 from litestar.di import NamedDependency, Provide
@@ -32,7 +32,6 @@ from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
 from server.replay.rerun.replay import ItemState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
-from server.web.admin.entry import Entry
 from server.web.api.actions import ErasureView
 from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.api.replay_bodies import ContinueBody, ReplayBody
@@ -49,7 +48,6 @@ from server.web.api.replay_views import (
 from server.web.auth import admin_only
 from server.web.errors import document_errors
 from server.web.json_text import answer_json
-from server.web.request import StrataRequest
 
 _ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
 _ONE: Final = document_errors(*_ERRORS, ReplayNotFound)
@@ -75,18 +73,17 @@ _FILE: Final = ResponseSpec(
     responses=document_errors(*_ERRORS, *_BODY, ConversationNotFound, AssistantNotFound, TemplateWorkersBusy),
 )
 async def create_replay(
-    request: StrataRequest,
     data: JSONBody[ReplayBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView | ReplayEstimateView]:
     """The replay, or its estimate."""
     draft = data.to_draft()
     if data.dry_run:
         plan = await replay_admin.service.plan(caller.tenant_id, draft)
         return answer_json(ReplayEstimateView.of(plan.estimate))
-    replay = await replay_admin.service.create(caller.tenant_id, draft, actor=_actor(request, caller, entry))
+    replay = await replay_admin.service.create(caller.tenant_id, draft, actor=actor)
     return answer_json(ReplayView.of(replay), 201, {"location": f"/admin/api/replays/{replay.id}"})
 
 
@@ -244,14 +241,12 @@ async def export_replay(
     responses=document_errors(*_ERRORS, ReplayNotFound, ReplayEnded),
 )
 async def pause_replay(
-    request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
     """The replay."""
-    actor = _actor(request, caller, entry)
     return answer_json(
         ReplayView.of(await replay_admin.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor))
     )
@@ -269,11 +264,10 @@ async def pause_replay(
     responses=document_errors(*_ERRORS, *_BODY, ReplayNotFound, ReplayEnded),
 )
 async def continue_replay(
-    request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     data: JSONBody[ContinueBody | None] = None,
 ) -> Response[ReplayView]:
     """The replay."""
@@ -281,7 +275,6 @@ async def continue_replay(
     if data is not None and data.limits is not None:
         replay = await replay_admin.replays.load_replay(tenant_scope(caller), replay_id)
         limits = data.limits.lay_over(replay.draft.limits)
-    actor = _actor(request, caller, entry)
     replay = await replay_admin.service.continue_(tenant_scope(caller), replay_id, actor=actor, limits=limits)
     return answer_json(ReplayView.of(replay))
 
@@ -297,14 +290,12 @@ async def continue_replay(
     responses=document_errors(*_ERRORS, ReplayNotFound, ReplayEnded),
 )
 async def cancel_replay(
-    request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
     """The replay."""
-    actor = _actor(request, caller, entry)
     return answer_json(
         ReplayView.of(await replay_admin.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor))
     )
@@ -322,16 +313,14 @@ async def cancel_replay(
     responses=document_errors(*_ERRORS, ReplayNotFound, ReplayBusy),
 )
 async def erase_replay(
-    request: StrataRequest,
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
     """What went with it."""
-    actor = _actor(request, caller, entry)
     report = await replay_admin.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
     return answer_json(ErasureView.of(report, dry_run=dry_run))
 
@@ -351,7 +340,3 @@ async def _from(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield first
     async for piece in others:
         yield piece
-
-
-def _actor(request: Any, caller: ApiKey, entry: Entry) -> Actor:
-    return Actor(key_id=caller.id, address=entry.address_of(request))

@@ -25,14 +25,12 @@ from server.conversation.errors import (
 )
 from server.inspection.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters
-from server.web.admin.entry import Entry
 from server.web.api.block_views import View
 from server.web.api.views import EXAMPLE_TIME
 from server.web.auth import admin_only
 from server.web.body import Body, TextLimit
 from server.web.errors import document_errors
 from server.web.json_text import answer_json
-from server.web.request import StrataRequest
 from server.web.validation import refuse
 
 _VIEW_ID: Final = "view_01jd0z8s3bf6h9kq2m4n6p8r0t"
@@ -120,11 +118,10 @@ async def list_views(
     ),
 )
 async def save_view(
-    request: StrataRequest,
     data: JSONBody[SavedViewBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[SavedViewView]:
     """The new view. Filters that the list would not take are refused now, and so are unknown ones."""
     for name in data.filters:
@@ -133,7 +130,6 @@ async def save_view(
     _, filled = read_filters(data.filters)
     if not filled:
         raise refuse("filters", "Expected a filter that is not empty")
-    actor = Actor(key_id=caller.id, address=entry.address_of(request))
     view = await saved_views.save_view(caller.tenant_id, clean_name(data.name), filled, actor)
     return answer_json(SavedViewView.of(view), 201)
 
@@ -149,11 +145,10 @@ async def save_view(
     responses=document_errors(ViewNotFound, *_ERRORS),
 )
 async def delete_view(
-    request: StrataRequest,
     view_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
-    entry: NamedDependency[SkipValidation[Entry]],
+    actor: NamedDependency[SkipValidation[Actor]],
 ) -> None:
     """Nothing is answered."""
-    await saved_views.delete_view(caller.tenant_id, view_id, Actor(key_id=caller.id, address=entry.address_of(request)))
+    await saved_views.delete_view(caller.tenant_id, view_id, actor)

@@ -4,7 +4,7 @@ import pytest
 
 from server.conversation.api_key import Scope, issue_key_text
 from server.conversation.identifiers import API_KEY, new_id
-from server.web.admin.entry import require_session
+from server.web.admin.sessions import require_session
 from server.web.app import ROUTES
 from server.web.auth import KeyGuard
 from tests.support.fakes.site import Site

@@ -1,4 +1,4 @@
-"""Who may see a page: the session behind the cookie, and whether a form comes from one of our own pages."""
+"""Browser sessions of the pages: the cookie, the guard of every page, and protection against forged forms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,26 +24,25 @@ CSRF_HEADER: Final = "x-csrf-token"
 _PATH: Final = "/admin"
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM: Final = "application/x-www-form-urlencoded"
-_FIELD_LIMIT: Final = 100
-_READ_FORM: Final = "admin_form"
-"""Where the scope's state holds the fields of a form that was read."""
+_MAX_FIELDS: Final = 100
+_FORM_FIELDS: Final = "admin_form"
+"""Key of the scope's state: the fields of the form, once it was read."""
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What it takes to know who is asking."""
+class BrowserSessions:
+    """Sessions and their cookies."""
 
     sessions: AdminSessions
     proxies: TrustedProxies
 
     def address_of(self, connection: Connection) -> str | None:
-        """Where a request comes from."""
         return self.proxies.address_of(connection)
 
-    def cookie_for(self, connection: Connection, token: str) -> Cookie:
-        """The session's cookie. It goes with the browser's window and, behind TLS, over nothing else."""
+    def new_cookie(self, connection: Connection, token: str) -> Cookie:
+        """Return the cookie of a session. It lasts as long as the browser runs and, with TLS, is sent over TLS only."""
         return Cookie(
             key=COOKIE,
             value=token,
@@ -53,31 +52,25 @@ class Entry:
             secure=self.proxies.is_secure(connection),
         )
 
-    def cookie_away(self, connection: Connection) -> Cookie:
-        """Takes the cookie back."""
-        return Cookie(
-            key=COOKIE,
-            value="",
-            path=_PATH,
-            httponly=True,
-            samesite="strict",
-            secure=self.proxies.is_secure(connection),
-            max_age=0,
-        )
+    def expired_cookie(self, connection: Connection) -> Cookie:
+        """Return the cookie that makes a browser delete the session's cookie."""
+        cookie = self.new_cookie(connection, "")
+        cookie.max_age = 0
+        return cookie
 
     async def find_session(self, connection: Connection) -> AdminSession | None:
-        """The session of the cookie, where there is one that lasts."""
+        """Return the session of the cookie; None if there is no cookie or if the session has ended."""
         token = connection.cookies.get(COOKIE)
         return await self.sessions.find_session(token) if token else None
 
 
 async def require_session(connection: Connection, _handler: BaseRouteHandler) -> None:
-    """The guard of every page but the login. Raises `SessionEnded`, `RequestForged` and `OtherTenantReadOnly`."""
-    entry: Entry = part_of(connection.scope, "entry")
+    """Guard every page except the login. Raises `SessionEnded`, `RequestForged` and `OtherTenantReadOnly`."""
+    browser_sessions: BrowserSessions = part_of(connection.scope, "browser_sessions")
     is_safe = connection.scope["method"] in _SAFE_METHODS  # type: ignore[typeddict-item]  # reason: pages are HTTP
     if not is_safe:
-        refuse_foreign(connection)
-    session = await entry.find_session(connection)
+        refuse_cross_site(connection)
+    session = await browser_sessions.find_session(connection)
     if session is None:
         raise SessionEnded
     connection.scope["state"][SESSION] = session
@@ -86,14 +79,14 @@ async def require_session(connection: Connection, _handler: BaseRouteHandler) ->
     if not is_safe and not session.takes(await _csrf_token(connection)):
         raise RequestForged
     boundary: TenantBoundary = part_of(connection.scope, "tenant_boundary")
-    await boundary.cross(connection, session.key, session.actor(entry.address_of(connection)))
+    await boundary.cross(connection, session.key, session.actor(browser_sessions.address_of(connection)))
 
 
-def refuse_foreign(connection: Connection) -> None:
-    """A form of another site raises `RequestForged`.
+def refuse_cross_site(connection: Connection) -> None:
+    """Raise `RequestForged` for a form of another site.
 
-    Browsers say where a request comes from, and no page can make them lie: in `Sec-Fetch-Site` where the connection is
-    a safe one, in `Origin` on every form. What says neither is no browser, and has no business here.
+    Browsers send the origin of a request in headers that no page can set: `Sec-Fetch-Site` on secure connections,
+    `Origin` with every form. A request without either does not come from a browser and is refused.
     """
     fetch_site = connection.headers.get("sec-fetch-site")
     if fetch_site is not None:
@@ -106,24 +99,23 @@ def refuse_foreign(connection: Connection) -> None:
 
 
 async def read_form(request: Request[Any, Any, Any]) -> Mapping[str, str]:
-    """The fields of a form; of one that is there twice the last. Raises `MediaTypeUnsupported`, `BodyMalformed`."""
+    """Return the fields of a form, the last value of each. Raises `MediaTypeUnsupported` and `BodyMalformed`."""
     if request.content_type[0].lower() != _FORM:
-        raise MediaTypeUnsupported("A page's forms are sent as forms.", hint=f"Send `Content-Type: {_FORM}`.")
-    # The guard has read it already, for the token; a long one takes a while.
-    known: Mapping[str, str] | None = request.scope["state"].get(_READ_FORM)
-    if known is not None:
-        return known
-    body = await request.body()
-    try:
-        form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELD_LIMIT))
-    except ValueError:
-        raise BodyMalformed("The form cannot be read.", hint="Load the page again.") from None
-    request.scope["state"][_READ_FORM] = form
+        raise MediaTypeUnsupported("The pages accept URL-encoded forms only.", hint=f"Send `Content-Type: {_FORM}`.")
+    # The guard reads the form for its token; parsing a long form twice would take noticeable time.
+    form: Mapping[str, str] | None = request.scope["state"].get(_FORM_FIELDS)
+    if form is None:
+        body = await request.body()
+        try:
+            form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
+        except ValueError:
+            raise BodyMalformed("The form cannot be read.", hint="Load the page again.") from None
+        request.scope["state"][_FORM_FIELDS] = form
     return form
 
 
 async def provide_session(request: Request[Any, Any, Any]) -> AdminSession:
-    """The session that the guard let in; handlers get it as `session` and bind every query to its tenant."""
+    """Return the session that the guard found. Handlers bind every query to its tenant."""
     session: AdminSession | None = request.scope["state"].get(SESSION)
     if session is None:
         raise SessionEnded
