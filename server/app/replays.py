@@ -25,14 +25,12 @@ from server.postgres.engine import Database
 from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.replay.conversations import make_replay_database
 from server.postgres.replay.replays import PostgresReplays
-from server.postgres.replay.reports import PostgresReplayReports
 from server.postgres.store import PostgresStore
 from server.prompts.assertions import ConfinedAssertions
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
-from server.replay.rerun.admin import ReplayAdmin, ReplayReader
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
 from server.replay.rerun.service import ReplayService
@@ -51,8 +49,6 @@ class ReplayParts:
     replay_inspector: PostgresInspector
     """The same for operators."""
     service: ReplayService
-    desk: ReplayAdmin
-    """For operators."""
     items: ReplayItems
     jobs: tuple[Job, ...]
     shutdown: Shutdown
@@ -109,12 +105,6 @@ def build_replays(
         replay_store=store,
         replay_inspector=PostgresInspector(replay_store),
         service=service,
-        desk=ReplayAdmin(
-            replays=replays,
-            service=service,
-            reports=PostgresReplayReports(database),
-            reader=ReplayReader(replays),
-        ),
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
         shutdown=tools.shutdown,

@@ -290,7 +290,7 @@ def _build_web_parts(
         inspector=inspector,
         overviews=PostgresOverviews(database),
         saved_views=PostgresSavedViews(database),
-        replay_admin=replays.desk,
+        replay_service=replays.service,
         replay_calls=ReplayCalls(
             replays.replays,
             replays.replay_inspector,

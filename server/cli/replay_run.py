@@ -133,7 +133,7 @@ async def _run(
             return None
         click.echo(f"{replay.id}: {replay.item_count:,} items.", err=True)
         ended = await _attend(parts, replay, here=options["here"])
-        return ended, await parts.desk.reports.report_replay(None, replay.id), await list_worst(parts, replay)
+        return ended, await parts.replays.report_replay(None, replay.id), await list_worst(parts, replay)
 
 
 async def _find_tenant(parts: ReplayParts, draft: ReplayDraft, tenant: str | None) -> str:

@@ -16,7 +16,7 @@ from server.cli.run import begin_quietly, run
 from server.conversation.audit import OPERATOR
 from server.conversation.page import Page
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.replay.rerun.export import ExportFormat
+from server.replay.rerun.export import ExportFormat, export_replay
 from server.replay.rerun.replay import Replay
 from server.web.api.replay_views import ReplayView
 
@@ -73,11 +73,11 @@ def report(replay_id: str, form: str) -> None:
 
     async def work(parts: ReplayParts) -> bool:
         replay = await parts.replays.load_replay(None, replay_id)
-        numbers = await parts.desk.reports.report_replay(None, replay_id)
+        numbers = await parts.replays.report_replay(None, replay_id)
         if form == _TEXT:
             show_report(replay, numbers, await list_worst(parts, replay))
         else:
-            await _write(parts.desk.export(replay, ExportFormat(form)))
+            await _write(export_replay(parts.replays, replay, ExportFormat(form)))
         return failed(replay, numbers)
 
     sys.exit(1 if _with_parts(work) else 0)

@@ -29,8 +29,8 @@ from server.inspection.port import Inspector
 from server.inspection.saved_views import SavedViews
 from server.inspection.usage_report import UsageReports
 from server.payload.renderer import Renderer
-from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.service import ReplayService
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import Tracing
 from server.turns.running import RunningTurns
@@ -149,7 +149,7 @@ class WebParts:
     call_inspector: CallInspector
     overviews: Overviews
     saved_views: SavedViews
-    replay_admin: ReplayAdmin
+    replay_service: ReplayService
     replay_calls: ReplayCalls
     archives: Archives
     assistant_inspector: AssistantInspector
@@ -245,7 +245,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "trusted_proxies": parts.trusted_proxies,
         "tenant_boundary": TenantBoundary(
             inspector=parts.inspector,
-            replay_admin=parts.replay_admin,
+            replay_service=parts.replay_service,
             assistant_inspector=parts.assistant_inspector,
             audit_log=parts.audit_log,
         ),
@@ -264,7 +264,7 @@ def _values(parts: WebParts) -> dict[str, object]:
         "assistant_inspector": parts.assistant_inspector,
         "assistant_editor": parts.assistant_editor,
         "archives": parts.archives,
-        "replay_admin": parts.replay_admin,
+        "replay_service": parts.replay_service,
         "replay_calls": parts.replay_calls,
         "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),

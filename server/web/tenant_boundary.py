@@ -17,7 +17,7 @@ from server.conversation.errors import NotFound, OtherTenantReadOnly, Validation
 from server.conversation.lru import LruCache
 from server.inspection.assistants import AssistantInspector
 from server.inspection.port import Inspector
-from server.replay.rerun.admin import ReplayAdmin
+from server.replay.rerun.service import ReplayService
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READING_POSTS: Final = frozenset(
@@ -72,13 +72,13 @@ class TenantBoundary:
         self,
         *,
         inspector: Inspector,
-        replay_admin: ReplayAdmin,
+        replay_service: ReplayService,
         assistant_inspector: AssistantInspector,
         audit_log: AuditLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inspector = inspector
-        self._replay_admin = replay_admin
+        self._replay_service = replay_service
         self._assistant_inspector = assistant_inspector
         self._audit_log = audit_log
         self._clock = clock
@@ -123,7 +123,7 @@ class TenantBoundary:
                 case {"conversation_id": str(conversation_id)}:
                     return conversation_id, await self._inspector.find_tenant(conversation_id)
                 case {"replay_id": str(replay_id)}:
-                    return replay_id, (await self._replay_admin.replays.load_replay(None, replay_id)).tenant_id
+                    return replay_id, (await self._replay_service.replays.load_replay(None, replay_id)).tenant_id
                 case {"assistant_id": str(assistant_id)}:
                     return assistant_id, (await self._assistant_inspector.load_assistant(None, assistant_id)).tenant_id
                 case _:

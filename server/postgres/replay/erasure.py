@@ -1,25 +1,26 @@
-"""Erasing a whole replay: its replay conversations and items some at a time, itself last. Broken off, it can be begun
-again.
+"""Erasure of a whole replay: its items and replay conversations in batches, the replay's row last.
+
+An erasure that was interrupted can be repeated.
 """
 
 from collections import Counter
 from typing import Any, Final
 from uuid import UUID
 
-from server.conversation.audit import Action, Actor
+from server.conversation.audit import Action, Actor, AuditDraft
 from server.conversation.errors import ReplayBusy, ReplayNotFound
 from server.conversation.identifiers import REPLAY, TENANT, encode_id
 from server.conversation.store import ErasureReport
 from server.postgres.connections import Connection
 from server.postgres.conversation.erasure import REPLAY_ROWS
-from server.postgres.engine import Database, Statement
-from server.postgres.replay.runs import audit_replay, lock_replay
-from server.postgres.replay.statements import change_state, execute, fetch, fetch_one
+from server.postgres.engine import Statement
+from server.postgres.inspection.audit_log import append_on
+from server.postgres.replay.statements import ReplayDatabase, change_state, execute, fetch, fetch_one, lock_replay
 from server.postgres.rows import Row
 from server.replay.rerun.replay import ReplayState
 
 BATCH: Final = 100
-"""So many items go in one transaction."""
+"""Items per transaction."""
 
 _COUNT_LIVE: Final = Statement("""
 SELECT count(*) FROM replay_items WHERE replay_id = :replay AND state = 'running' AND lease_expires_at > now()
@@ -40,59 +41,54 @@ DELETE FROM replay_items WHERE replay_id = :replay AND number = ANY(:numbers::in
 _DELETE: Final = Statement("DELETE FROM replays WHERE id = :replay")
 
 
-async def erase_replay(
-    database: Database, tenant_id: str | None, replay_id: str, actor: Actor, *, dry_run: bool
-) -> ErasureReport:
-    """See the port."""
-    rows: Counter[str] = Counter()
-    if dry_run:
-        await _count_all(database, tenant_id, replay_id, rows)
-    else:
-        await _delete_all(database, tenant_id, replay_id, actor, rows)
-    return ErasureReport(rows={name: count for name, count in rows.items() if count})
+class ReplayErasure(ReplayDatabase):
+    """Each batch is deleted in its own transaction, under the lock of the replay's row."""
 
+    async def erase_replay(
+        self, tenant_id: str | None, replay_id: str, *, actor: Actor, dry_run: bool = False
+    ) -> ErasureReport:
+        rows = await (self._count(tenant_id, replay_id) if dry_run else self._delete(tenant_id, replay_id, actor))
+        return ErasureReport(rows={name: count for name, count in rows.items() if count})
 
-async def _count_all(database: Database, tenant_id: str | None, replay_id: str, rows: Counter[str]) -> None:
-    after = 0
-    while True:
-        async with database.transaction() as connection:
-            replay = await lock_replay(connection, tenant_id, replay_id)
-            batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=after, count=BATCH)
-            counted = await fetch_one(connection, _COUNT_RESULTS, **_key(replay["id"], batch))
-            rows.update((await REPLAY_ROWS.count(connection, replay["tenant_id"], _replay_store(batch)))[0])
-        rows.update({"replay_items": len(batch), "replay_results": counted[0] if counted else 0})
-        if len(batch) < BATCH:
-            break
-        after = batch[-1]["number"]
-    rows["replays"] = 1
-
-
-async def _delete_all(
-    database: Database, tenant_id: str | None, replay_id: str, actor: Actor, rows: Counter[str]
-) -> None:
-    while True:
-        async with database.transaction() as connection:
-            replay = await _hold_at_rest(connection, tenant_id, replay_id)
-            batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=0, count=BATCH)
-            key = _key(replay["id"], batch)
-            rows.update(await REPLAY_ROWS.delete(connection, replay["tenant_id"], _replay_store(batch)))
-            rows["replay_results"] += await execute(connection, _DELETE_RESULTS, **key)
-            rows["replay_items"] += await execute(connection, _DELETE_ITEMS, **key)
+    async def _count(self, tenant_id: str | None, replay_id: str) -> Counter[str]:
+        rows: Counter[str] = Counter(replays=1)
+        after = 0
+        while True:
+            async with self._database.transaction() as connection:
+                replay = await lock_replay(connection, tenant_id, replay_id)
+                batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=after, count=BATCH)
+                counted = await fetch_one(connection, _COUNT_RESULTS, **_key(replay["id"], batch))
+                rows.update((await REPLAY_ROWS.count(connection, replay["tenant_id"], _conversations(batch)))[0])
+            rows.update({"replay_items": len(batch), "replay_results": counted[0] if counted else 0})
             if len(batch) < BATCH:
-                rows["replays"] += await execute(connection, _DELETE, replay=replay["id"])
-                await audit_replay(
-                    connection,
-                    encode_id(TENANT, replay["tenant_id"]),
-                    encode_id(REPLAY, replay["id"]),
-                    Action.ERASE_REPLAY,
-                    actor,
-                    item_count=replay["item_count"],
-                )
-                return
+                return rows
+            after = batch[-1]["number"]
+
+    async def _delete(self, tenant_id: str | None, replay_id: str, actor: Actor) -> Counter[str]:
+        rows: Counter[str] = Counter()
+        while True:
+            async with self._database.transaction() as connection:
+                replay = await _lock_ended(connection, tenant_id, replay_id)
+                batch = await fetch(connection, _LIST_BATCH, replay=replay["id"], after=0, count=BATCH)
+                key = _key(replay["id"], batch)
+                rows.update(await REPLAY_ROWS.delete(connection, replay["tenant_id"], _conversations(batch)))
+                rows["replay_results"] += await execute(connection, _DELETE_RESULTS, **key)
+                rows["replay_items"] += await execute(connection, _DELETE_ITEMS, **key)
+                if len(batch) < BATCH:
+                    rows["replays"] += await execute(connection, _DELETE, replay=replay["id"])
+                    audited = AuditDraft(
+                        tenant_id=encode_id(TENANT, replay["tenant_id"]),
+                        actor=actor,
+                        action=Action.ERASE_REPLAY,
+                        object_id=encode_id(REPLAY, replay["id"]),
+                        details={"item_count": replay["item_count"]},
+                    )
+                    await append_on(connection, audited)
+                    return rows
 
 
-async def _hold_at_rest(connection: Connection, tenant_id: str | None, replay_id: str) -> Row:
-    """The replay, which nobody can continue any more. Raises `ReplayBusy`, `ReplayNotFound`."""
+async def _lock_ended(connection: Connection, tenant_id: str | None, replay_id: str) -> Row:
+    """Lock a replay and make sure that it cannot be continued. Raises `ReplayBusy`, `ReplayNotFound`."""
     replay = await lock_replay(connection, tenant_id, replay_id)
     live = await fetch_one(connection, _COUNT_LIVE, replay=replay["id"])
     if live is None:
@@ -105,7 +101,7 @@ async def _hold_at_rest(connection: Connection, tenant_id: str | None, replay_id
     return replay
 
 
-def _replay_store(batch: list[Row]) -> list[UUID]:
+def _conversations(batch: list[Row]) -> list[UUID]:
     return [row["replay_conversation_id"] for row in batch if row["replay_conversation_id"] is not None]
 
 

@@ -15,11 +15,23 @@ from server.postgres.codec import decode_cursor
 from server.postgres.connections import Connection
 from server.postgres.conversation.assistants import create_assistant_on
 from server.postgres.conversation.conversations import create_conversation_on, load_conversation_on
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement
 from server.postgres.paging import bounded, page_of
 from server.postgres.replay.rows import ITEM_COLUMNS, draft_from, item_from
-from server.postgres.replay.runs import hold_replay, lock_replay, replay_key, require_replay
-from server.postgres.replay.statements import ITEMS_END_AS, end_if_done, execute, fetch, fetch_one, lose_calls
+from server.postgres.replay.runs import ReplayRuns
+from server.postgres.replay.statements import (
+    ITEMS_END_AS,
+    end_if_done,
+    execute,
+    fetch,
+    fetch_one,
+    item_key,
+    lock_item,
+    lock_leased_replay,
+    lock_replay,
+    lose_calls,
+    replay_key,
+)
 from server.postgres.rows import Row
 from server.replay.rerun.replay import ITEM_LIMIT, ClaimedItem, ItemLease, ItemState, OpenWork, ReplayItem, ReplayState
 
@@ -50,15 +62,10 @@ UPDATE replay_items SET lease_expires_at = now() + make_interval(secs => :lease_
 WHERE replay_id = :replay AND number = :number AND lease_token = :token AND state = 'running'
 RETURNING number
 """)
-_LOCK: Final = Statement("""
-SELECT state, replay_conversation_id, call_id FROM replay_items
-WHERE replay_id = :replay AND number = :number AND lease_token = :token
-FOR UPDATE
+_SET_CONVERSATION: Final = Statement("""
+UPDATE replay_items SET replay_conversation_id = :conversation WHERE replay_id = :replay AND number = :number
 """)
-_KEEP_SHADOW: Final = Statement("""
-UPDATE replay_items SET replay_conversation_id = :shadow WHERE replay_id = :replay AND number = :number
-""")
-# The token stays: whoever ends an item twice is told nothing else the second time.
+# The token stays, so that ending an item twice succeeds.
 _END: Final = Statement("""
 UPDATE replay_items SET state = :state, error_code = :error_code, ended_at = now(), lease_expires_at = NULL
 WHERE replay_id = :replay AND number = :number
@@ -106,162 +113,140 @@ ORDER BY r.id LIMIT :count
 """)
 
 
-async def claim_item(database: Database, replay_id: str, owner: str, lease_seconds: float) -> ClaimedItem | None:
-    """See the port."""
-    async with database.transaction() as connection:
-        try:
-            row = await lock_replay(connection, None, replay_id)
-        except ReplayNotFound:
-            return None
-        if ReplayState(row["state"]) is not ReplayState.RUNNING:
-            return None
-        replay: UUID = row["id"]
-        running = await fetch_one(connection, _COUNT_RUNNING, replay=replay)
-        if running is None or running[0] >= row["parallelism"]:
-            return None
-        found = await fetch_one(connection, _FIND_EXPIRED, replay=replay) or await fetch_one(
-            connection, _FIND_WAITING, replay=replay
-        )
-        if found is None:
-            return None
-        await lose_calls(connection, replay, [found["number"]])
-        lease = ItemLease(replay_id=replay_id, number=found["number"], token=uuid4())
-        claimed = await fetch_one(
-            connection, _CLAIM, token=lease.token, owner=owner, lease_seconds=lease_seconds, **_key(lease)
-        )
-        if claimed is None:
-            return None
-        return ClaimedItem(
-            lease=lease,
-            item=item_from(claimed),
-            tenant_id=encode_id(TENANT, row["tenant_id"]),
-            draft=draft_from(row),
-            made_at=row["created_at"],
-            result_count=claimed["result_count"],
-            was_lost=found["call_id"] is not None,
-        )
+class LeasedItems(ReplayRuns):
+    """Items are leased as turns are: the token of the newest lease is the right to write."""
 
-
-async def renew_lease(database: Database, lease: ItemLease, lease_seconds: float) -> None:
-    """See the port."""
-    if not await database.run(_RENEW, token=lease.token, lease_seconds=lease_seconds, **_key(lease)):
-        raise LeaseLost("Another process runs the item now.")
-
-
-async def open_replay_conversation(
-    shadows: Database, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
-) -> Conversation:
-    """See the port. Over the replay conversations: there the item is found too, and both are written or neither."""
-    async with shadows.transaction() as connection:
-        item = await lock_item(connection, lease)
-        if item["replay_conversation_id"] is not None:
-            return await load_conversation_on(
-                connection, tenant_id, encode_id(CONVERSATION, item["replay_conversation_id"])
+    async def claim_item(self, replay_id: str, *, owner: str, lease_seconds: float) -> ClaimedItem | None:
+        async with self._database.transaction() as connection:
+            try:
+                row = await lock_replay(connection, None, replay_id)
+            except ReplayNotFound:
+                return None
+            if ReplayState(row["state"]) is not ReplayState.RUNNING:
+                return None
+            replay: UUID = row["id"]
+            running = await fetch_one(connection, _COUNT_RUNNING, replay=replay)
+            if running is None or running[0] >= row["parallelism"]:
+                return None
+            found = await fetch_one(connection, _FIND_EXPIRED, replay=replay) or await fetch_one(
+                connection, _FIND_WAITING, replay=replay
             )
-        assistant = await create_assistant_on(connection, tenant_id, definition)
-        own = replace(draft, assistant_id=assistant.id, assistant_version=assistant.version)
-        conversation = await create_conversation_on(connection, tenant_id, own)
-        await execute(connection, _KEEP_SHADOW, shadow=decode_id(CONVERSATION, conversation.id), **_key(lease))
-        return conversation
+            if found is None:
+                return None
+            await lose_calls(connection, replay, [found["number"]])
+            lease = ItemLease(replay_id=replay_id, number=found["number"], token=uuid4())
+            claimed = await fetch_one(
+                connection, _CLAIM, token=lease.token, owner=owner, lease_seconds=lease_seconds, **item_key(lease)
+            )
+            if claimed is None:
+                return None
+            return ClaimedItem(
+                lease=lease,
+                item=item_from(claimed),
+                tenant_id=encode_id(TENANT, row["tenant_id"]),
+                draft=draft_from(row),
+                made_at=row["created_at"],
+                result_count=claimed["result_count"],
+                was_lost=found["call_id"] is not None,
+            )
 
-
-async def end_item(database: Database, lease: ItemLease, state: ItemState, error_code: str | None) -> None:
-    """See the port."""
-    async with database.transaction() as connection:
-        replay = await hold_replay(connection, lease)
-        item = await fetch_one(connection, _LOCK, token=lease.token, **_key(lease))
-        if item is None:
+    async def renew_lease(self, lease: ItemLease, *, lease_seconds: float) -> None:
+        if not await self._database.run(_RENEW, token=lease.token, lease_seconds=lease_seconds, **item_key(lease)):
             raise LeaseLost("Another process runs the item now.")
-        if ItemState(item["state"]) is ItemState.RUNNING:
-            await _end(connection, lease, replay, state, error_code)
 
+    async def open_replay_conversation(
+        self, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
+    ) -> Conversation:
+        # The connections of the replay conversations find the item too, so both are written in one transaction.
+        async with self._replay_store.transaction() as connection:
+            item = await lock_item(connection, lease)
+            if item["replay_conversation_id"] is not None:
+                return await load_conversation_on(
+                    connection, tenant_id, encode_id(CONVERSATION, item["replay_conversation_id"])
+                )
+            assistant = await create_assistant_on(connection, tenant_id, definition)
+            own = replace(draft, assistant_id=assistant.id, assistant_version=assistant.version)
+            conversation = await create_conversation_on(connection, tenant_id, own)
+            await execute(
+                connection,
+                _SET_CONVERSATION,
+                conversation=decode_id(CONVERSATION, conversation.id),
+                **item_key(lease),
+            )
+            return conversation
 
-async def release_item(database: Database, lease: ItemLease) -> None:
-    """See the port."""
-    async with database.transaction() as connection:
-        replay = await hold_replay(connection, lease)
-        await lock_item(connection, lease)
-        ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
-        if ended is not None:
-            await _end(connection, lease, replay, ended, None)
-            return
-        await lose_calls(connection, replay["id"], [lease.number])
-        await execute(connection, _RELEASE, **_key(lease))
+    async def end_item(self, lease: ItemLease, state: ItemState, *, error_code: str | None = None) -> None:
+        async with self._database.transaction() as connection:
+            replay = await lock_leased_replay(connection, lease)
+            item = await lock_item(connection, lease, may_have_ended=True)
+            if ItemState(item["state"]) is ItemState.RUNNING:
+                await _end(connection, lease, replay, state, error_code)
 
+    async def release_item(self, lease: ItemLease) -> None:
+        async with self._database.transaction() as connection:
+            replay = await lock_leased_replay(connection, lease)
+            await lock_item(connection, lease)
+            ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
+            if ended is not None:
+                await _end(connection, lease, replay, ended, None)
+                return
+            await lose_calls(connection, replay["id"], [lease.number])
+            await execute(connection, _RELEASE, **item_key(lease))
 
-async def end_abandoned_items(database: Database) -> int:
-    """See the port."""
-    total = 0
-    states = [str(state) for state in ITEMS_END_AS]
-    for row in await database.run(_LIST_ABANDONED, states=states):
-        # One that was erased meanwhile has none.
-        with suppress(ReplayNotFound):
-            total += await _end_abandoned(database, encode_id(REPLAY, row["replay_id"]))
-    return total
+    async def end_abandoned_items(self) -> int:
+        total = 0
+        for row in await self._database.run(_LIST_ABANDONED, states=[str(state) for state in ITEMS_END_AS]):
+            # A replay that was erased meanwhile has no items.
+            with suppress(ReplayNotFound):
+                total += await self._end_abandoned_items_of(encode_id(REPLAY, row["replay_id"]))
+        return total
 
+    async def _end_abandoned_items_of(self, replay_id: str) -> int:
+        async with self._database.transaction() as connection:
+            replay = await lock_replay(connection, None, replay_id)
+            ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
+            if ended is None:
+                return 0
+            rows = await fetch(connection, _END_ABANDONED, replay=replay["id"], state=str(ended))
+            await lose_calls(connection, replay["id"], [row["number"] for row in rows])
+        return len(rows)
 
-async def _end_abandoned(database: Database, replay_id: str) -> int:
-    async with database.transaction() as connection:
-        replay = await lock_replay(connection, None, replay_id)
-        ended = ITEMS_END_AS.get(ReplayState(replay["state"]))
-        if ended is None:
-            return 0
-        rows = await fetch(connection, _END_ABANDONED, replay=replay["id"], state=str(ended))
-        await lose_calls(connection, replay["id"], [row["number"] for row in rows])
-    return len(rows)
+    async def list_open_work(self, *, limit: int = 100) -> Sequence[OpenWork]:
+        rows = await self._database.run(_LIST_OPEN, count=bounded(limit))
+        return [OpenWork(replay_id=encode_id(REPLAY, row["id"]), slot_count=row["slot_count"]) for row in rows]
 
+    async def list_items(
+        self,
+        tenant_id: str | None,
+        replay_id: str,
+        *,
+        state: ItemState | None = None,
+        cursor: str | None = None,
+        limit: int = 20,
+    ) -> Page[ReplayItem]:
+        await self._require_replay(tenant_id, replay_id)
+        page: dict[str, Any] = {
+            "replay": decode_id(REPLAY, replay_id),
+            "after": 0 if cursor is None else decode_cursor(cursor, int),
+            "count": bounded(limit) + 1,
+        }
+        if state is None:
+            rows = await self._database.run(_LIST, **page)
+        else:
+            rows = await self._database.run(_LIST_IN_STATE, state=str(state), **page)
+        return page_of(rows, limit, item_from, lambda item: item.number)
 
-async def list_open_work(database: Database, limit: int) -> Sequence[OpenWork]:
-    """See the port."""
-    rows = await database.run(_LIST_OPEN, count=bounded(limit))
-    return [OpenWork(replay_id=encode_id(REPLAY, row["id"]), slot_count=row["slot_count"]) for row in rows]
-
-
-async def list_items(
-    database: Database,
-    tenant_id: str | None,
-    replay_id: str,
-    state: ItemState | None,
-    cursor: str | None,
-    limit: int,
-) -> Page[ReplayItem]:
-    """See the port."""
-    await require_replay(database, tenant_id, replay_id)
-    place: dict[str, Any] = {
-        "replay": decode_id(REPLAY, replay_id),
-        "after": 0 if cursor is None else decode_cursor(cursor, int),
-        "count": bounded(limit) + 1,
-    }
-    if state is None:
-        rows = await database.run(_LIST, **place)
-    else:
-        rows = await database.run(_LIST_IN_STATE, state=str(state), **place)
-    return page_of(rows, limit, item_from, lambda item: item.number)
-
-
-async def load_item(database: Database, tenant_id: str | None, replay_id: str, number: int) -> ReplayItem:
-    """See the port."""
-    known = 1 <= number <= ITEM_LIMIT
-    rows = await database.run(_LOAD, number=number, **replay_key(tenant_id, replay_id)) if known else ()
-    if not rows:
-        raise ReplayNotFound("There is no such item.")
-    return item_from(rows[0])
-
-
-async def lock_item(connection: Connection, lease: ItemLease) -> Row:
-    """The item's row, held to the end of the transaction by whoever runs it. Raises `LeaseLost`."""
-    item = await fetch_one(connection, _LOCK, token=lease.token, **_key(lease))
-    if item is None or ItemState(item["state"]) is not ItemState.RUNNING:
-        raise LeaseLost("Another process runs the item now.")
-    return item
+    async def load_item(self, tenant_id: str | None, replay_id: str, number: int) -> ReplayItem:
+        is_possible = 1 <= number <= ITEM_LIMIT
+        key = replay_key(tenant_id, replay_id)
+        rows = await self._database.run(_LOAD, number=number, **key) if is_possible else ()
+        if not rows:
+            raise ReplayNotFound("There is no such item.")
+        return item_from(rows[0])
 
 
 async def _end(connection: Connection, lease: ItemLease, replay: Row, state: ItemState, error_code: str | None) -> None:
     await lose_calls(connection, replay["id"], [lease.number])
-    await execute(connection, _END, state=str(state), error_code=error_code, **_key(lease))
+    await execute(connection, _END, state=str(state), error_code=error_code, **item_key(lease))
     if ReplayState(replay["state"]) in {ReplayState.RUNNING, ReplayState.PAUSED}:
         await end_if_done(connection, replay["id"])
-
-
-def _key(lease: ItemLease) -> dict[str, Any]:
-    return {"replay": decode_id(REPLAY, lease.replay_id), "number": lease.number}

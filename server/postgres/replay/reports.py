@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from server.conversation.identifiers import REPLAY, decode_id
 from server.postgres.codec import decode_text
-from server.postgres.engine import Database, Statement
-from server.postgres.replay.runs import load_replay
+from server.postgres.engine import Statement
+from server.postgres.replay.runs import ReplayRuns
 from server.postgres.rows import Row
 from server.replay.rerun.report import AssertionCount, Measure, Measured, ReplayReport, Side
 from server.replay.rerun.result import DivergenceKind, Outcome
@@ -121,14 +121,11 @@ WHERE s.replay_id = :replay GROUP BY 1 ORDER BY 3 DESC, 1
 """)
 
 
-class PostgresReplayReports:
-    """Implements `server.replay.rerun.report.ReplayReports`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class ReplayReports(ReplayRuns):
+    """Every number is computed by the database, so a report costs the same memory for ten results and a million."""
 
     async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:
-        await load_replay(self._database, tenant_id, replay_id)
+        await self._require_replay(tenant_id, replay_id)
         key: dict[str, Any] = {"replay": decode_id(REPLAY, replay_id)}
         outcomes = {decode_text(row["outcome"]): row["count"] for row in await self._database.run(_OUTCOMES, **key)}
         kinds = {decode_text(row["kind"]): row["count"] for row in await self._database.run(_KINDS, **key)}

@@ -237,7 +237,7 @@ class CandidateCalls:
         asked = failure.details.get("retry_after_seconds")
         pause = asked if isinstance(asked, int | float) else delay if is_limited else None
         if pause is not None and isinstance(failure, ProviderRateLimited | ProviderOverloaded):
-            await self._replays.hold_back(start.provider, float(pause))
+            await self._replays.pause_provider(start.provider, float(pause))
         return 0.0 if is_limited and delay is not None else delay
 
 

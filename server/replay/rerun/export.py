@@ -9,16 +9,17 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 from server.conversation.block import JsonValue, ToolCallBlock
 from server.replay.rerun.comparison import Said
+from server.replay.rerun.full_results import FullResult, iterate_full_results
 from server.replay.rerun.json import to_json
-from server.replay.rerun.replay import Assertion
-from server.replay.rerun.result import AnswerFacts, StoredResult
+from server.replay.rerun.port import Replays
+from server.replay.rerun.replay import Assertion, Replay
+from server.replay.rerun.result import AnswerFacts
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _LONGEST_CELL: Final = 32_000
@@ -56,17 +57,6 @@ MEDIA_TYPES: Final = {
 FILE_ENDINGS: Final = {ExportFormat.JSON: "json", ExportFormat.CSV: "csv", ExportFormat.PROMPTFOO: "promptfoo.yaml"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullResult:
-    """A result with what was said."""
-
-    stored: StoredResult
-    task: str
-    """What the user had asked last."""
-    recorded: Said | None
-    candidate: Said
-
-
 CSV_HEADER: Final = (
     "item",
     "conversation_id",
@@ -90,9 +80,47 @@ CSV_HEADER: Final = (
 )
 
 
-def write_csv_header() -> str:
-    """The first line."""
-    return _write_row(CSV_HEADER)
+async def export_replay(replays: Replays, replay: Replay, form: ExportFormat) -> AsyncIterator[bytes]:
+    """Yield the parts of a file with all results that exist now."""
+    match form:
+        case ExportFormat.JSON:
+            parts = _write_json(replays, replay)
+        case ExportFormat.CSV:
+            parts = _write_csv(replays, replay)
+        case ExportFormat.PROMPTFOO:
+            parts = _write_promptfoo(replays, replay)
+    async for part in parts:
+        yield part.encode()
+
+
+async def _write_json(replays: Replays, replay: Replay) -> AsyncIterator[str]:
+    """Yield one object, with one result per line."""
+    report = await replays.report_replay(replay.tenant_id, replay.id)
+    told = {"same_share": report.same_share, **dict(to_json(report))}
+    yield f'{{"replay": {json.dumps(to_json(replay))},\n"report": {json.dumps(told)},\n"results": ['
+    separator = ""
+    async for full in iterate_full_results(replays, replay):
+        yield f"{separator}\n{json.dumps(result_to_json(full))}"
+        separator = ","
+    yield "\n]}\n"
+
+
+async def _write_csv(replays: Replays, replay: Replay) -> AsyncIterator[str]:
+    yield _write_row(CSV_HEADER)
+    async for full in iterate_full_results(replays, replay):
+        yield write_csv_row(full)
+
+
+async def _write_promptfoo(replays: Replays, replay: Replay) -> AsyncIterator[str]:
+    """Yield one test per recorded answer, whatever the number of repetitions."""
+    yield "# Tests for promptfoo, for `tests: file://...`. Their variables are `task` and `recorded`.\n"
+    count = 0
+    async for full in iterate_full_results(replays, replay):
+        if full.stored.repetition == 1 and full.stored.result.source_seq is not None:
+            count += 1
+            yield write_promptfoo_test(full, replay.draft.assertions)
+    if not count:
+        yield "[]\n"
 
 
 def write_csv_row(full: FullResult) -> str:

@@ -45,6 +45,7 @@ from server.replay.rerun.replay import (
     ReplayLimits,
     Selection,
 )
+from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import (
     AnswerPlace,
     CallPlace,
@@ -136,6 +137,10 @@ class Replays(Protocol):
         """
         ...
 
+    async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:
+        """Compute the numbers of the results that exist now. Raises `ReplayNotFound`."""
+        ...
+
     async def pause_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:
         """No other call leaves. Pausing twice changes nothing. Raises `ReplayNotFound`, `ReplayEnded`."""
         ...
@@ -208,7 +213,7 @@ class Replays(Protocol):
         """
         ...
 
-    async def hold_back(self, provider: str, seconds: float) -> None:
+    async def pause_provider(self, provider: str, seconds: float) -> None:
         """No call of any replay leaves for this provider for so long: it has asked for patience."""
         ...
 

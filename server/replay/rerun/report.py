@@ -7,7 +7,6 @@ place in a distribution; it is counted.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from server.replay.rerun.result import DivergenceKind, Outcome
 from server.replay.rerun.statistics import Distribution, Interval
@@ -89,11 +88,3 @@ class ReplayReport:
     def failed_assertion_count(self) -> int:
         """Over all of them."""
         return sum(count.failed for count in self.assertions)
-
-
-class ReplayReports(Protocol):
-    """Where reports come from. Bound to a tenant as `Replays` is."""
-
-    async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:
-        """Raises `ReplayNotFound`, `DatabaseUnavailable`."""
-        ...

@@ -42,7 +42,7 @@ class ReplayService:
         renderer_of: RendererOf,
         assertions: AssertionChecker,
     ) -> None:
-        self._replays = replays
+        self.replays = replays
         self._store = store
         self._queue = queue
         self._renderer_of = renderer_of
@@ -60,10 +60,10 @@ class ReplayService:
         await self._assertions.read(tenant_id, draft.assertions)
         renderer = self._renderer_of(draft.candidate.templates)
         await renderer.check_templates(tenant_id)
-        ids = await self._replays.select_conversations(tenant_id, draft.selection)
+        ids = await self.replays.select_conversations(tenant_id, draft.selection)
         check_size(len(ids), draft.limits)
         await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
-        estimate = await self._replays.estimate(tenant_id, draft, ids)
+        estimate = await self.replays.estimate(tenant_id, draft, ids)
         if draft.limits.budget_usd is not None and estimate.unpriced_count:
             # Each conversation would find out by itself, and some of them after the first answers were paid for.
             raise PriceUnknown
@@ -73,7 +73,7 @@ class ReplayService:
         """A replay that runs from now on. Raises what `plan` raises."""
         plan = await self.plan(tenant_id, draft)
         draft = replace(draft, candidate=await self._pin(tenant_id, draft.candidate))
-        replay = await self._replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
+        replay = await self.replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
         await self._queue.queue_replay(tenant_id, replay.id, slot_count=_slots_of(replay))
         return replay
 
@@ -81,7 +81,7 @@ class ReplayService:
         self, tenant_id: str | None, replay_id: str, *, actor: Actor, limits: ReplayLimits | None = None
     ) -> Replay:
         """Goes on after a pause, or with a larger budget. Raises what `Replays.continue_replay` raises."""
-        replay = await self._replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
+        replay = await self.replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
         await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
         return replay
 

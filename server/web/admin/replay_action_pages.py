@@ -12,8 +12,8 @@ from server.conversation.audit import Actor
 from server.conversation.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
 from server.providers.choice import KEY_VARIABLES
-from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.replay import OnMissingResult, Replay, ReplayMode, ReplayState
+from server.replay.rerun.service import ReplayService
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
 from server.web.admin.sessions import read_form
@@ -74,7 +74,7 @@ async def make_replay(
     request: StrataRequest,
     actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
     """First what it would come to; the replay only where exactly that was seen."""
     form = await read_form(request)
@@ -83,9 +83,9 @@ async def make_replay(
     try:
         draft = read_draft(fields)
         if form.get("seen") == seal(fields):
-            replay = await replay_admin.service.create(tenant_id, draft, actor=actor)
+            replay = await replay_service.create(tenant_id, draft, actor=actor)
             return answer_redirect(f"/admin/replays/{replay.id}")
-        plan = await replay_admin.service.plan(tenant_id, draft)
+        plan = await replay_service.plan(tenant_id, draft)
     except (ValidationFailed, ConversationNotFound, AssistantNotFound) as error:
         return _answer_form(request, session, fields, fault=error.message, status_code=422)
     return _answer_form(request, session, fields, estimate=plan.estimate, seen=seal(fields))
@@ -97,11 +97,11 @@ async def confirm_replay_action(
     replay_id: FromPath[str],
     action: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
     """Whether you are sure."""
     _find_action(action)
-    replay = await replay_admin.replays.load_replay(session.tenant_scope, replay_id)
+    replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
     return _ask_again(request, replay, action, fill_limits(replay.draft.limits))
 
 
@@ -112,7 +112,7 @@ async def do_replay_action(
     action: FromPath[str],
     actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
     """Does it, and shows what became of it."""
     _find_action(action)
@@ -120,18 +120,18 @@ async def do_replay_action(
     form = await read_form(request)
     match action:
         case "pause":
-            await replay_admin.replays.pause_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.pause_replay(reach, replay_id, actor=actor)
         case "continue":
-            replay = await replay_admin.replays.load_replay(reach, replay_id)
+            replay = await replay_service.replays.load_replay(reach, replay_id)
             try:
                 limits = read_limits(form, replay.draft.limits)
-                await replay_admin.service.continue_(reach, replay_id, actor=actor, limits=limits)
+                await replay_service.continue_(reach, replay_id, actor=actor, limits=limits)
             except ValidationFailed as error:
                 return _ask_again(request, replay, action, form, fault=error.message)
         case "cancel":
-            await replay_admin.replays.cancel_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.cancel_replay(reach, replay_id, actor=actor)
         case _:
-            await replay_admin.replays.erase_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.erase_replay(reach, replay_id, actor=actor)
             return answer_redirect("/admin/replays?deleted=1")
     return answer_redirect(f"/admin/replays/{replay_id}")
 

@@ -7,8 +7,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
 from server.inspection.admin_sessions import AdminSession
-from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.service import ReplayService
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.call_pages import answer_call, answer_call_json
 from server.web.api.inspection import answer_bytes
@@ -25,7 +25,7 @@ async def show_replayed_call_page(
     turn_seq: FromPath[int],
     attempt: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
     """The whole call."""
@@ -35,7 +35,7 @@ async def show_replayed_call_page(
     if found.previous is not None:
         place = found.previous.turn_seq, found.previous.start.attempt
         previous = await replay_calls.rebuild_request(reach, replay_id, number, *place)
-    replay = await replay_admin.replays.load_replay(reach, replay_id)
+    replay = await replay_service.replays.load_replay(reach, replay_id)
     return await answer_call(request, found, previous, ItemLinks(replay=replay, number=number))
 
 

@@ -11,11 +11,12 @@ from litestar.response import Stream
 
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import CallOutline
-from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.export import ExportFormat
+from server.replay.rerun.full_results import list_full_results
 from server.replay.rerun.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.replay.rerun.service import ReplayService
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
 from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.rendering import answer_page
@@ -38,12 +39,12 @@ _STATES: Final = {state.value: state for state in ItemState}
 async def show_replays(
     request: StrataRequest,
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     cursor: FromQuery[str | None] = None,
     deleted: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of them, newest first."""
-    page = await replay_admin.replays.list_replays(session.tenant_scope, cursor=cursor, limit=_ROWS)
+    page = await replay_service.replays.list_replays(session.tenant_scope, cursor=cursor, limit=_ROWS)
     return answer_page(
         request,
         "replays.html",
@@ -59,27 +60,27 @@ async def show_replay_page(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     outcome: FromQuery[str] = "",
     kind: FromQuery[str] = "",
     failed_assertion: FromQuery[str] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """How far it is, what came out, and what differs most. The filters live in the address."""
-    replay = await replay_admin.replays.load_replay(session.tenant_scope, replay_id)
+    replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
     wanted = ResultFilter(
         outcome=_OUTCOMES.get(outcome),
         kind=_KINDS.get(kind),
         has_failed_assertion=bool(failed_assertion),
         order=ResultOrder.WORST,
     )
-    results = await replay_admin.replays.list_results(
+    results = await replay_service.replays.list_results(
         session.tenant_scope, replay.id, wanted=wanted, cursor=cursor, limit=_WORST_ROWS
     )
-    failed = await replay_admin.replays.list_items(
+    failed = await replay_service.replays.list_items(
         session.tenant_scope, replay.id, state=ItemState.FAILED, limit=_FAILED_ROWS
     )
-    report = await replay_admin.reports.report_replay(session.tenant_scope, replay.id)
+    report = await replay_service.replays.report_replay(session.tenant_scope, replay.id)
     named = {"outcome": outcome, "kind": kind, "failed_assertion": failed_assertion}
     filters = {name: value for name, value in named.items() if value}
     behind = urlencode({**filters, "cursor": results.next_cursor}) if results.next_cursor else None
@@ -112,10 +113,10 @@ async def show_replay_progress(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
     """The piece of the page that changes while it runs."""
-    replay = await replay_admin.replays.load_replay(session.tenant_scope, replay_id)
+    replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
     return answer_page(request, "_replay_progress.html", **_progress(replay))
 
 
@@ -124,17 +125,17 @@ async def show_replay_items(
     request: StrataRequest,
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     # `state` is a reserved name of the framework's.
     named: Annotated[str, QueryParameter(name="state")] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of all conversations in all repetitions, by number, with what came out of each."""
     reach = session.tenant_scope
-    replay = await replay_admin.replays.load_replay(reach, replay_id)
+    replay = await replay_service.replays.load_replay(reach, replay_id)
     state = _STATES.get(named)
-    page = await replay_admin.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
-    counts = await replay_admin.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
+    page = await replay_service.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
+    counts = await replay_service.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
     home = f"/admin/replays/{replay.id}/items"
     filters = {} if state is None else {"state": state.value}
     return answer_page(
@@ -156,16 +157,16 @@ async def show_replay_item(
     replay_id: FromPath[str],
     number: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
     page: Annotated[int, QueryParameter(ge=1, le=_LAST_PAGE)] = 1,
 ) -> Response[bytes]:
     """The turns of one conversation in one repetition, recorded and candidate beside each other."""
     reach = session.tenant_scope
-    replay = await replay_admin.replays.load_replay(reach, replay_id)
-    item = await replay_admin.replays.load_item(reach, replay_id, number)
+    replay = await replay_service.replays.load_replay(reach, replay_id)
+    item = await replay_service.replays.load_item(reach, replay_id, number)
     wanted = ResultFilter(number=number, first_place=(page - 1) * TURNS_ON_PAGE + 1)
-    found = await replay_admin.reader.list_full(replay, wanted=wanted, limit=TURNS_ON_PAGE)
+    found = await list_full_results(replay_service.replays, replay, wanted=wanted, limit=TURNS_ON_PAGE)
     judged = [full.stored.result.place for full in found.items if full.stored.result.judge is not None]
     background: Sequence[CallOutline] = ()
     if item.replay_conversation_id is not None:
@@ -178,7 +179,7 @@ async def show_replay_item(
         links=ItemLinks(replay=replay, number=number),
         turns=[show_turn(full) for full in found.items],
         background=background,
-        judge_calls=await replay_admin.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
+        judge_calls=await replay_service.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
         page=page,
         has_more=found.next_cursor is not None,
     )
@@ -188,11 +189,11 @@ async def show_replay_item(
 async def export_replay_page(
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
     """The file."""
-    return await answer_export(replay_admin, session.tenant_scope, replay_id, form)
+    return await answer_export(replay_service.replays, session.tenant_scope, replay_id, form)
 
 
 def count_ended(replay: Replay) -> int:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.payload.arguments import clone
 from server.replay.rerun.comparison import Said
-from server.replay.rerun.export import FullResult
+from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.result import AnswerFacts
 from server.replay.rerun.sides import CallPair, Piece, PieceKind, diff_words, lay_side_by_side
 

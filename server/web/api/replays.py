@@ -28,10 +28,12 @@ from server.conversation.errors import (
     ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.replay.rerun.admin import ReplayAdmin
 from server.replay.rerun.export import FILE_ENDINGS, MEDIA_TYPES, ExportFormat
+from server.replay.rerun.export import export_replay as write_export
+from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import ItemState
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
+from server.replay.rerun.service import ReplayService
 from server.web.api.actions import ErasureView
 from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.api.replay_bodies import ContinueBody, ReplayBody
@@ -75,15 +77,15 @@ _FILE: Final = ResponseSpec(
 async def create_replay(
     data: JSONBody[ReplayBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView | ReplayEstimateView]:
     """The replay, or its estimate."""
     draft = data.to_draft()
     if data.dry_run:
-        plan = await replay_admin.service.plan(caller.tenant_id, draft)
+        plan = await replay_service.plan(caller.tenant_id, draft)
         return answer_json(ReplayEstimateView.of(plan.estimate))
-    replay = await replay_admin.service.create(caller.tenant_id, draft, actor=actor)
+    replay = await replay_service.create(caller.tenant_id, draft, actor=actor)
     return answer_json(ReplayView.of(replay), 201, {"location": f"/admin/api/replays/{replay.id}"})
 
 
@@ -99,13 +101,13 @@ async def create_replay(
 )
 async def list_replays(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayPage]:
     """A page of the list."""
-    page = await replay_admin.replays.list_replays(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
+    page = await replay_service.replays.list_replays(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
     return answer_json(ReplayPage(data=[ReplayView.of(item) for item in page.items], next_cursor=page.next_cursor))
 
 
@@ -121,10 +123,10 @@ async def list_replays(
 async def show_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[ReplayView]:
     """The replay."""
-    return answer_json(ReplayView.of(await replay_admin.replays.load_replay(tenant_scope(caller), replay_id)))
+    return answer_json(ReplayView.of(await replay_service.replays.load_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
@@ -139,10 +141,10 @@ async def show_replay(
 async def report_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[ReplayReportView]:
     """The report."""
-    return answer_json(ReplayReportView.of(await replay_admin.reports.report_replay(tenant_scope(caller), replay_id)))
+    return answer_json(ReplayReportView.of(await replay_service.replays.report_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
@@ -157,14 +159,14 @@ async def report_replay(
 async def list_replay_items(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     # `state` is a reserved name of the framework's.
     item_state: Annotated[ItemState | None, QueryParameter(name="state")] = None,
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayItemPage]:
     """A page of them."""
-    page = await replay_admin.replays.list_items(
+    page = await replay_service.replays.list_items(
         tenant_scope(caller), replay_id, state=item_state, cursor=cursor, limit=limit
     )
     data = [ReplayItemView.of(item) for item in page.items]
@@ -196,13 +198,13 @@ def provide_wanted(
 async def list_replay_results(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     wanted: NamedDependency[SkipValidation[ResultFilter]],
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayResultPage]:
     """A page of them."""
-    page = await replay_admin.replays.list_results(
+    page = await replay_service.replays.list_results(
         tenant_scope(caller), replay_id, wanted=wanted, cursor=cursor, limit=limit
     )
     data = [ReplayResultView.of(stored) for stored in page.items]
@@ -223,11 +225,11 @@ async def list_replay_results(
 async def export_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
     """The file as it is read. What can be refused is refused before its first byte."""
-    return await answer_export(replay_admin, tenant_scope(caller), replay_id, form)
+    return await answer_export(replay_service.replays, tenant_scope(caller), replay_id, form)
 
 
 @post(
@@ -243,12 +245,12 @@ async def export_replay(
 async def pause_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
     """The replay."""
     return answer_json(
-        ReplayView.of(await replay_admin.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor))
+        ReplayView.of(await replay_service.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor))
     )
 
 
@@ -266,16 +268,16 @@ async def pause_replay(
 async def continue_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
     data: JSONBody[ContinueBody | None] = None,
 ) -> Response[ReplayView]:
     """The replay."""
     limits = None
     if data is not None and data.limits is not None:
-        replay = await replay_admin.replays.load_replay(tenant_scope(caller), replay_id)
+        replay = await replay_service.replays.load_replay(tenant_scope(caller), replay_id)
         limits = data.limits.lay_over(replay.draft.limits)
-    replay = await replay_admin.service.continue_(tenant_scope(caller), replay_id, actor=actor, limits=limits)
+    replay = await replay_service.continue_(tenant_scope(caller), replay_id, actor=actor, limits=limits)
     return answer_json(ReplayView.of(replay))
 
 
@@ -292,12 +294,12 @@ async def continue_replay(
 async def cancel_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
     """The replay."""
     return answer_json(
-        ReplayView.of(await replay_admin.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor))
+        ReplayView.of(await replay_service.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor))
     )
 
 
@@ -315,20 +317,20 @@ async def cancel_replay(
 async def erase_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    replay_admin: NamedDependency[SkipValidation[ReplayAdmin]],
+    replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
     """What went with it."""
-    report = await replay_admin.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
+    report = await replay_service.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
     return answer_json(ErasureView.of(report, dry_run=dry_run))
 
 
-async def answer_export(desk: ReplayAdmin, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
+async def answer_export(replays: Replays, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
     """The answer with a file. Raises `ReplayNotFound` before anything is sent."""
-    replay = await desk.replays.load_replay(tenant_id, replay_id)
-    pieces = desk.export(replay, form)
+    replay = await replays.load_replay(tenant_id, replay_id)
+    pieces = write_export(replays, replay, form)
     first = await anext(pieces)
     # An id that was found is one of ours, and safe in a header.
     name = f"{replay.id}.{FILE_ENDINGS[form]}"

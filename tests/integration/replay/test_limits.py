@@ -110,8 +110,8 @@ async def test_money_needs_a_price(rig: ReplayRig) -> None:
 async def test_a_provider_that_asked_for_patience_is_left_alone_by_all_replays(rig: ReplayRig) -> None:
     ids = await rig.record()
     leases = [(await rig.claim(await rig.begin(ids=ids))).lease for _ in range(2)]
-    await rig.replays.hold_back("gemini", 30)
-    await rig.replays.hold_back("gemini", 1)
+    await rig.replays.pause_provider("gemini", 30)
+    await rig.replays.pause_provider("gemini", 1)
     for lease in leases:
         permission = await rig.reserve(lease)
         assert isinstance(permission, Wait)

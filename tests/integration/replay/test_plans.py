@@ -7,7 +7,6 @@ import pytest
 
 from server.postgres.conversation.erasure import LIVE_ROWS, REPLAY_ROWS
 from server.postgres.engine import Database, Statement
-from server.postgres.replay import answers as replay_answers
 from server.postgres.replay import erasure as replay_erasing
 from server.postgres.replay import items as replay_items
 from server.postgres.replay import results as replay_results
@@ -34,15 +33,15 @@ BY_KEY = {
     "claim": replay_items._CLAIM,
     "count running": replay_items._COUNT_RUNNING,
     "renew": replay_items._RENEW,
-    "lock": replay_items._LOCK,
+    "lock": replay_statements._LOCK_ITEM,
     "whether anything is open": replay_statements._HAS_OPEN,
     "abandoned": replay_items._LIST_ABANDONED,
     "open work": replay_items._LIST_OPEN,
     "reserve": replay_spending._RESERVE,
     "settle": replay_spending._SETTLE,
     "record": replay_results._RECORD,
-    "answers": replay_answers._LOAD,
-    "calls of the judge": replay_answers._JUDGE_CALLS,
+    "answers": replay_results._LOAD_ANSWERS,
+    "calls of the judge": replay_results._JUDGE_CALLS,
     "outcomes of items": replay_results._COUNT,
     "load": replay_runs._LOAD,
     "find": replay_runs._FIND,

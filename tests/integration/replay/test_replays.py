@@ -22,7 +22,7 @@ from server.conversation.identifiers import REPLAY, new_id
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
-from server.postgres.replay.runs import lock_replay
+from server.postgres.replay.statements import lock_replay
 from server.replay.rerun.replay import (
     CallSpending,
     Candidate,

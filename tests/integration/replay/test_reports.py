@@ -16,9 +16,8 @@ from server.conversation.call import Call
 from server.conversation.errors import ReplayNotFound
 from server.conversation.usage import Usage
 from server.postgres.replay.replays import PostgresReplays
-from server.postgres.replay.reports import PostgresReplayReports
 from server.postgres.store import PostgresStore
-from server.replay.rerun.admin import ReplayReader
+from server.replay.rerun.full_results import iterate_full_results
 from server.replay.rerun.replay import ItemState
 from server.replay.rerun.report import Measure
 from server.replay.rerun.result import AnswerFacts, AssertionResult, DivergenceKind, JudgeResult, Outcome, TurnResult
@@ -108,7 +107,7 @@ async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
         await rig.replays.end_item(claimed.lease, ItemState.DONE)
     results = [told for _, told in written]
 
-    report = await PostgresReplayReports(rig.database).report_replay(rig.tenant.id, replay.id)
+    report = await rig.replays.report_replay(rig.tenant.id, replay.id)
     assert report.outcomes == {outcome: sum(told.outcome is outcome for told in results) for outcome in Outcome}
     assert report.kinds[DivergenceKind.TEXT] == report.outcomes[Outcome.DIFFERENT]
     [count] = report.assertions
@@ -153,17 +152,16 @@ async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
 
 async def test_a_repetition_that_is_not_whole_says_nothing_of_how_sure_a_mean_is(rig: ReplayRig) -> None:
     replay = await rig.begin(2, repetitions=2)
-    reports = PostgresReplayReports(rig.database)
     for latency in (10, 20, 11, 23):
         claimed = await rig.claim(replay)
         told = result(1, candidate=AnswerFacts(latency_ms=latency), recorded=AnswerFacts(latency_ms=15))
         await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
         # Three of four: the mean of the second repetition is that of another conversation alone.
-        report = await reports.report_replay(rig.tenant.id, replay.id)
+        report = await rig.replays.report_replay(rig.tenant.id, replay.id)
         [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
         assert (measured.candidate.interval, report.same_interval) == (None, None)
         await rig.replays.end_item(claimed.lease, ItemState.DONE)
-    report = await reports.report_replay(rig.tenant.id, replay.id)
+    report = await rig.replays.report_replay(rig.tenant.id, replay.id)
     [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
     assert measured.candidate.interval is not None
     assert measured.candidate.mean == 16
@@ -172,16 +170,15 @@ async def test_a_repetition_that_is_not_whole_says_nothing_of_how_sure_a_mean_is
 
 async def test_a_replay_without_results_has_a_report_and_no_stranger_gets_one(rig: ReplayRig) -> None:
     replay = await rig.begin()
-    reports = PostgresReplayReports(rig.database)
-    empty = await reports.report_replay(rig.tenant.id, replay.id)
+    empty = await rig.replays.report_replay(rig.tenant.id, replay.id)
     assert (empty.result_count, empty.same_share, empty.measures) == (0, None, [])
     with pytest.raises(ReplayNotFound):
-        await reports.report_replay("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id)
+        await rig.replays.report_replay("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id)
 
 
 async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: ReplayRig) -> None:
     watched = WatchedDatabase(rig.database.options)
-    reader = ReplayReader(PostgresReplays(watched, rig.replay_store))
+    replays = PostgresReplays(watched, rig.replay_store)
     needed = []
     for item_count, answer_count in ((1, 3), (10, 6), (11, 10)):
         replay = await rig.begin(item_count)
@@ -191,7 +188,7 @@ async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: Repla
                 await rig.replays.record_result(claimed.lease, result(place), [TextBlock(text=f"{place}")])
             await rig.replays.end_item(claimed.lease, ItemState.DONE)
         watched.queries = 0
-        read = [full async for full in reader.walk(replay)]
+        read = [full async for full in iterate_full_results(replays, replay)]
         needed.append(watched.queries)
         assert [full.candidate.text for full in read] == [f"{n}" for n in range(1, answer_count + 1)] * item_count
         assert {full.task for full in read} == {"Hello"}

@@ -15,7 +15,7 @@ from server.inspection.port import InspectionFilter
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.inspection.indexer import index_all
-from server.postgres.replay import selection as replay_selection
+from server.postgres.replay import planning
 from server.postgres.store import PostgresStore
 from server.replay.rerun.replay import Candidate, Judge, ReplayMode, Selection
 from tests.support.builders import (
@@ -47,7 +47,7 @@ async def test_ids_are_taken_in_their_order_and_have_to_be_there(rig: ReplayRig)
 async def test_all_that_the_filters_let_through_are_walked_page_by_page(
     rig: ReplayRig, database: Database, monkeypatch: pytest.MonkeyPatch, key_ring: PostgresKeyRing
 ) -> None:
-    monkeypatch.setattr(replay_selection, "PAGE_LIMIT", 3)
+    monkeypatch.setattr(planning, "PAGE_LIMIT", 3)
     ids = await rig.record(8)
     stranger = (await key_ring.create_tenant("globex")).id
     foreign = await create_conversation(rig.store, stranger)

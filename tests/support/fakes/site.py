@@ -109,7 +109,7 @@ async def open_site(
         call_inspector=untouched("the call inspector"),
         overviews=untouched("the overviews"),
         saved_views=untouched("the saved views"),
-        replay_admin=untouched("the replays"),
+        replay_service=untouched("the replays"),
         replay_calls=untouched("the calls of replays"),
         job_reports=untouched("the job reports"),
         archives=untouched("the archives"),

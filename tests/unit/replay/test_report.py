@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
 from server.replay.rerun.comparison import Said
-from server.replay.rerun.export import CSV_HEADER, FullResult, make_harmless, write_csv_row, write_promptfoo_test
+from server.replay.rerun.export import CSV_HEADER, make_harmless, write_csv_row, write_promptfoo_test
+from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
 from server.replay.rerun.sides import PieceKind, diff_words, pair_calls

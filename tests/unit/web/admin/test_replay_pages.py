@@ -13,7 +13,7 @@ from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 from server.inspection.port import InspectionFilter
 from server.replay.rerun.comparison import Said
-from server.replay.rerun.export import FullResult
+from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.replay import (
     ItemState,
     Judge,
