@@ -1,4 +1,4 @@
-"""The providers as values: those whose keys are there, each with its own connections."""
+"""Opening providers: those whose keys are set, each with its own connections."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,16 +18,16 @@ FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
     GEMINI: GeminiFold,
     ANTHROPIC: AnthropicFold,
 }
-"""Reading what a provider once said takes no key."""
+"""Reading stored responses needs no key."""
 _NO_KEY: Final = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Providers:
-    """Who can be asked."""
+    """The providers that can be called."""
 
     default: str | None = None
-    """Whom an assistant gets that names nobody."""
+    """The provider of assistants that name none."""
     by_name: Mapping[str, Provider] = field(default_factory=dict)
     call_slots: CallSlots = field(default_factory=CallSlots)
     """Shared by all of them."""
@@ -35,51 +35,39 @@ class Providers:
 
 @asynccontextmanager
 async def open_providers(
-    settings: Settings, choice: ProviderChoice, environment: Mapping[str, str]
+    settings: Settings, choice: ProviderChoice | None, environment: Mapping[str, str]
 ) -> AsyncIterator[Providers]:
-    """The chosen provider, and every other one whose key is in the environment, until the block ends."""
+    """Open the chosen provider and every other one whose key is in the environment, until the block ends.
+
+    Without a choice there is no default; without any key there are no providers.
+    """
     keys = {name: key for name in KEY_VARIABLES if (key := find_key(name, environment))}
-    keys[choice.provider] = choice.api_key
-    slots = _build_slots(settings)
-    async with AsyncExitStack() as stack:
-        opened = {}
-        for name, key in keys.items():
-            opened[name] = _build(settings, name, key, slots)
-            stack.push_async_callback(opened[name].close)
-        yield Providers(default=choice.provider, by_name=opened, call_slots=slots)
-
-
-@asynccontextmanager
-async def open_available_providers(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[Providers]:
-    """Every provider whose key is in the environment, be it none, until the block ends."""
-    slots = _build_slots(settings)
-    async with AsyncExitStack() as stack:
-        opened = {}
-        for name in KEY_VARIABLES:
-            if key := find_key(name, environment):
-                opened[name] = _build(settings, name, key, slots)
-                stack.push_async_callback(opened[name].close)
-        yield Providers(by_name=opened, call_slots=slots)
+    if choice is not None:
+        keys[choice.provider] = choice.api_key
+    async with _open(settings, keys) as (by_name, slots):
+        yield Providers(default=None if choice is None else choice.provider, by_name=by_name, call_slots=slots)
 
 
 @asynccontextmanager
 async def open_offline_providers(settings: Settings) -> AsyncIterator[Mapping[str, Provider]]:
-    """All providers by name, for writing requests again and reading answers. They have no key: nobody can be asked."""
-    slots = _build_slots(settings)
+    """Open all providers without keys, to encode requests again and read stored responses. They cannot be called."""
+    async with _open(settings, dict.fromkeys(KEY_VARIABLES, _NO_KEY)) as (by_name, _):
+        yield by_name
+
+
+@asynccontextmanager
+async def _open(settings: Settings, keys: Mapping[str, str]) -> AsyncIterator[tuple[Mapping[str, Provider], CallSlots]]:
+    slots = CallSlots(settings.provider_call_limit, settings.provider_call_wait_seconds)
     async with AsyncExitStack() as stack:
-        opened = {}
-        for name in KEY_VARIABLES:
-            opened[name] = _build(settings, name, _NO_KEY, slots)
-            stack.push_async_callback(opened[name].close)
-        yield opened
-
-
-def _build_slots(settings: Settings) -> CallSlots:
-    return CallSlots(settings.provider_call_limit, settings.provider_call_wait_seconds)
+        by_name = {}
+        for name, key in keys.items():
+            by_name[name] = _build(settings, name, key, slots)
+            stack.push_async_callback(by_name[name].close)
+        yield by_name, slots
 
 
 def _build(settings: Settings, name: str, key: str, slots: CallSlots) -> Provider:
-    """An SDK takes a second or more to import: only who asks its provider waits for it."""
+    """Build a provider. Its SDK is imported here, because that takes a second or more."""
     limits = WireLimits(
         connect_seconds=settings.provider_connect_seconds,
         silence_seconds=settings.provider_silence_seconds,
@@ -96,4 +84,4 @@ def _build(settings: Settings, name: str, key: str, slots: CallSlots) -> Provide
 
             return AnthropicProvider(key, base_url=settings.anthropic_base_url, transport=transport)
         case _:
-            raise SettingsInvalid(f"There is no provider called {name}.")
+            raise SettingsInvalid(f"There is no provider named {name}.")

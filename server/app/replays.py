@@ -4,12 +4,10 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from server.app.database import open_database
-from server.app.jobs import build_compactor, build_lengths, render_limits
-from server.app.providers import Providers, open_available_providers
+from server.app.services import Services, build_compactor, open_command_services
 from server.app.settings import Settings
 from server.compaction.compactor import Compactor
 from server.compaction.report import CompactionObserver
@@ -17,18 +15,15 @@ from server.compaction.typical_lengths import KnownLengths
 from server.conversation.errors import ReplayNotFound
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
+from server.jobs.queue import JobSender
 from server.jobs.replay import SentReplays, replay_job, replay_tick_job
-from server.jobs.sending import JobSender
 from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
 from server.postgres.engine import Database
 from server.postgres.inspection.inspector import PostgresInspector
-from server.postgres.replay.conversations import make_replay_database
 from server.postgres.replay.replays import PostgresReplays
 from server.postgres.store import PostgresStore
 from server.prompts.assertions import ConfinedAssertions
-from server.prompts.renderer import JinjaRenderer
-from server.prompts.templates import load_templates
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.items import ReplayItems
@@ -58,35 +53,17 @@ class ReplayParts:
 @asynccontextmanager
 async def open_replays(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[ReplayParts]:
     """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(settings))
-        replay_store = make_replay_database(database)
-        stack.push_async_callback(replay_store.close)
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
-        stack.push_async_callback(renderer.close)
-        providers = await stack.enter_async_context(open_available_providers(settings, environment))
-        lengths = build_lengths(database)
-        stack.push_async_callback(lengths.close)
-        yield build_replays(
-            settings, database, replay_store, renderer, providers, lengths=lengths, observer=ReplayTelemetry()
-        )
+    async with open_command_services(settings, environment) as services:
+        yield build_replays(services, ReplayTelemetry())
 
 
-def build_replays(
-    settings: Settings,
-    database: Database,
-    replay_store: Database,
-    renderer: JinjaRenderer,
-    providers: Providers,
-    *,
-    lengths: KnownLengths,
-    observer: ReplayObserver,
-) -> ReplayParts:
-    """The parts. `replay_store`: the database as `make_replay_database` gives it; who opened it closes it."""
-    replays, store = PostgresReplays(database, replay_store), PostgresStore(replay_store)
-    tools = _build_tools(settings, database, store, replays, renderer, providers, lengths=lengths, observer=observer)
+def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
+    """Build the parts on the services of the process."""
+    database, replay_database = services.database, services.replay_database
+    replays, store = PostgresReplays(database, replay_database), PostgresStore(replay_database)
+    tools = _build_tools(services, store, replays, observer)
     items = ReplayItems(tools)
-    sender = JobSender(database.connection)
+    sender = JobSender(database)
 
     async def find_work() -> Sequence[tuple[str, str, int]]:
         await replays.end_abandoned_items()
@@ -103,7 +80,7 @@ def build_replays(
         database=database,
         replays=replays,
         replay_store=store,
-        replay_inspector=PostgresInspector(replay_store),
+        replay_inspector=PostgresInspector(replay_database),
         service=service,
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
@@ -112,16 +89,9 @@ def build_replays(
 
 
 def _build_tools(
-    settings: Settings,
-    database: Database,
-    replay_store: PostgresStore,
-    replays: PostgresReplays,
-    renderer: JinjaRenderer,
-    providers: Providers,
-    *,
-    lengths: KnownLengths,
-    observer: ReplayObserver,
+    services: Services, replay_store: PostgresStore, replays: PostgresReplays, observer: ReplayObserver
 ) -> ReplayTools:
+    settings, providers, renderer = services.settings, services.providers, services.renderer
     texts, estimate = StaticTextCache(), TokenEstimate()
 
     def compactor_of(own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths) -> Compactor:
@@ -132,12 +102,12 @@ def _build_tools(
     return ReplayTools(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         replays=replays,
-        store=PostgresStore(database),
+        store=services.store,
         replay_store=replay_store,
         renderer_of=renderer.with_templates,
         compactor_of=compactor_of,
         assertions=ConfinedAssertions(renderer.pool),
-        lengths=lengths,
+        lengths=services.lengths,
         providers=providers.by_name,
         observer=observer,
         texts=texts,

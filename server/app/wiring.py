@@ -1,6 +1,7 @@
-"""The program as a value: the one place that knows every part and builds them all.
+"""The server and the worker as values: this module builds and connects all their parts.
 
-`strata serve`, `strata demo` and the tests build it here, so what is tested is what runs.
+`strata serve`, `strata demo` and the tests open a `Program` here, so the tests run the program that is deployed.
+`strata worker` opens a `Worker`. `services` builds what both have in common.
 """
 
 import asyncio
@@ -8,26 +9,34 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
+from typing import Final
 
 from server import __version__
 from server.app.database import open_database_options
-from server.app.jobs import Background, build_background, build_lengths, render_limits, working_inside
 from server.app.providers import FOLDS, Providers, open_offline_providers
 from server.app.replays import ReplayParts, build_replays
+from server.app.services import Services, open_services
 from server.app.settings import Settings
 from server.caching.maintainer import CacheKeeper
+from server.compaction.compactor import Compactor
 from server.compaction.typical_lengths import TypicalLengths
+from server.compaction.watch import CompactionWatch
 from server.conversation.errors import DatabaseUnavailable, StrataError
+from server.conversation.shutdown import Shutdown
 from server.inspection.admin_sessions import SessionLimits
 from server.inspection.assistant_editor import AssistantEditor, EditorTools
 from server.inspection.call_view import CallInspector
 from server.inspection.index_watch import IndexWatch
 from server.inspection.job_watch import JobWatch
+from server.jobs.compaction import SentCompactions
+from server.jobs.job import Job
+from server.jobs.queue import JobSender
+from server.jobs.worker import StopRequest, Worker, WorkerOptions
 from server.payload.preparation import PayloadPreparation
 from server.postgres.access.admin_sessions import PostgresAdminSessions
 from server.postgres.access.key_cache import RememberedKeys
@@ -47,19 +56,15 @@ from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.usage_reports import PostgresUsageReports
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.probe import DatabaseProbe
-from server.postgres.replay.conversations import make_replay_database
 from server.postgres.store import PostgresStore
 from server.postgres.turns.notifications import PostgresNotifications
-from server.prompts.renderer import JinjaRenderer
-from server.prompts.templates import load_templates
 from server.prompts.worker_pool import WorkerPool
-from server.providers.call_slots import CallSlots
 from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
-from server.providers.token_estimate import TokenEstimate
 from server.providers.wire.frames import read_frames
 from server.replay.rerun.calls import ReplayCalls
 from server.telemetry.metrics import Metrics
+from server.telemetry.replays import ReplayTelemetry
 from server.telemetry.spans import Tracing, open_tracing
 from server.telemetry.turns import TurnTelemetry
 from server.turns.reaper import Reaper
@@ -71,29 +76,33 @@ from server.web.body_budget import BodyBudget
 from server.web.forwarded import TrustedProxies
 from server.web.middleware import RequestMiddleware
 
+_SCHEMA_PAUSE_SECONDS: Final = 10.0
+"""How long the worker inside a server waits while the schema is of another release."""
 _log = logging.getLogger("strata.program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Everything that serves, ready to use."""
+    """A server, ready to serve `app`."""
 
     settings: Settings
-    options: DatabaseOptions
     database: Database
+    providers: Providers
     store: PostgresStore
     key_ring: PostgresKeyRing
     running_turns: RunningTurns
     turn_service: TurnService
     cache_keeper: CacheKeeper
-    background: Background
+    compactor: Compactor
+    compaction_watch: CompactionWatch
+    lengths: TypicalLengths
     replays: ReplayParts
+    jobs: tuple[Job, ...]
     job_watch: JobWatch
     index_watch: IndexWatch
-    providers: Providers
     template_workers: WorkerPool
     owner: str
-    """What this process is called on the leases that it holds."""
+    """The name of this process on the leases that it holds."""
     metrics: Metrics
     app: RequestMiddleware
 
@@ -102,12 +111,13 @@ class Program:
 async def open_program(
     settings: Settings, *, providers: Providers | None = None, migrate: bool = False
 ) -> AsyncIterator[Program]:
-    """The program from its first connection to its last. Leaving the block lets running turns finish first.
+    """Open a server until the block ends. Leaving the block lets running turns finish first.
 
-    `migrate`: also an external database is migrated. Raises `SchemaBehind` or `SchemaAhead` where it is not, and must
-    be, at this release's revision. An external database that does not answer is no reason to give up: the program
-    starts, says so in `/readyz`, and checks the schema when it gets through.
+    `migrate`: also migrate an external database; an embedded one always is. Raises `SchemaBehind` or `SchemaAhead` if
+    the database is not at this release's revision. If an external database is unavailable, the program starts anyway:
+    `/readyz` reports it, and the schema is checked with the first connection.
     """
+    providers = providers or Providers()
     async with AsyncExitStack() as stack:
         options = await stack.enter_async_context(open_database_options(settings))
         if settings.embedded or migrate:
@@ -116,263 +126,121 @@ async def open_program(
             await _check_schema(options)
         database = Database(options, on_first_contact=require_current_schema)
         stack.push_async_callback(database.close)
-        tracing = open_tracing(
-            settings.otlp_endpoint,
-            settings.otlp_headers.get_secret_value() if settings.otlp_headers else None,
-            settings.service_name,
-            __version__,
-        )
+        otlp_headers = settings.otlp_headers.get_secret_value() if settings.otlp_headers else None
+        tracing = open_tracing(settings.otlp_endpoint, otlp_headers, settings.service_name, __version__)
         stack.callback(tracing.shutdown)
         notifications = await stack.enter_async_context(PostgresNotifications(options))
-        renderer = JinjaRenderer(load_templates(settings.templates_dir), render_limits(settings))
-        stack.push_async_callback(renderer.close)
-        replay_store = make_replay_database(database)
-        stack.push_async_callback(replay_store.close)
-        providers = providers or Providers()
-        metrics = _build_metrics(settings, database, providers.call_slots, renderer.pool)
-        lengths = build_lengths(database)
-        stack.push_async_callback(lengths.close)
-        program, reaper = _assemble(
-            _Parts(
-                settings=settings,
-                options=options,
-                database=database,
-                tracing=tracing,
-                providers=providers,
-                notifications=notifications,
-                renderer=renderer,
-                offline_providers=await stack.enter_async_context(open_offline_providers(settings)),
-                metrics=metrics,
-                lengths=lengths,
-                replays=build_replays(
-                    settings, database, replay_store, renderer, providers, lengths=lengths, observer=metrics.replays
-                ),
-            )
+        metrics = Metrics(version=__version__, assistant_labels=settings.metrics_assistant_labels)
+        services = await stack.enter_async_context(open_services(settings, database, providers, metrics.compactions))
+        offline_providers = await stack.enter_async_context(open_offline_providers(settings))
+        replays = build_replays(services, metrics.replays)
+        jobs = (*services.jobs, *replays.jobs)
+        cache_keeper = CacheKeeper(
+            PostgresCacheRegister(database),
+            providers.by_name,
+            services.estimate,
+            budget_usd_per_hour=Decimal(str(settings.cache_storage_usd_per_hour)),
         )
+        compaction_watch = CompactionWatch(
+            SentCompactions(JobSender(database)),
+            metrics.compactions,
+            services.estimate,
+            alarm_tokens=settings.compaction_alarm_tokens,
+            lengths=services.lengths,
+            alarms=PostgresOverviews(database),
+        )
+        tools = _build_turn_tools(services, notifications, cache_keeper, compaction_watch, metrics, tracing)
+        running_turns = RunningTurns()
+        turn_service = TurnService(tools, running_turns)
+        web = _build_web_parts(
+            services,
+            replays,
+            notifications,
+            turn_service,
+            running_turns,
+            offline_providers,
+            metrics=metrics,
+            tracing=tracing,
+        )
+        program = Program(
+            settings=settings,
+            database=database,
+            providers=providers,
+            store=services.store,
+            key_ring=PostgresKeyRing(database),
+            running_turns=running_turns,
+            turn_service=turn_service,
+            cache_keeper=cache_keeper,
+            compactor=services.compactor,
+            compaction_watch=compaction_watch,
+            lengths=services.lengths,
+            replays=replays,
+            jobs=jobs,
+            job_watch=JobWatch(PostgresJobReports(database), metrics.jobs, names=[job.name for job in jobs]),
+            index_watch=IndexWatch(partial(find_progress, database)),
+            template_workers=services.renderer.pool,
+            owner=tools.owner,
+            metrics=metrics,
+            app=build_app(web),
+        )
+        _add_gauges(program, web.bodies)
         watches = {
-            "reaper": reaper.watch,
+            "reaper": Reaper(tools).watch,
             "job watch": program.job_watch.watch,
             "index watch": program.index_watch.watch,
-            "cache keeper": program.cache_keeper.watch,
+            "cache keeper": cache_keeper.watch,
         }
         for name, watch in watches.items():
             stack.push_async_callback(_end, asyncio.create_task(watch(), name=name))
-        stack.push_async_callback(program.cache_keeper.close)
-        await stack.enter_async_context(
-            working_inside(settings, database, program.background.jobs, program.replays.shutdown)
-        )
-        stack.push_async_callback(program.background.watch.close)
+        stack.push_async_callback(cache_keeper.close)
+        if settings.worker_inside:
+            await stack.enter_async_context(_working_inside(settings, database, jobs, replays.shutdown))
+        stack.push_async_callback(compaction_watch.close)
         stack.push_async_callback(_stop, program)
         yield program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What is opened and closed by itself."""
+@asynccontextmanager
+async def open_worker(
+    settings: Settings, *, providers: Providers | None = None, options: WorkerOptions | None = None
+) -> AsyncIterator[Worker]:
+    """Open a worker until the block ends.
 
-    settings: Settings
-    options: DatabaseOptions
-    database: Database
-    tracing: Tracing
-    providers: Providers
-    notifications: PostgresNotifications
-    renderer: JinjaRenderer
-    offline_providers: Mapping[str, Provider]
-    metrics: Metrics
-    lengths: TypicalLengths
-    replays: ReplayParts
-
-
-def _build_metrics(settings: Settings, database: Database, slots: CallSlots, pool: WorkerPool) -> Metrics:
-    metrics = Metrics(version=__version__, assistant_labels=settings.metrics_assistant_labels)
-    metrics.gauge_callback(
-        "strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0]
-    )
-    metrics.gauge_callback(
-        "strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1]
-    )
-    metrics.gauge_callback(
-        "strata_provider_calls_in_use", "Provider calls that are made now, or reserved by turns.", lambda: slots.in_use
-    )
-    metrics.gauge_callback("strata_provider_calls_limit", "Maximum number of them.", lambda: slots.limit)
-    metrics.gauge_callback(
-        "strata_provider_calls_waiting", "Provider calls that wait for another one to end.", lambda: slots.waiting
-    )
-    metrics.counter_callback(
-        "strata_provider_calls_refused_total",
-        "Provider calls that were refused because none of the others ended in time.",
-        lambda: slots.refused_count,
-    )
-    metrics.gauge_callback(
-        "strata_template_workers_busy",
-        "Worker processes that have a task: templates, assertions.",
-        lambda: pool.busy_count,
-    )
-    metrics.gauge_callback(
-        "strata_template_tasks_waiting", "Tasks that wait for such a process.", lambda: pool.waiting_count
-    )
-    return metrics
+    An embedded database is migrated. The schema of an external one is checked when it is reached, which may be after
+    the start. Summaries and replays need providers: without them summaries are left to other workers, and items of
+    replays fail.
+    """
+    async with AsyncExitStack() as stack:
+        database_options = await stack.enter_async_context(open_database_options(settings))
+        if settings.embedded:
+            await migrate_up(database_options)
+        database = Database(database_options, on_first_contact=require_current_schema)
+        stack.push_async_callback(database.close)
+        services = await stack.enter_async_context(open_services(settings, database, providers or Providers()))
+        replays = build_replays(services, ReplayTelemetry())
+        yield Worker(
+            database,
+            (*services.jobs, *replays.jobs),
+            shutdown=replays.shutdown,
+            options=options or _worker_options(settings),
+        )
 
 
-def _build_cache_keeper(parts: _Parts, estimate: TokenEstimate) -> CacheKeeper:
-    return CacheKeeper(
-        PostgresCacheRegister(parts.database),
-        parts.providers.by_name,
-        estimate,
-        budget_usd_per_hour=Decimal(str(parts.settings.cache_storage_usd_per_hour)),
-    )
-
-
-def _assemble(parts: _Parts) -> tuple[Program, Reaper]:
-    settings, database = parts.settings, parts.database
-    running_turns = RunningTurns()
-    metrics = parts.metrics
-    store = PostgresStore(database)
-    estimate = TokenEstimate()
-    cache_keeper = _build_cache_keeper(parts, estimate)
-    background = build_background(
-        settings,
-        database,
-        store,
-        parts.renderer,
-        parts.providers,
-        metrics.compactions,
-        estimate,
-        lengths=parts.lengths,
-    )
-    background = replace(background, jobs=(*background.jobs, *parts.replays.jobs))
-    tools = _build_tools(parts, store, metrics, cache_keeper, estimate, background)
-    turn_service = TurnService(tools, running_turns)
-    index_watch = IndexWatch(partial(find_progress, database))
-    metrics.gauge_callback(
-        "strata_index_lag_seconds", "How far lists and searches are behind the turns.", lambda: index_watch.lag_seconds
-    )
-    program = Program(
-        settings=settings,
-        options=parts.options,
-        database=database,
-        store=store,
-        key_ring=PostgresKeyRing(database),
-        running_turns=running_turns,
-        turn_service=turn_service,
-        cache_keeper=cache_keeper,
-        background=background,
-        replays=parts.replays,
-        job_watch=JobWatch(PostgresJobReports(database), metrics.jobs, names=[job.name for job in background.jobs]),
-        index_watch=index_watch,
-        providers=parts.providers,
-        template_workers=parts.renderer.pool,
-        owner=tools.owner,
-        metrics=metrics,
-        app=build_app(_build_web_parts(parts, store, turn_service, running_turns, background, estimate)),
-    )
-    return program, Reaper(tools)
-
-
-def _build_web_parts(
-    parts: _Parts,
-    store: PostgresStore,
-    turn_service: TurnService,
-    running_turns: RunningTurns,
-    background: Background,
-    estimate: TokenEstimate,
-) -> WebParts:
-    settings, database, replays = parts.settings, parts.database, parts.replays
-    inspector = PostgresInspector(database)
-    return WebParts(
-        key_ring=RememberedKeys(PostgresKeyRing(database), parts.notifications),
-        store=store,
-        turn_service=turn_service,
-        compactor=background.compactor,
-        renderer=parts.renderer,
-        rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
-        usage_reports=PostgresUsageReports(database),
-        inspector=inspector,
-        overviews=PostgresOverviews(database),
-        saved_views=PostgresSavedViews(database),
-        replay_service=replays.service,
-        replay_calls=ReplayCalls(
-            replays.replays,
-            replays.replay_inspector,
-            CallInspector(
-                replays.replay_inspector, replays.replay_store, parts.offline_providers, read_frames, estimate
-            ),
-        ),
-        call_inspector=CallInspector(inspector, store, parts.offline_providers, read_frames, estimate),
-        job_reports=PostgresJobReports(database),
-        archives=PostgresArchives(database),
-        assistant_inspector=PostgresAssistantInspector(database),
-        assistant_editor=_build_editor(parts, store, estimate),
-        admin_sessions=PostgresAdminSessions(database, _session_limits(settings)),
-        audit_log=PostgresAuditLog(database),
-        metrics_token=settings.metrics_token.get_secret_value() if settings.metrics_token else None,
-        trusted_proxies=TrustedProxies(settings.trusted_proxies),
-        default_provider=parts.providers.default,
-        provider_names=tuple(parts.providers.by_name),
-        image_limit_bytes=settings.image_limit_bytes,
-        keep_alive_seconds=settings.keep_alive_seconds,
-        stall_seconds=settings.stream_stall_seconds,
-        probes=[DatabaseProbe(database)],
-        running_turns=running_turns,
-        metrics=parts.metrics,
-        tracing=parts.tracing,
-        body_limit_bytes=settings.body_limit_bytes,
-        bodies=_build_body_budget(settings, parts.metrics),
-        cors_origins=settings.cors_origins,
-        version=__version__,
-    )
-
-
-def _build_body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
-    bodies = BodyBudget(
-        settings.body_total_bytes,
-        largest_bytes=settings.body_limit_bytes,
-        wait_seconds=settings.body_wait_seconds,
-        body_seconds=settings.body_seconds,
-    )
-    metrics.gauge_callback(
-        "strata_http_body_bytes", "Bytes of large request bodies being read now.", lambda: bodies.in_use_bytes
-    )
-    metrics.gauge_callback(
-        "strata_http_bodies_waiting", "Large request bodies that wait to be read.", lambda: bodies.waiting
-    )
-    metrics.counter_callback(
-        "strata_http_bodies_refused_total",
-        "Large request bodies that were refused because others were being read.",
-        lambda: bodies.refused_count,
-    )
-    return bodies
-
-
-def _build_editor(parts: _Parts, store: PostgresStore, estimate: TokenEstimate) -> AssistantEditor:
-    audit_log = PostgresAuditLog(parts.database)
-    return AssistantEditor(EditorTools(store=store, renderer=parts.renderer, estimate=estimate, audit_log=audit_log))
-
-
-def _session_limits(settings: Settings) -> SessionLimits:
-    return SessionLimits(
-        idle_seconds=settings.admin_idle_seconds,
-        age_seconds=settings.admin_session_seconds,
-        max_failures=settings.admin_login_failures,
-        lock_seconds=settings.admin_lock_seconds,
-    )
-
-
-def _build_tools(
-    parts: _Parts,
-    store: PostgresStore,
-    metrics: Metrics,
+def _build_turn_tools(
+    services: Services,
+    notifications: PostgresNotifications,
     cache_keeper: CacheKeeper,
-    estimate: TokenEstimate,
-    background: Background,
+    compaction_watch: CompactionWatch,
+    metrics: Metrics,
+    tracing: Tracing,
 ) -> TurnTools:
-    settings = parts.settings
+    settings, providers = services.settings, services.providers
     return TurnTools(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-        store=store,
-        preparation=PayloadPreparation(store, parts.renderer, parts.providers.by_name, texts=background.texts),
-        notifications=parts.notifications,
-        observer=TurnTelemetry(metrics, parts.tracing),
+        store=services.store,
+        preparation=PayloadPreparation(services.store, services.renderer, providers.by_name, texts=services.texts),
+        notifications=notifications,
+        observer=TurnTelemetry(metrics, tracing),
         folds=FOLDS,
         limits=TurnLimits(
             lease_seconds=settings.lease_seconds,
@@ -382,11 +250,147 @@ def _build_tools(
             queue_seconds=settings.queue_seconds,
         ),
         retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
-        estimate=estimate,
+        estimate=services.estimate,
         cache_keeper=cache_keeper,
-        follower=background.watch,
-        call_slots=parts.providers.call_slots,
+        follower=compaction_watch,
+        call_slots=providers.call_slots,
     )
+
+
+def _build_web_parts(
+    services: Services,
+    replays: ReplayParts,
+    notifications: PostgresNotifications,
+    turn_service: TurnService,
+    running_turns: RunningTurns,
+    offline_providers: Mapping[str, Provider],
+    *,
+    metrics: Metrics,
+    tracing: Tracing,
+) -> WebParts:
+    settings, database, store, estimate = services.settings, services.database, services.store, services.estimate
+    inspector, audit_log = PostgresInspector(database), PostgresAuditLog(database)
+    return WebParts(
+        key_ring=RememberedKeys(PostgresKeyRing(database), notifications),
+        store=store,
+        turn_service=turn_service,
+        compactor=services.compactor,
+        renderer=services.renderer,
+        rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
+        usage_reports=PostgresUsageReports(database),
+        inspector=inspector,
+        overviews=PostgresOverviews(database),
+        saved_views=PostgresSavedViews(database),
+        replay_service=replays.service,
+        replay_calls=ReplayCalls(
+            replays.replays,
+            replays.replay_inspector,
+            CallInspector(replays.replay_inspector, replays.replay_store, offline_providers, read_frames, estimate),
+        ),
+        call_inspector=CallInspector(inspector, store, offline_providers, read_frames, estimate),
+        job_reports=PostgresJobReports(database),
+        archives=PostgresArchives(database),
+        assistant_inspector=PostgresAssistantInspector(database),
+        assistant_editor=AssistantEditor(
+            EditorTools(store=store, renderer=services.renderer, estimate=estimate, audit_log=audit_log)
+        ),
+        admin_sessions=PostgresAdminSessions(
+            database,
+            SessionLimits(
+                idle_seconds=settings.admin_idle_seconds,
+                age_seconds=settings.admin_session_seconds,
+                max_failures=settings.admin_login_failures,
+                lock_seconds=settings.admin_lock_seconds,
+            ),
+        ),
+        audit_log=audit_log,
+        metrics_token=settings.metrics_token.get_secret_value() if settings.metrics_token else None,
+        trusted_proxies=TrustedProxies(settings.trusted_proxies),
+        default_provider=services.providers.default,
+        provider_names=tuple(services.providers.by_name),
+        image_limit_bytes=settings.image_limit_bytes,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        stall_seconds=settings.stream_stall_seconds,
+        probes=[DatabaseProbe(database)],
+        running_turns=running_turns,
+        metrics=metrics,
+        tracing=tracing,
+        body_limit_bytes=settings.body_limit_bytes,
+        bodies=BodyBudget(
+            settings.body_total_bytes,
+            largest_bytes=settings.body_limit_bytes,
+            wait_seconds=settings.body_wait_seconds,
+            body_seconds=settings.body_seconds,
+        ),
+        cors_origins=settings.cors_origins,
+        version=__version__,
+    )
+
+
+def _add_gauges(program: Program, bodies: BodyBudget) -> None:
+    """Add the metrics that are read from the parts when they are scraped."""
+    database, slots, pool = program.database, program.providers.call_slots, program.template_workers
+    gauge, counter = program.metrics.gauge_callback, program.metrics.counter_callback
+    gauge("strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0])
+    gauge("strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1])
+    gauge(
+        "strata_provider_calls_in_use",
+        "Provider calls that run now or are reserved by turns.",
+        lambda: slots.in_use,
+    )
+    gauge("strata_provider_calls_limit", "Maximum number of concurrent provider calls.", lambda: slots.limit)
+    gauge("strata_provider_calls_waiting", "Provider calls that wait for another one to end.", lambda: slots.waiting)
+    counter(
+        "strata_provider_calls_refused_total",
+        "Provider calls that were refused because no other call ended in time.",
+        lambda: slots.refused_count,
+    )
+    gauge(
+        "strata_template_workers_busy",
+        "Worker processes that render a template or evaluate an assertion.",
+        lambda: pool.busy_count,
+    )
+    gauge("strata_template_tasks_waiting", "Tasks that wait for a worker process.", lambda: pool.waiting_count)
+    gauge(
+        "strata_index_lag_seconds",
+        "How far the lists and searches of operators lag behind the turns.",
+        lambda: program.index_watch.lag_seconds,
+    )
+    gauge("strata_http_body_bytes", "Bytes of large request bodies that are read now.", lambda: bodies.in_use_bytes)
+    gauge("strata_http_bodies_waiting", "Large request bodies that wait to be read.", lambda: bodies.waiting)
+    counter(
+        "strata_http_bodies_refused_total",
+        "Large request bodies that were refused because too many others were read.",
+        lambda: bodies.refused_count,
+    )
+
+
+def _worker_options(settings: Settings) -> WorkerOptions:
+    return WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds)
+
+
+@asynccontextmanager
+async def _working_inside(
+    settings: Settings, database: Database, jobs: Sequence[Job], shutdown: Shutdown
+) -> AsyncIterator[None]:
+    """Run a worker in this process while the block lasts."""
+    stop = StopRequest()
+
+    async def work() -> None:
+        while not stop.requested.is_set():
+            try:
+                await Worker(database, jobs, shutdown=shutdown, options=_worker_options(settings)).run(stop)
+            except StrataError as error:
+                # The schema is of another release. The server reports that itself, and may outlive the migration.
+                _log.warning("worker.paused", extra={"code": error.code})
+                await asyncio.wait({asyncio.ensure_future(stop.requested.wait())}, timeout=_SCHEMA_PAUSE_SECONDS)
+
+    working = asyncio.create_task(work(), name="worker")
+    try:
+        yield
+    finally:
+        stop.request()
+        await asyncio.wait({working})
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
@@ -407,12 +411,12 @@ async def _check_schema(options: DatabaseOptions) -> None:
 
 
 async def _stop(program: Program) -> None:
-    """Running turns get their time, what is left of them is handed to whoever comes next."""
+    """Let running turns finish within the limit, and surrender the leases of those that did not."""
     report = await program.running_turns.drain(program.settings.shutdown_limit_seconds)
     try:
         surrendered = await program.store.surrender_leases(program.owner)
     except StrataError as error:
-        # The leases end by themselves when their time is over.
+        # The leases expire by themselves.
         _log.warning("program.leases_not_surrendered", extra={"reason": str(error)})
         surrendered = 0
     _log.info(

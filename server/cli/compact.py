@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from rich.table import Column, Table
 
-from server.app.jobs import open_compactor
+from server.app.services import open_command_services
 from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.cli.spans import Span
@@ -113,7 +113,8 @@ def _check(conversation_ids: Sequence[str], *, everything: bool, filtered: bool)
 async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionReport], list[_Failure]]:
     reports: list[CompactionReport] = []
     failures: list[_Failure] = []
-    async with open_compactor(settings, os.environ) as (database, compactor):
+    async with open_command_services(settings, os.environ) as services:
+        database, compactor = services.database, services.compactor
         wanted = await _read_filter(database, order)
         audit_log = PostgresAuditLog(database)
         total = len(order.conversation_ids) or await count_candidates(database, wanted)

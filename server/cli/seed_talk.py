@@ -126,7 +126,7 @@ async def _hold(talk: Talk, tenant_id: str, conversation: Conversation, planned:
         turn_count = ended.turn.seq
         if exchange.compacts:
             talk.arm((Reply(text="What was said before, in short."),), None)
-            await talk.program.background.compactor.compact(tenant_id, conversation.id, force=True)
+            await talk.program.compactor.compact(tenant_id, conversation.id, force=True)
     return turn_count
 
 

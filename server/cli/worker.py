@@ -4,23 +4,24 @@ import os
 
 import click
 
+from server.app.providers import open_providers
 from server.app.settings import Settings
-from server.app.worker import open_worker
+from server.app.wiring import open_worker
 from server.cli.run import begin, raise_file_limit, run
-from server.jobs.worker import WorkerOptions, run_worker
 
 
 @click.command()
 def worker() -> None:
     """Run background jobs until stopped. Any number of workers may share one database.
 
-    The jobs: conversations that have grown are compacted; with STRATA_RAW_RETENTION_DAYS raw provider bytes that are
-    older are removed, once a day, while the turns themselves stay; the queue's own records are pruned. A server does
-    these jobs itself, unless STRATA_WORKER_INSIDE is false. Replays are run, up to four conversations at a time.
+    The jobs compact conversations, index them for operators, run replays (up to four conversations at a time), remove
+    raw provider bytes after STRATA_RAW_RETENTION_DAYS, and prune the queue's own records. A server runs these jobs
+    itself unless STRATA_WORKER_INSIDE is false.
 
-    Compacting takes no provider's key. Where a model's window runs short, old history is summarised, which does: a
-    worker without a key leaves that to others. Replays take the keys of the providers that they ask. Ctrl-C or SIGTERM
-    lets a running job finish, and a replay the call at hand.
+    Compaction needs no provider key, except for summaries, which are written when a model's window runs short: a worker
+    without a key leaves those to other workers. Replays need the keys of the providers that they call.
+
+    Ctrl-C or SIGTERM lets running jobs finish; a replay finishes its current call.
     """
     settings = begin()
     raise_file_limit(settings)
@@ -28,5 +29,8 @@ def worker() -> None:
 
 
 async def _work(settings: Settings) -> None:
-    async with open_worker(settings, os.environ) as parts:
-        await run_worker(parts, WorkerOptions(shutdown_limit_seconds=settings.shutdown_limit_seconds))
+    async with (
+        open_providers(settings, None, os.environ) as providers,
+        open_worker(settings, providers=providers) as opened,
+    ):
+        await opened.run_until_signal()

@@ -1,4 +1,4 @@
-"""Compaction as a job: queued when the policy says so, done by any worker, once per conversation at a time."""
+"""Compaction as a job: queued when the policy decides so, done by any worker, once per conversation at a time."""
 
 import json
 import logging
@@ -8,13 +8,13 @@ from typing import Any, Final, TypeAlias
 
 from server.conversation.errors import ConversationNotFound, EpochMoved
 from server.jobs.job import Job
-from server.jobs.sending import JobSender
+from server.jobs.queue import JobSender
 
 NAME: Final = "compaction"
 _log = logging.getLogger("strata.jobs")
 
 Compact: TypeAlias = Callable[[str, str], Awaitable[datetime | None]]
-"""Compacts a conversation of a tenant. When to look again, where now is not the time."""
+"""Compacts a conversation of a tenant. Returns when to look again, if it is too early now."""
 
 
 class SentCompactions:
@@ -30,34 +30,33 @@ class SentCompactions:
 async def send_compaction(
     sender: JobSender, tenant_id: str, conversation_id: str, *, at: datetime | None = None, look: int = 0
 ) -> None:
-    """Queues one, unless the same waits. `look`: how many came before it without a turn in between."""
+    """Queue a compaction unless the same one waits. `look`: how many looks came before it without a turn in between."""
     payload = json.dumps({"tenant_id": tenant_id, "conversation_id": conversation_id, "look": look}).encode()
-    # One that waits for a cold cache must not stand in the way of one that is due, nor a look in that of the next. And
-    # one that runs may have looked before what is to be compacted was there: another may wait behind it.
-    places = ("now", "next") if at is None else (f"later:{look % 2}",)
+    # One that waits for a cold cache must not block one that is due, nor one look the next. A compaction that runs may
+    # have read the conversation before its last turn: another one may wait for it to end.
+    slots = ("now", "next") if at is None else (f"later:{look % 2}",)
     delay = 0.0 if at is None else max(0.0, (at - datetime.now(UTC)).total_seconds())
-    for place in places:
-        key = f"{NAME}:{conversation_id}:{place}"
+    for slot in slots:
+        key = f"{NAME}:{conversation_id}:{slot}"
         if await sender.send(NAME, payload, tenant_id=tenant_id, dedupe_key=key, delay_seconds=delay):
             return
 
 
 def compaction_job(compact: Compact, sender: JobSender) -> Job:
-    """The job. One that comes too early, since the conversation went on, looks again when it says."""
+    """Build the job. If it comes too early, because the conversation went on, it is queued again for later."""
 
     async def run(payload: bytes) -> None:
-        asked: dict[str, Any] = json.loads(payload)
-        tenant_id, conversation_id = asked["tenant_id"], asked["conversation_id"]
+        request: dict[str, Any] = json.loads(payload)
+        tenant_id, conversation_id = request["tenant_id"], request["conversation_id"]
         try:
             look_again_at = await compact(tenant_id, conversation_id)
         except ConversationNotFound:
-            # Erased since.
-            return
+            return  # erased meanwhile
         except EpochMoved:
-            # A conversation that moves so fast has turns, and each of them asks again.
+            # The conversation had a turn meanwhile, and each turn queues a compaction if one is due.
             _log.info("compaction.overtaken", extra={"conversation_id": conversation_id})
             return
         if look_again_at is not None:
-            await send_compaction(sender, tenant_id, conversation_id, at=look_again_at, look=asked["look"] + 1)
+            await send_compaction(sender, tenant_id, conversation_id, at=look_again_at, look=request["look"] + 1)
 
     return Job(name=NAME, run=run)

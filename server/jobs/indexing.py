@@ -1,35 +1,40 @@
-"""Indexing: what operators list and search is counted behind the turns, every few seconds, and walked through daily."""
+"""Keep the counts and texts that operators list and search up to date.
+
+They are written by jobs and not by the turns themselves: every few seconds for new turns, and daily for all.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from server.jobs.job import Job
+from server.postgres.engine import Database
+from server.postgres.inspection.indexer import index_all, index_news
 
-Index: TypeAlias = Callable[[], Awaitable[tuple[int, int]]]
-"""Counts what is new. How many conversations and turns."""
-
-NAME: Final = "index"
-WALK_NAME: Final = "index_walk"
-_EVERY_FEW_SECONDS: Final = "* * * * * */10"
+_EVERY_TEN_SECONDS: Final = "* * * * * */10"
 _DAILY: Final = "29 4 * * *"
 _log = logging.getLogger("strata.jobs")
 
 
-def index_job(index: Index) -> Job:
-    """Counts what came since the last time."""
-    return _build(NAME, index, _EVERY_FEW_SECONDS, "index.counted")
+def index_job(database: Database) -> Job:
+    """Build the job that indexes what was added since its last run."""
 
-
-def index_walk_job(walk: Index) -> Job:
-    """Looks at every conversation, for what came with an old date or under a clock that was wrong."""
-    return _build(WALK_NAME, walk, _DAILY, "index.walked")
-
-
-def _build(name: str, index: Index, cron: str, event: str) -> Job:
     async def run(_payload: bytes) -> None:
-        conversation_count, turn_count = await index()
-        if conversation_count or name == WALK_NAME:
-            _log.info(event, extra={"conversation_count": conversation_count, "turn_count": turn_count})
+        report = await index_news(database)
+        if report.conversation_count:
+            _log_report("index.counted", report.conversation_count, report.turn_count)
 
-    return Job(name=name, run=run, cron=cron)
+    return Job(name="index", run=run, cron=_EVERY_TEN_SECONDS)
+
+
+def index_walk_job(database: Database) -> Job:
+    """Build the job that indexes every conversation, for rows that were written with a wrong or an old date."""
+
+    async def run(_payload: bytes) -> None:
+        report = await index_all(database)
+        _log_report("index.walked", report.conversation_count, report.turn_count)
+
+    return Job(name="index_walk", run=run, cron=_DAILY)
+
+
+def _log_report(event: str, conversation_count: int, turn_count: int) -> None:
+    _log.info(event, extra={"conversation_count": conversation_count, "turn_count": turn_count})

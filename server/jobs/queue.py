@@ -1,7 +1,8 @@
-"""Where pgqueuer begins: jobs become its entrypoints and schedules.
+"""The job queue in Postgres, on pgqueuer: sending jobs to it, and running jobs from it.
 
-A schedule does no work itself, it only queues the job. So a scheduled run has all that a queued one has: it is seen in
-the queue, beats while it runs, is taken over when its worker dies, and is postponed when the database is away.
+Jobs become entrypoints and schedules of pgqueuer. A schedule does no work itself, it only queues the job. A scheduled
+run therefore behaves as any queued one: it is listed in the queue, sends heartbeats, is taken over if its worker dies,
+and is postponed if the database is unavailable.
 """
 
 import asyncio
@@ -9,9 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pgqueuer
+from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment, QueryQueueBuilder, QuerySchedulerBuilder
 from pgqueuer.domain.models import Schedule
 from pgqueuer.domain.settings import DBSettings
@@ -21,18 +23,20 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from server.conversation.errors import StrataError, Unavailable
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
+from server.postgres.engine import Database
 
 TENANT: Final = "tenant_id"
-"""The header that says whose a job is. The reports of `server.postgres` look for it."""
+"""The header with the tenant of a job. The reports of `server.postgres` read it."""
 _FIRST_DELAY_SECONDS: Final = 1.0
-_LONGEST_DELAY_SECONDS: Final = 300.0
+_MAX_DELAY_SECONDS: Final = 300.0
 _log = logging.getLogger("strata.jobs")
 
 
 class JobFailed(Exception):
-    """What the queue's tables learn of an error: its name, and whose job it was where it was somebody's.
+    """An error as the queue's tables store it: its code or class, and the tenant if the job has one.
 
-    Its text may hold content, and is in the log. `server.postgres.inspection.job_reports` reads this one.
+    The text of the original error may contain message content; it goes to the log only.
+    `server.postgres.inspection.job_reports` reads the stored form.
     """
 
     def __init__(self, error: Exception, queued: pgqueuer.Job) -> None:
@@ -42,9 +46,9 @@ class JobFailed(Exception):
 
 
 class QueueNames(DBSettings):
-    """The names that the migration made, and no others.
+    """The table and channel names of our migration.
 
-    pgqueuer reads them from the environment, also under names as common as CHANNEL, FUNCTION and TRIGGER.
+    By default pgqueuer reads them from the environment, under names as common as CHANNEL, FUNCTION and TRIGGER.
     """
 
     @classmethod
@@ -60,7 +64,7 @@ class QueueNames(DBSettings):
 
 
 def build_queries(driver: Driver) -> pgqueuer.Queries:
-    """The statements of pgqueuer, on the tables of our migration."""
+    """Build pgqueuer's statements for the tables of our migration."""
     names = QueueNames()
     return pgqueuer.Queries(
         driver,
@@ -70,11 +74,36 @@ def build_queries(driver: Driver) -> pgqueuer.Queries:
     )
 
 
+class JobSender:
+    """Puts jobs into the queue."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def send(
+        self, name: str, payload: bytes, *, tenant_id: str, dedupe_key: str, delay_seconds: float = 0.0
+    ) -> bool:
+        """Queue a job unless one with the same key waits or runs. Returns whether it was queued.
+
+        `tenant_id` is shown in the reports about the queue. Raises `DatabaseUnavailable`.
+        """
+        async with self._database.connection() as connection:
+            queued = await build_queries(AsyncpgDriver(cast("Any", connection))).enqueue(
+                name,
+                payload,
+                execute_after=timedelta(seconds=delay_seconds) if delay_seconds else None,
+                dedupe_key=dedupe_key,
+                on_conflict="skip",
+                headers={TENANT: tenant_id},
+            )
+        return queued[0] is not None
+
+
 class JobQueue:
-    """The queue on one connection, as long as that lasts."""
+    """The queue on one connection. It cannot be used after the connection is lost."""
 
     def __init__(self, driver: Driver, jobs: Iterable[Job], shutdown: Shutdown | None = None) -> None:
-        """`shutdown` is up whenever no job is begun any more."""
+        """`shutdown` is requested when the queue stops; long jobs check it between their steps."""
         self._shutdown = shutdown or Shutdown()
         self._queries = build_queries(driver)
         self._queue = pgqueuer.PgQueuer(driver, channel=QueueNames().channel, queries=self._queries)
@@ -85,16 +114,16 @@ class JobQueue:
                 self._queue.schedule(job.name, job.cron, accepts_context=False)(self._schedule(job))
 
     async def verify(self) -> None:
-        """Raises `RuntimeError` where the tables are not what this release of pgqueuer needs."""
+        """Raise `RuntimeError` if the tables are not what this release of pgqueuer needs."""
         await self._queue.qm.verify_structure()
 
     async def run(self, *, takeover_seconds: float, parallel_jobs: int) -> None:
-        """Until it is stopped and its jobs have ended. Schedules that were never seen before are due at once.
+        """Run jobs until the queue is stopped and its running jobs have ended. A new schedule is due at once.
 
-        Raises what the driver raises.
+        Errors of the driver are raised unchanged.
         """
         self._shutdown.requested.clear()
-        # pgqueuer itself would wait for the first time that the expression names.
+        # pgqueuer itself would wait for the first time that the cron expression gives.
         await self._queries.insert_schedule(dict.fromkeys(self._queue.sm.registry, timedelta(0)))
         takeover = timedelta(seconds=takeover_seconds)
         await self._queue.run(
@@ -105,14 +134,14 @@ class JobQueue:
         )
 
     def stop(self) -> None:
-        """No job is begun any more, and those that take long are asked to come to an end."""
+        """Start no more jobs, and request long-running jobs to end."""
         self._shutdown.requested.set()
         self._queue.shutdown.set()
 
     def interrupt(self) -> None:
-        """The same, and the running jobs go back to the queue.
+        """Stop, and cancel the running jobs so that they go back to the queue.
 
-        Cancelling `run` would not do: pgqueuer waits for its jobs, and takes a cancelled one for finished.
+        Cancelling `run` instead is not enough: pgqueuer waits for its jobs and records a cancelled one as finished.
         """
         self.stop()
         for task in self._running:
@@ -127,14 +156,14 @@ class JobQueue:
 
     def _schedule(self, job: Job) -> Callable[[Schedule], Awaitable[None]]:
         async def enqueue(_schedule: Schedule) -> None:
-            # One waiting or running is enough.
+            # Skipped if one waits or runs already.
             await self._queries.enqueue(job.name, None, dedupe_key=f"scheduled:{job.name}", on_conflict="skip")
 
         return enqueue
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Only here: what pgqueuer does before and after a job must not be cut off."""
+        """Let `interrupt` cancel this task within the block, but not pgqueuer's own steps before and after the job."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("A job runs in a task.")
@@ -146,7 +175,7 @@ class JobQueue:
 
 
 class job_errors:  # noqa: N801  reason: reads as a statement where it is used
-    """Turns what a job raises into what pgqueuer has to do about it."""
+    """Translate what a job raises into a retry or a failure of pgqueuer."""
 
     def __init__(self, queued: pgqueuer.Job) -> None:
         self._queued = queued
@@ -159,7 +188,7 @@ class job_errors:  # noqa: N801  reason: reads as a statement where it is used
         fields = {"job": self._queued.entrypoint, "job_id": self._queued.id, "attempt": earlier + 1}
         match error:
             case asyncio.CancelledError():
-                # The worker stops, or has lost the queue.
+                # The worker stops or has lost its connection to the queue.
                 _log.info("job.interrupted", extra=fields)
                 raise pgqueuer.RetryRequested(reason="interrupted") from None
             case Unavailable():
@@ -174,24 +203,24 @@ class job_errors:  # noqa: N801  reason: reads as a statement where it is used
 
 
 def retry_delay_seconds(earlier_attempts: int) -> float:
-    """Twice as long after each attempt, within limits."""
-    return min(_FIRST_DELAY_SECONDS * 2.0 ** min(earlier_attempts, 16), _LONGEST_DELAY_SECONDS)
+    """Return the exponential delay before the next attempt."""
+    return min(_FIRST_DELAY_SECONDS * 2.0 ** min(earlier_attempts, 16), _MAX_DELAY_SECONDS)
 
 
 @contextmanager
 def quiet_pgqueuer(is_outage: Callable[[BaseException | None], bool]) -> Iterator[None]:
-    """Within the block pgqueuer's own log keeps to what we do not say ourselves.
+    """Within the block, drop those records of pgqueuer's logger that repeat ours.
 
-    It writes a traceback for each of its tasks that an outage ends, and one for each job that fails.
+    pgqueuer logs a traceback for each of its tasks that an outage ends, and for each job that fails.
     """
 
-    def has_news(record: logging.LogRecord) -> bool:
+    def is_new(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         return record.levelno >= logging.WARNING and not isinstance(error, JobFailed) and not is_outage(error)
 
     logger = logging.getLogger("pgqueuer")
-    logger.addFilter(has_news)
+    logger.addFilter(is_new)
     try:
         yield
     finally:
-        logger.removeFilter(has_news)
+        logger.removeFilter(is_new)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from server.jobs.job import Job
-from server.jobs.sending import JobSender
+from server.jobs.queue import JobSender
 
 NAME: Final = "replay"
 TICK_NAME: Final = "replay_tick"

@@ -1,4 +1,4 @@
-"""Retention: the raw bytes of providers' answers go when their time is over; what was said stays."""
+"""Daily deletion of old data: raw bytes of provider responses, and the queue's own records of finished jobs."""
 
 import logging
 import time
@@ -8,16 +8,18 @@ from typing import Final, TypeAlias
 from server.jobs.job import Job
 
 Sweep: TypeAlias = Callable[[int], Awaitable[Mapping[str, int]]]
-"""Removes what is older than so many days. How many rows it changed, by table."""
+"""Deletes what is older than the given number of days. Returns the number of changed rows by table."""
 
-_DAILY: Final = "17 3 * * *"
-"""At night for those near Greenwich, and not on the hour, when everybody else's jobs run."""
+# Not on the hour, when many other scheduled jobs start.
+_RETENTION_CRON: Final = "17 3 * * *"
+_QUEUE_LOG_CRON: Final = "41 3 * * *"
 _log = logging.getLogger("strata.jobs")
 
 
 def retention_job(days: int, sweep: Sweep) -> Job:
-    """The daily sweep. With 0 days everything is kept: nothing is scheduled, and a sweep that was queued under another
-    setting does nothing.
+    """Build the job that removes raw response bytes; turns are kept.
+
+    With 0 days nothing is scheduled, and a run that was queued under another setting does nothing.
     """
 
     async def run(_payload: bytes) -> None:
@@ -27,11 +29,20 @@ def retention_job(days: int, sweep: Sweep) -> Job:
         counts = await sweep(days)
         _log.info(
             "retention.swept",
-            extra={
-                "days": days,
-                "seconds": round(time.monotonic() - began, 3),
-                **{f"{table}_count": count for table, count in counts.items()},
-            },
+            extra={"days": days, "seconds": round(time.monotonic() - began, 3), **_count_fields(counts)},
         )
 
-    return Job(name="retention", run=run, cron=_DAILY if days else None)
+    return Job(name="retention", run=run, cron=_RETENTION_CRON if days else None)
+
+
+def queue_log_job(days: int, prune: Sweep) -> Job:
+    """Build the job that prunes the queue's records of finished jobs."""
+
+    async def run(_payload: bytes) -> None:
+        _log.info("queue_log.pruned", extra={"days": days, **_count_fields(await prune(days))})
+
+    return Job(name="queue_log", run=run, cron=_QUEUE_LOG_CRON)
+
+
+def _count_fields(counts: Mapping[str, int]) -> dict[str, int]:
+    return {f"{table}_count": count for table, count in counts.items()}

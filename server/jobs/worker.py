@@ -1,18 +1,18 @@
-"""The worker: does the queue's jobs until it is told to stop, whatever the database does meanwhile.
+"""The worker: runs the queue's jobs until it is stopped, across outages of the database.
 
-It has one connection of its own for the queue, since LISTEN needs one; the jobs have theirs. When that connection is
-lost, the worker can no longer show that its jobs are alive and others will take them over, so it lets go of them, says
-so once, and comes back when the database does.
+It has one connection of its own for the queue, because LISTEN needs one; the jobs use the pool. When that connection is
+lost, the worker can no longer send heartbeats for its jobs and other workers will take them over. It therefore cancels
+them, logs the outage once, and continues when the database is available again.
 """
 
 import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.ports.driver import Driver
@@ -21,166 +21,131 @@ from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, quiet_pgqueuer
+from server.postgres.connections import Connection, connect, translate
+from server.postgres.engine import Database
 
 _GRACE_SECONDS: Final = 5.0
 """How long cancelled jobs have to be put back into the queue."""
 _log = logging.getLogger("strata.jobs")
 
 
-class QueueConnection(Protocol):
-    """What the worker itself needs of an asyncpg connection; pgqueuer needs a whole one."""
-
-    def add_termination_listener(self, callback: Callable[[Any], None]) -> None:
-        """`callback` is called once the connection is gone."""
-
-    def is_closed(self) -> bool: ...
-
-    def terminate(self) -> None:
-        """Ends it without asking the other side."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
-    """What a worker is made of."""
-
-    jobs: Sequence[Job]
-    connect: Callable[[], Awaitable[QueueConnection]]
-    """A new asyncpg connection. Raises `DatabaseUnavailable`."""
-    check_schema: Callable[[], Awaitable[None]]
-    """Raises `SchemaBehind`, `SchemaAhead` or `DatabaseUnavailable`."""
-    translate: Callable[[BaseException], StrataError | None]
-    """Tells an outage from a bug: `DatabaseUnavailable` for an error that the database's absence explains."""
-    shutdown: Shutdown = field(default_factory=Shutdown)
-    """The one that its long jobs look at."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Times and numbers. The defaults suit everybody but tests."""
+    """Times and limits. Only tests and the setting of the shutdown limit need other values than these."""
 
     shutdown_limit_seconds: float = 30.0
-    """How long running jobs may go on once the worker is asked to stop. What is left of them goes back to the queue."""
+    """How long running jobs may take after a stop is requested. Jobs that take longer go back to the queue."""
     takeover_seconds: float = 30.0
-    """A running job that gave no sign for so long belongs to a dead worker, and another one begins it anew."""
+    """A running job without a heartbeat for so long is taken over by another worker and starts again."""
     reconnect_seconds: float = 1.0
-    """The pause before each attempt to reach a database that is away."""
+    """The pause between attempts to reach an unavailable database."""
     probe_seconds: float = 5.0
-    """How often the connection is tried. The first success ends an outage."""
+    """How often the connection is tested. The first success ends an outage."""
     silence_seconds: float = 60.0
-    """A database that answers nothing for so long is away. Longer than its limit for one statement."""
+    """A database that does not answer for so long is unavailable. Longer than its limit for one statement."""
     parallel_jobs: int = 8
-    """How many jobs one worker does at once; at least 2."""
+    """How many jobs one worker runs at once; at least 2."""
 
 
 class StopRequest:
-    """Asked once: running jobs may finish. Asked twice: at once."""
+    """A request to stop. The first lets running jobs finish; a second one cancels them."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
 
-    def ask(self) -> None:
-        """For a signal handler."""
-        if self.asked.is_set():
-            self.hurried.set()
-        self.asked.set()
-
-
-async def run_worker(parts: WorkerParts, options: WorkerOptions) -> None:
-    """Until SIGINT or SIGTERM comes, and then until the running jobs have ended; a second signal cuts that short.
-
-    Raises `SchemaBehind` or `SchemaAhead` where the database is not at this release's revision.
-    """
-    stop = StopRequest()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, stop.ask)
-    try:
-        await Worker(parts, options).run(stop)
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    def request(self) -> None:
+        """Request a stop. May be called by a signal handler."""
+        if self.requested.is_set():
+            self.forced.set()
+        self.requested.set()
 
 
 class Worker:
-    """One worker. Any number of them may share a database: a job runs in one of them."""
+    """One worker. Any number of them may share a database: a queued job runs in one of them."""
 
-    def __init__(self, parts: WorkerParts, options: WorkerOptions) -> None:
-        self._parts = parts
-        self._options = options
+    def __init__(
+        self,
+        database: Database,
+        jobs: Sequence[Job],
+        *,
+        shutdown: Shutdown | None = None,
+        options: WorkerOptions | None = None,
+    ) -> None:
+        """`database` checks the schema on its first connection. `shutdown` is requested when jobs should end."""
+        self._database = database
+        self._jobs = jobs
+        self._shutdown = shutdown or Shutdown()
+        self._options = options or WorkerOptions()
         self._outage = _Outage()
         self._schema_checked = False
 
+    async def run_until_signal(self) -> None:
+        """Run until SIGINT or SIGTERM, then until the running jobs have ended; a second signal cancels them.
+
+        Raises `SchemaBehind` or `SchemaAhead` if the database is not at this release's revision.
+        """
+        stop = StopRequest()
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, stop.request)
+        try:
+            await self.run(stop)
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
     async def run(self, stop: StopRequest) -> None:
-        """See `run_worker`."""
-        _log.info("worker.started", extra={"jobs": [job.name for job in self._parts.jobs]})
-        while not stop.asked.is_set():
+        """Run until `stop` is requested, then until the running jobs have ended. Raises as `run_until_signal` does."""
+        _log.info("worker.started", extra={"jobs": [job.name for job in self._jobs]})
+        while not stop.requested.is_set():
             try:
                 await self._work(await self._connect(), stop)
             except DatabaseUnavailable as error:
                 self._outage.begin(error)
-                await _comes(stop.asked, self._options.reconnect_seconds)
+                await _is_set_within(stop.requested, self._options.reconnect_seconds)
         _log.info("worker.stopped")
 
-    async def _connect(self) -> QueueConnection:
+    async def _connect(self) -> Connection:
         if not self._schema_checked:
-            await self._parts.check_schema()
-            # Once: a later release may migrate under a running worker, and keeps its schema usable for this one.
-            self._schema_checked = True
-        return await self._parts.connect()
+            async with self._database.connection():
+                # Once: a later release may migrate while this worker runs, and keeps the schema usable for it.
+                self._schema_checked = True
+        return await connect(self._database.options)
 
-    async def _work(self, connection: QueueConnection, stop: StopRequest) -> None:
-        """Until the worker is to stop. Raises `DatabaseUnavailable` when the connection is lost."""
+    async def _work(self, connection: Connection, stop: StopRequest) -> None:
+        """Run jobs until the worker stops. Raises `DatabaseUnavailable` when the connection is lost."""
         driver = AsyncpgDriver(cast("Any", connection))
-        queue = JobQueue(driver, self._parts.jobs, self._parts.shutdown)
+        queue = JobQueue(driver, self._jobs, self._shutdown)
         running = asyncio.create_task(
             queue.run(takeover_seconds=self._options.takeover_seconds, parallel_jobs=self._options.parallel_jobs)
         )
         watching = asyncio.create_task(self._watch(connection, driver))
-        asked = asyncio.create_task(stop.asked.wait())
-        hurried = asyncio.create_task(stop.hurried.wait())
-        with quiet_pgqueuer(lambda error: self._explain(connection, error) is not None):
+        requested = asyncio.create_task(stop.requested.wait())
+        forced = asyncio.create_task(stop.forced.wait())
+        with quiet_pgqueuer(lambda error: _find_outage(connection, error) is not None):
             try:
-                await asyncio.wait({running, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({running, watching, requested}, return_when=asyncio.FIRST_COMPLETED)
                 queue.stop()
-                if asked.done():
+                if requested.done():
                     await asyncio.wait(
-                        {running, watching, hurried},
+                        {running, watching, forced},
                         timeout=self._options.shutdown_limit_seconds,
                         return_when=asyncio.FIRST_COMPLETED,
                     )
-                self._raise_failure(connection, watching, running)
+                _raise_failure(connection, watching, running)
             finally:
                 queue.interrupt()
                 await asyncio.wait({running}, timeout=_GRACE_SECONDS)
-                await _cancel(running, watching, asked, hurried)
+                await _cancel(running, watching, requested, forced)
                 connection.terminate()
 
-    def _raise_failure(self, connection: QueueConnection, *tasks: "asyncio.Task[None]") -> None:
-        """What ended one of the tasks, in our words where it has to do with the database."""
-        for task in tasks:
-            error = task.exception() if task.done() else None
-            if error is not None:
-                explanation = self._explain(connection, error)
-                if explanation is None or explanation is error:
-                    raise error
-                raise explanation from error
-
-    def _explain(self, connection: QueueConnection, error: BaseException | None) -> StrataError | None:
-        """Why the database has to do with it, or None: then it is a bug."""
-        if isinstance(error, DatabaseUnavailable):
-            return error
-        if connection.is_closed():
-            return DatabaseUnavailable("The database connection was lost.")
-        translated = None if error is None else self._parts.translate(error)
-        return translated if isinstance(translated, DatabaseUnavailable) else None
-
-    async def _watch(self, connection: QueueConnection, driver: Driver) -> None:
-        """Raises when the connection is gone or silent: pgqueuer would find out with its next statement, or never."""
-        gone = asyncio.Event()
-        connection.add_termination_listener(lambda _: gone.set())
-        while not await _comes(gone, self._options.probe_seconds) and not connection.is_closed():
+    async def _watch(self, connection: Connection, driver: Driver) -> None:
+        """Raise when the connection is lost or silent. pgqueuer would notice with its next statement, or never."""
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        while not await _is_set_within(lost, self._options.probe_seconds) and not connection.is_closed():
             try:
                 async with asyncio.timeout(self._options.silence_seconds):
                     await driver.fetch("SELECT 1")
@@ -192,7 +157,7 @@ class Worker:
 
 
 class _Outage:
-    """One line when the database goes, one when it is back, however many attempts lie between."""
+    """Logs one line when the database is lost and one when it is back, however many attempts lie between."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -208,8 +173,28 @@ class _Outage:
             self._began = None
 
 
-async def _comes(event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event comes within so many seconds."""
+def _raise_failure(connection: Connection, *tasks: "asyncio.Task[None]") -> None:
+    """Raise the error that ended one of the tasks; `DatabaseUnavailable` if an outage caused it."""
+    for task in tasks:
+        error = task.exception() if task.done() else None
+        if error is not None:
+            outage = _find_outage(connection, error)
+            if outage is None or outage is error:
+                raise error
+            raise outage from error
+
+
+def _find_outage(connection: Connection, error: BaseException | None) -> DatabaseUnavailable | None:
+    """Return the outage that caused the error, or None if the error is a bug."""
+    if isinstance(error, DatabaseUnavailable):
+        return error
+    if connection.is_closed():
+        return DatabaseUnavailable("The database connection was lost.")
+    translated = None if error is None else translate(error)
+    return translated if isinstance(translated, DatabaseUnavailable) else None
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -217,7 +202,7 @@ async def _comes(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def _cancel(*tasks: "asyncio.Task[Any]") -> None:
-    """Ends them. What they raise now is only a consequence of what is known already."""
+    """Cancel the tasks and ignore what they raise: the error that counts has been found before."""
     for task in tasks:
         task.cancel()
     done, pending = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)

@@ -28,10 +28,8 @@ import uvloop
 
 import server.providers.anthropic.provider
 import server.providers.gemini.provider  # noqa: F401  reason: SDKs are imported when they are needed, here once before all forks
-from server.app import jobs as job_wiring
 from server.app import replays as replay_wiring
-from server.app import wiring
-from server.app import worker as worker_wiring
+from server.app import services, wiring
 from server.app.asgi import serve
 from server.app.http_server import bind, url_of
 from server.app.providers import Providers, open_providers
@@ -44,8 +42,8 @@ from server.conversation.payload import Payload
 from server.conversation.store import AcceptOutcome, Finished, History, NewAnswer, NewInput, PayloadSource
 from server.jobs.compaction import Compact, compaction_job
 from server.jobs.job import Job
-from server.jobs.sending import JobSender
-from server.jobs.worker import WorkerOptions, run_worker
+from server.jobs.queue import JobSender
+from server.jobs.worker import WorkerOptions
 from server.payload.transcript import TranscriptTurn
 from server.postgres.replay.replays import PostgresReplays
 from server.postgres.store import PostgresStore
@@ -272,10 +270,10 @@ def set_fate(order: dict[str, Any]) -> Fate:
     fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
     CrashingStore.fate = CrashingRenderer.fate = CrashingReplays.fate = fate
     replay_wiring.PostgresReplays = CrashingReplays  # type: ignore[attr-defined]  # reason: the seam
-    for module in (wiring, worker_wiring, replay_wiring):
+    for module in (services, replay_wiring):
         module.PostgresStore = CrashingStore  # type: ignore[attr-defined]  # reason: the seam
-        module.JinjaRenderer = CrashingRenderer  # type: ignore[attr-defined]  # reason: as above
-    job_wiring.compaction_job = crashing_compaction_job  # type: ignore[attr-defined]  # reason: as above
+    services.JinjaRenderer = CrashingRenderer  # type: ignore[attr-defined]  # reason: as above
+    services.compaction_job = crashing_compaction_job  # type: ignore[attr-defined]  # reason: as above
     return fate
 
 
@@ -296,16 +294,12 @@ async def run_crashing_worker(order: dict[str, Any]) -> None:
     """The same for what `strata worker` runs."""
     settings = Settings(**order["settings"])
     fate = set_fate(order)
-
-    @asynccontextmanager
-    async def open_crashing(*_: object) -> AsyncIterator[Providers]:
-        async with open_crashing_providers(settings, fate) as providers:
-            yield providers
-
-    worker_wiring.open_available_providers = open_crashing  # type: ignore[attr-defined,assignment]  # reason: the seam
-    async with worker_wiring.open_worker(settings, {}) as parts:
+    async with (
+        open_crashing_providers(settings, fate) as providers,
+        wiring.open_worker(settings, providers=providers, options=WorkerOptions(**order.get("options", {}))) as worker,
+    ):
         _tell({"pid": os.getpid(), "url": ""})
-        await run_worker(parts, WorkerOptions(**order.get("options", {})))
+        await worker.run_until_signal()
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import pytest
 from server.conversation.epoch import EpochReason
 from server.conversation.store import EpochOutline
 from server.jobs.compaction import SentCompactions
-from server.jobs.sending import JobSender
+from server.jobs.queue import JobSender
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from tests.conftest import StrataServer
@@ -146,10 +146,10 @@ async def test_nobody_has_to_help_time_to_pass(fleet: Fleet, strata_server: Stra
 async def queue_compaction(database: Database, walk: Walk) -> None:
     """One job. The turns have asked for it already, as often as two: which point comes first would be chance."""
     await settle(walk.program)
-    await walk.program.background.watch.close()
+    await walk.program.compaction_watch.close()
     async with database.connection() as connection:
         await connection.execute("DELETE FROM pgqueuer")
-    queue = SentCompactions(JobSender(database.connection))
+    queue = SentCompactions(JobSender(database))
     await queue.queue_compaction(walk.tenant_id, walk.conversation_id)
 
 

@@ -35,12 +35,10 @@ APPLICATION = "strata-worker-under-test"
 
 WORKER_PROGRAM = """
 import asyncio, json, logging, sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from server.jobs.job import Job
-from server.jobs.worker import WorkerOptions, WorkerParts, run_worker
-from server.postgres.connections import DatabaseOptions, connect, translate
+from server.jobs.worker import Worker, WorkerOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.migrations import require_current_schema
 
@@ -63,19 +61,9 @@ async def work(payload):
     log.info("ended")
 
 async def main():
-    pool = Database(replace(database, application_name="pool"), on_first_contact=require_current_schema)
-
-    async def check_schema():
-        async with pool.connection():
-            pass
-
-    parts = WorkerParts(
-        jobs=[Job(name="work", run=work)],
-        connect=partial(connect, database),
-        check_schema=check_schema,
-        translate=translate,
-    )
-    await run_worker(parts, WorkerOptions(**json.loads(options)))
+    pool = Database(database, on_first_contact=require_current_schema)
+    worker = Worker(pool, [Job(name="work", run=work)], options=WorkerOptions(**json.loads(options)))
+    await worker.run_until_signal()
     await pool.close()
 
 asyncio.run(main())

@@ -34,7 +34,7 @@ def build_compactor(
     limit_tokens: int = 100,
     full_share: float = 0.95,
 ) -> Compactor:
-    used = renderer or program.background.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    used = renderer or program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
     return Compactor(
         CompactorTools(
             store=program.store,

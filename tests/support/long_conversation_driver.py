@@ -144,7 +144,7 @@ class LongTalk:
         return ended
 
     async def _let_jobs_end(self) -> None:
-        await self.program.background.watch.close()
+        await self.program.compaction_watch.close()
 
         async def idle() -> bool:
             async with self.direct.connection() as connection:
@@ -173,7 +173,7 @@ async def open_talk(
             )
             if typical_exchange_count is not None:
                 await add_resting(direct, tenant.id, conversation.assistant_id, [typical_exchange_count] * 12)
-                await program.background.lengths.load(tenant.id, conversation.assistant_id)
+                await program.lengths.load(tenant.id, conversation.assistant_id)
             yield LongTalk(
                 program=program,
                 proxy=proxy,

@@ -162,7 +162,7 @@ async def test_a_signed_summary_comes_back_and_is_accepted_again(
     )
     for number in range(5):
         await walk.task(f"Task {number}.", asks("Oslo"), tells("Done."))
-    compactor = strata_server.program.background.compactor
+    compactor = strata_server.program.compactor
     assert (
         await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     ).outcome is CompactionOutcome.SIGNED

@@ -42,7 +42,7 @@ async def walk(
 async def ask(walk: Walk, *, attempts: int = 1) -> str:
     """A summary of the oldest segment, put to no use."""
     program = walk.program
-    renderer = program.background.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    renderer = program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
     summariser = Summariser(build_calls(program, attempts=attempts), renderer, limit_tokens=100)
     history = await program.store.load_history(walk.tenant_id, walk.conversation_id)
     request = SummaryRequest(history=history, static_text=history.source.static_text or "", count=1)

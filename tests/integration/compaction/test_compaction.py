@@ -49,7 +49,7 @@ async def test_a_conversation_that_is_compacted_again_and_again_goes_on(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=KEEPING)
-    compactor = strata_server.program.background.compactor
+    compactor = strata_server.program.compactor
     statics: list[str] = []
     for number in range(1, 25):
         await exchange(walk, number)
@@ -79,7 +79,7 @@ async def test_what_is_undone_is_sent_as_before(
 ) -> None:
     """Two copies of one conversation; one is compacted and undone. Their next requests are the same."""
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=KEEPING)
-    compactor = strata_server.program.background.compactor
+    compactor = strata_server.program.compactor
     for number in range(1, 9):
         await exchange(walk, number)
     assert walk.ended is not None
@@ -108,7 +108,7 @@ async def test_after_an_undo_history_grows_in_a_new_generation(
 ) -> None:
     program = strata_server.program
     walk = await begin_walk(program, strata_server.tenant.id, emulated, provider, settings=KEEPING)
-    compactor, store = program.background.compactor, program.store
+    compactor, store = program.compactor, program.store
     for number in range(1, 4):
         for _ in range(4):
             await exchange(walk, number)
@@ -144,7 +144,7 @@ async def test_a_turn_that_runs_meanwhile_is_neither_lost_nor_disturbed(
 ) -> None:
     program = strata_server.program
     walk = await begin_walk(program, strata_server.tenant.id, emulated, provider, settings=KEEPING)
-    compactor = program.background.compactor
+    compactor = program.compactor
     for number in range(1, 7):
         await exchange(walk, number)
     reports, ended = await asyncio.gather(
@@ -173,7 +173,7 @@ async def test_on_a_prefix_bound_model_the_kept_turns_go_without_thinking_and_th
     walk = await begin_walk(program, strata_server.tenant.id, emulated, ANTHROPIC, settings=KEEPING)
     for number in range(1, 7):
         await exchange(walk, number)
-    report = await program.background.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    report = await program.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     assert not report.thinking_kept
     assert report.last_seq is not None
     await exchange(walk, 7)
@@ -193,9 +193,9 @@ async def test_an_erased_conversation_is_not_compacted(
     walk = await begin_walk(program, strata_server.tenant.id, emulated, GEMINI, settings=KEEPING)
     for number in range(1, 5):
         await exchange(walk, number)
-    await program.background.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    await program.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     report = await program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
     assert report.rows["segments"] == 1
-    for attempt in (program.background.compactor.compact, program.background.compactor.undo):
+    for attempt in (program.compactor.compact, program.compactor.undo):
         with pytest.raises(ConversationNotFound):
             await attempt(walk.tenant_id, walk.conversation_id)

@@ -47,7 +47,7 @@ def interruptible(walk: Walk) -> tuple[Compactor, InterruptedStore]:
     store = walk.program.store
     assert isinstance(store, PostgresStore)
     interrupted = InterruptedStore(store)
-    tools = walk.program.background.compactor._tools  # noqa: SLF001  reason: the same but for the store
+    tools = walk.program.compactor._tools  # noqa: SLF001  reason: the same but for the store
     return Compactor(replace(tools, store=interrupted)), interrupted
 
 
@@ -168,7 +168,7 @@ async def test_all_calls_of_a_loop_have_one_epoch(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, steps: list[tuple[str, str]]
 ) -> None:
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
-    plain = walk.program.background.compactor
+    plain = walk.program.compactor
     compactor, store = interruptible(walk)
     for number in range(1, 3):
         await walk.task(f"Task {number}.", tells(f"Answer {number}."))

@@ -65,7 +65,7 @@ async def exchange(walk: Walk, number: int) -> None:
 
 
 async def compact(walk: Walk, **options: Any) -> Any:
-    return await walk.program.background.compactor.compact(walk.tenant_id, walk.conversation_id, force=True, **options)
+    return await walk.program.compactor.compact(walk.tenant_id, walk.conversation_id, force=True, **options)
 
 
 async def look(walk: Walk) -> History:
@@ -121,7 +121,7 @@ async def test_only_what_was_made_behind_a_block_is_withheld_when_it_is_undone(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     walk = await begin(strata_server, emulated)
-    compactor = walk.program.background.compactor
+    compactor = walk.program.compactor
     starts = [(await look(walk)).source.conversation.buffer_start_seq]
     for number in range(1, 9):
         await exchange(walk, number)
@@ -265,7 +265,7 @@ def build_signing(program: Program, store: Store | None = None) -> Compactor:
     """One of another process, which gives up at the first failure."""
     used = store or program.store
     calls = BackgroundCalls(used, program.providers.by_name, retry_policy=RetryPolicy(attempts=1))
-    renderer = program.background.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    renderer = program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
     return Compactor(
         CompactorTools(
             store=used,
@@ -501,7 +501,7 @@ async def take(walk: Walk, step: str, number: int, plan: Plan) -> Walk:
             await compact(walk)
         case "undo":
             with suppress(CompactionNotFound):
-                await walk.program.background.compactor.undo(walk.tenant_id, walk.conversation_id)
+                await walk.program.compactor.undo(walk.tenant_id, walk.conversation_id)
         case "fork":
             assert walk.ended is not None
             ended, walk = walk.ended, await walk.fork(walk.ended.turn.seq)

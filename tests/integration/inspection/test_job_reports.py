@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from server.conversation.errors import CallNotFound, DatabaseUnavailable
 from server.inspection.job_report import JobStatus
 from server.inspection.job_watch import JobWatch
 from server.jobs.job import Job
-from server.jobs.sending import JobSender
-from server.jobs.worker import StopRequest, Worker, WorkerOptions, WorkerParts
-from server.postgres.connections import DatabaseOptions, connect, translate
+from server.jobs.queue import JobSender
+from server.jobs.worker import StopRequest, Worker, WorkerOptions
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.inspection.job_reports import PostgresJobReports
 from server.telemetry.jobs import JobMetrics
@@ -54,7 +53,7 @@ async def other(key_ring: KeyRing) -> Tenant:
 
 
 async def send(database: Database, tenant_id: str, key: str, *, delay_seconds: float = 0.0) -> None:
-    sender = JobSender(database.connection)
+    sender = JobSender(database)
     assert await sender.send(NAME, b"", tenant_id=tenant_id, dedupe_key=key, delay_seconds=delay_seconds)
 
 
@@ -75,17 +74,9 @@ async def work_off(database: Database, *errors: Exception) -> None:
         if left:
             raise left.pop(0)
 
-    async def check_schema() -> None:
-        return None
-
-    parts = WorkerParts(
-        jobs=[Job(name=NAME, run=run)],
-        connect=partial(connect, database.options),
-        check_schema=check_schema,
-        translate=translate,
-    )
     stop = StopRequest()
-    working = asyncio.create_task(Worker(parts, WorkerOptions(shutdown_limit_seconds=5)).run(stop))
+    worker = Worker(database, [Job(name=NAME, run=run)], options=WorkerOptions(shutdown_limit_seconds=5))
+    working = asyncio.create_task(worker.run(stop))
 
     async def is_done() -> bool:
         async with database.connection() as connection:
@@ -93,7 +84,7 @@ async def work_off(database: Database, *errors: Exception) -> None:
         return not left and count == 0
 
     await eventually(is_done)
-    stop.ask()
+    stop.request()
     await working
 
 

@@ -13,8 +13,8 @@ from server.conversation.api_key import Tenant
 from server.conversation.epoch import EpochReason
 from server.conversation.errors import EpochMoved
 from server.jobs.compaction import NAME, compaction_job, send_compaction
-from server.jobs.queue_log import queue_log_job
-from server.jobs.sending import JobSender
+from server.jobs.queue import JobSender
+from server.jobs.retention import queue_log_job
 from server.postgres.engine import Database
 from server.postgres.jobs.queue_log import prune_queue_log
 from server.postgres.store import PostgresStore
@@ -80,12 +80,12 @@ async def test_turns_queue_their_conversation_no_more_than_twice(
     for number in range(2):
         await walk.task(f"Task {number}.", tells("Fine."))
     await settle(strata_server.program)
-    await strata_server.program.background.watch.close()
+    await strata_server.program.compaction_watch.close()
     assert await queued(queue) == []
     for number in range(3):
         await walk.task(f"Another task {number}.", tells("Fine."))
     await settle(strata_server.program)
-    await strata_server.program.background.watch.close()
+    await strata_server.program.compaction_watch.close()
     jobs = await queued(queue)
     assert len(jobs) <= 2, "one, and one behind it"
     for job in jobs:
@@ -96,7 +96,7 @@ async def test_one_that_waits_for_a_cold_cache_does_not_stand_in_the_way(
     store: PostgresStore, tenant: Tenant, queue: Database
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
-    sender = JobSender(queue.connection)
+    sender = JobSender(queue)
     later = datetime.now(UTC) + timedelta(minutes=5)
     for at in (later, later, None, None):
         await send_compaction(sender, tenant.id, conversation.id, at=at)
@@ -108,7 +108,7 @@ async def test_what_comes_while_one_runs_is_done_after_it(
 ) -> None:
     """The one that runs may have looked before there was anything to do."""
     conversation = await create_conversation(store, tenant.id)
-    sender = JobSender(queue.connection)
+    sender = JobSender(queue)
     await send_compaction(sender, tenant.id, conversation.id)
     async with queue.connection() as connection:
         await connection.execute("UPDATE pgqueuer SET status = 'picked'")
@@ -120,7 +120,7 @@ async def test_what_comes_while_one_runs_is_done_after_it(
 
 
 async def test_a_job_that_comes_too_early_looks_again(tenant: Tenant, queue: Database) -> None:
-    sender = JobSender(queue.connection)
+    sender = JobSender(queue)
     asked: list[str] = []
     later = datetime.now(UTC) + timedelta(minutes=5)
 
@@ -150,12 +150,12 @@ async def test_a_conversation_that_moves_too_fast_is_left_to_its_turns(
 
     payload = json.dumps({"tenant_id": "tenant_x", "conversation_id": "conv_x", "look": 0}).encode()
     with caplog.at_level(logging.INFO, "strata.jobs"):
-        await compaction_job(compact, JobSender(queue.connection)).run(payload)
+        await compaction_job(compact, JobSender(queue)).run(payload)
     assert [record.message for record in caplog.records] == ["compaction.overtaken"]
 
 
 async def test_a_job_for_an_erased_conversation_is_over(strata_server: StrataServer, queue: Database) -> None:
-    [job] = [job for job in strata_server.program.background.jobs if job.name == NAME]
+    [job] = [job for job in strata_server.program.jobs if job.name == NAME]
     payload = {"tenant_id": strata_server.tenant.id, "conversation_id": "conv_01jd0z8s3bf6h9kq2m4n6p8r0t", "look": 0}
     await job.run(json.dumps(payload).encode())
     assert await queued(queue) == []

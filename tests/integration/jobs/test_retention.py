@@ -195,15 +195,15 @@ async def test_two_sweeps_at_once_share_the_rows(database: Database, store: Post
 
 
 async def test_answers_of_replays_are_swept_too(
-    database: Database, shadows: Database, store: PostgresStore, tenant: Tenant
+    database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     await ended_calls(store, tenant, 1)
-    await ended_calls(PostgresStore(shadows), tenant, 2)
-    await ended_calls(PostgresStore(shadows), tenant, 1, days=DAYS - 1)
+    await ended_calls(PostgresStore(replay_store), tenant, 2)
+    await ended_calls(PostgresStore(replay_store), tenant, 1, days=DAYS - 1)
 
     assert await sweep_raw_bytes(database, DAYS, page_rows=2) == {"calls": 1, "replay_calls": 2}
 
-    assert (await count_kept(database), await count_kept(shadows)) == (0, 1)
+    assert (await count_kept(database), await count_kept(replay_store)) == (0, 1)
 
 
 async def test_the_job_says_what_it_did_without_any_content(

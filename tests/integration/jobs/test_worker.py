@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
@@ -17,8 +17,8 @@ from server.conversation.errors import DatabaseUnavailable, SchemaAhead, SchemaB
 from server.jobs.job import Job
 from server.jobs.queue import JobQueue, build_queries
 from server.jobs.retention import retention_job
-from server.jobs.worker import QueueConnection, StopRequest, Worker, WorkerOptions, WorkerParts
-from server.postgres.connections import DatabaseOptions, connect, translate
+from server.jobs.worker import StopRequest, Worker, WorkerOptions
+from server.postgres.connections import DatabaseOptions, connect
 from server.postgres.engine import Database
 from server.postgres.jobs.retention import sweep_raw_bytes
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, require_current_schema
@@ -48,28 +48,30 @@ async def connection(database: Database) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-def parts_of(options: DatabaseOptions, *jobs: Job) -> WorkerParts:
-    async def check_schema() -> None:
-        pool = Database(options, on_first_contact=require_current_schema)
-        try:
-            async with pool.connection():
-                pass
-        finally:
-            await pool.close()
-
-    return WorkerParts(jobs=jobs, connect=partial(connect, options), check_schema=check_schema, translate=translate)
-
-
 @asynccontextmanager
-async def working(parts: WorkerParts, options: WorkerOptions = OPTIONS) -> AsyncIterator[StopRequest]:
+async def working(
+    options: DatabaseOptions, *jobs: Job, worker_options: WorkerOptions = OPTIONS
+) -> AsyncIterator[StopRequest]:
     """A worker beside the test; it has ended when the block has."""
+    database = Database(options, on_first_contact=require_current_schema)
     stop = StopRequest()
-    task = asyncio.create_task(Worker(parts, options).run(stop))
+    task = asyncio.create_task(Worker(database, jobs, options=worker_options).run(stop))
     try:
         yield stop
     finally:
-        stop.ask()
-        await asyncio.wait_for(task, LIMIT_SECONDS * 2)
+        stop.request()
+        try:
+            await asyncio.wait_for(task, LIMIT_SECONDS * 2)
+        finally:
+            await database.close()
+
+
+async def run_without_jobs(options: DatabaseOptions) -> None:
+    database = Database(options, on_first_contact=require_current_schema)
+    try:
+        await Worker(database, (), options=OPTIONS).run(StopRequest())
+    finally:
+        await database.close()
 
 
 async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
@@ -173,7 +175,7 @@ class TestSchema:
         await migrate_down_one(empty)
 
         with pytest.raises(SchemaBehind):
-            await Worker(parts_of(empty), OPTIONS).run(StopRequest())
+            await run_without_jobs(empty)
 
     async def test_a_worker_refuses_a_newer_schema(self, empty: DatabaseOptions) -> None:
         await migrate_up(empty)
@@ -182,7 +184,7 @@ class TestSchema:
         await connection.close()
 
         with pytest.raises(SchemaAhead):
-            await Worker(parts_of(empty), OPTIONS).run(StopRequest())
+            await run_without_jobs(empty)
 
 
 CATALOGUE = """
@@ -223,7 +225,7 @@ class TestJobs:
     async def test_a_queued_job_is_done_with_its_payload(self, database: Database, connection: Connection) -> None:
         diary = Diary()
         await enqueue(connection, b"before")
-        async with working(parts_of(database.options, diary.job())):
+        async with working(database.options, diary.job()):
             await eventually(diary.has_ended)
             await enqueue(connection, b"while it runs")
             await eventually(lambda: _is(diary.ended, [b"before", b"while it runs"]))
@@ -240,7 +242,7 @@ class TestJobs:
         diary = Diary(fails_with=[DatabaseUnavailable()])
         await enqueue(connection, b"again")
         with caplog.at_level(logging.INFO, "strata.jobs"):
-            async with working(parts_of(database.options, diary.job())):
+            async with working(database.options, diary.job()):
                 await eventually(diary.has_ended)
 
         assert diary.begun == [b"again"] * 2
@@ -256,7 +258,7 @@ class TestJobs:
     ) -> None:
         diary = Diary(fails_with=[ValueError("secret words")])
         await enqueue(connection, b"bad")
-        async with working(parts_of(database.options, diary.job())):
+        async with working(database.options, diary.job()):
             await eventually(diary.has_begun)
             await enqueue(connection, b"good")
             await eventually(diary.has_ended)
@@ -279,7 +281,7 @@ class TestJobs:
         diary = Diary(fails_with=[DatabaseUnavailable()])
         await enqueue(connection)
         with caplog.at_level(logging.DEBUG, "pgqueuer"):
-            async with working(parts_of(database.options, diary.job(cron="* * * * *"))):
+            async with working(database.options, diary.job(cron="* * * * *")):
                 await eventually(diary.has_ended)
 
         assert [record.getMessage() for record in caplog.records if record.name == "pgqueuer"] == []
@@ -295,7 +297,7 @@ class TestJobs:
         db_settings.cache_clear()
         diary = Diary()
         try:
-            async with working(parts_of(database.options, diary.job())):
+            async with working(database.options, diary.job()):
                 await enqueue(connection)
                 await eventually(diary.has_ended)
         finally:
@@ -308,9 +310,9 @@ class TestStopping:
     ) -> None:
         diary = Diary(waits=True)
         await enqueue(connection, b"first")
-        async with working(parts_of(database.options, diary.job())) as stop:
+        async with working(database.options, diary.job()) as stop:
             await eventually(diary.has_begun)
-            stop.ask()
+            stop.request()
             # It gives signs of life while the worker stops: nobody else must begin it. A look for more jobs that was
             # under way when the worker was asked to stop is over by then.
             await eventually(lambda: _has_beaten(connection))
@@ -333,13 +335,13 @@ class TestStopping:
         await enqueue(connection, b"long")
         hasty = WorkerOptions(shutdown_limit_seconds=0.1, probe_seconds=0.1)
         with caplog.at_level(logging.INFO, "strata.jobs"):
-            async with working(parts_of(database.options, slow.job()), hasty):
+            async with working(database.options, slow.job(), worker_options=hasty):
                 await eventually(slow.has_begun)
 
         assert slow.ended == []
         assert await queued(connection) == ["queued"]
         assert "job.interrupted" in [record.getMessage() for record in caplog.records]
-        async with working(parts_of(database.options, quick.job())):
+        async with working(database.options, quick.job()):
             await eventually(quick.has_ended)
         assert quick.ended == [b"long"]
 
@@ -347,32 +349,25 @@ class TestStopping:
         diary = Diary(waits=True)
         await enqueue(connection)
         patient = WorkerOptions(shutdown_limit_seconds=3600, probe_seconds=0.1)
-        async with working(parts_of(database.options, diary.job()), patient) as stop:
+        async with working(database.options, diary.job(), worker_options=patient) as stop:
             await eventually(diary.has_begun)
-            stop.ask()
+            stop.request()
 
         assert await queued(connection) == ["queued"]
 
-    async def test_a_worker_without_a_database_stops_as_well(self, database: Database) -> None:
-        async def refuse() -> QueueConnection:
-            raise DatabaseUnavailable
+    async def test_a_worker_without_a_database_stops_as_well(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def has_failed() -> bool:
+            return "worker.database_lost" in [record.getMessage() for record in caplog.records]
 
-        parts = parts_of(database.options)
-        tried = asyncio.Event()
-
-        async def check_schema() -> None:
-            tried.set()
-            raise DatabaseUnavailable
-
-        lonely = WorkerParts(jobs=(), connect=refuse, check_schema=check_schema, translate=parts.translate)
-        async with working(lonely, WorkerOptions(reconnect_seconds=3600)):
-            await asyncio.wait_for(tried.wait(), LIMIT_SECONDS)
+        nowhere = DatabaseOptions(url="postgresql://nobody@127.0.0.1:1/nothing")
+        async with working(nowhere, worker_options=WorkerOptions(reconnect_seconds=3600)):
+            await eventually(has_failed)
 
 
 class TestSchedules:
     async def test_the_first_run_is_due_when_a_worker_starts(self, database: Database, connection: Connection) -> None:
         diary = Diary()
-        async with working(parts_of(database.options, diary.job(cron="17 3 * * *"))):
+        async with working(database.options, diary.job(cron="17 3 * * *")):
             await eventually(diary.has_ended)
 
         assert diary.ended == [b""]
@@ -387,22 +382,20 @@ class TestSchedules:
         self, database: Database, connection: Connection
     ) -> None:
         first, second, marker = Diary(), Diary(), Diary()
-        async with working(parts_of(database.options, first.job(cron="17 3 * * *"))):
+        async with working(database.options, first.job(cron="17 3 * * *")):
             await eventually(first.has_ended)
         await enqueue(connection, name="marker")
-        async with working(
-            parts_of(database.options, second.job(cron="17 3 * * *"), Job(name="marker", run=marker.run))
-        ):
+        async with working(database.options, second.job(cron="17 3 * * *"), Job(name="marker", run=marker.run)):
             await eventually(marker.has_ended)
 
         assert second.begun == []
 
     async def test_a_run_that_was_missed_is_made_up_for(self, database: Database, connection: Connection) -> None:
         first, second = Diary(), Diary()
-        async with working(parts_of(database.options, first.job(cron="17 3 * * *"))):
+        async with working(database.options, first.job(cron="17 3 * * *")):
             await eventually(first.has_ended)
         await connection.execute("UPDATE pgqueuer_schedules SET next_run = now() - interval '3 days'")
-        async with working(parts_of(database.options, second.job(cron="17 3 * * *"))):
+        async with working(database.options, second.job(cron="17 3 * * *")):
             await eventually(second.has_ended)
 
         assert second.ended == [b""]
@@ -411,8 +404,10 @@ class TestSchedules:
         self, database: Database, connection: Connection
     ) -> None:
         diary = Diary()
-        parts = parts_of(database.options, diary.job(cron="* * * * * *"))  # every second
-        async with working(parts), working(parts), working(parts), working(parts):
+        job = diary.job(cron="* * * * * *")  # every second
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(working(database.options, job))
             await eventually(lambda: _is(diary.ended[:4], [b""] * 4))
 
         seconds = [
@@ -429,7 +424,7 @@ class TestSchedules:
         self, database: Database, connection: Connection
     ) -> None:
         diary = Diary(waits=True)
-        async with working(parts_of(database.options, diary.job(cron="* * * * * *"))):
+        async with working(database.options, diary.job(cron="* * * * * *")):
             await eventually(diary.has_begun)
             before = await connection.fetchval("SELECT last_run FROM pgqueuer_schedules")
 
@@ -466,7 +461,7 @@ class TestRetention:
 
         assert not await is_swept()
         with caplog.at_level(logging.INFO, "strata.jobs"):
-            async with working(parts_of(database.options, job)):
+            async with working(database.options, job):
                 await eventually(is_swept)
 
         (swept,) = [vars(record) for record in caplog.records if record.getMessage() == "retention.swept"]
@@ -478,7 +473,7 @@ class TestRetention:
 
         # Queued by a worker that had another setting.
         await enqueue(connection, name="retention")
-        async with working(parts_of(database.options, retention_job(0, sweep))):
+        async with working(database.options, retention_job(0, sweep)):
             await eventually(lambda: _gone(connection))
 
         assert await history(connection) == ["queued", "picked", "successful"]

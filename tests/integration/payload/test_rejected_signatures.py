@@ -193,7 +193,7 @@ async def test_what_was_rejected_stays_out_of_forks_and_after_compactions_and_sw
     walk = await begin(strata_server, emulated, provider, settings=policy)
     reject_all_signatures(emulated)
     await walk.task("Task three.", asks("Oslo"), tells("Answer three."))
-    compactor = walk.program.background.compactor
+    compactor = walk.program.compactor
     report = await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     assert (report.first_seq, report.last_seq) == (1, 6)
     await walk.task("Task four.", tells("Answer four."))

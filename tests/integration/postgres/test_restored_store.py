@@ -360,7 +360,7 @@ async def test_what_was_queued_or_paused_is_finished(
     served: Served, migrated: DatabaseOptions, contents: Mapping[str, Any]
 ) -> None:
     queued = await fetch(migrated, "SELECT DISTINCT entrypoint FROM pgqueuer")
-    assert {row["entrypoint"] for row in queued} <= {job.name for job in served.program.background.jobs}
+    assert {row["entrypoint"] for row in queued} <= {job.name for job in served.program.jobs}
     assert queued
     api = served.talk("admin")
     for name in ("queued", "paused"):

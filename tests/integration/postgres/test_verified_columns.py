@@ -179,7 +179,7 @@ async def walks(strata_server: StrataServer, emulated: EmulatedProviders) -> lis
     )
     for number in range(3):
         await signed.task(f"Task {number}.", tells(f"Answer {number}."))
-    compactor = strata_server.program.background.compactor
+    compactor = strata_server.program.compactor
     await compactor.compact(signed.tenant_id, signed.conversation_id, force=True)
     await signed.task("And now?", tells("Now this."))
     return [summed, signed, rejected]

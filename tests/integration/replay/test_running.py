@@ -169,7 +169,7 @@ class TestTeacherForced:
         walk = await begin_walk(program, tenant_id, emulated, provider, settings=policy)
         for number in range(4):
             await walk.task(f"Task {number}.", asks("Oslo"), tells(f"Answer {number}."))
-            await program.background.compactor.compact(tenant_id, walk.conversation_id)
+            await program.compactor.compact(tenant_id, walk.conversation_id)
         recorded = {call.turn_seq: call.start for call in await walk.calls()}
         arm_again(emulated, await walk.turns())
 

@@ -150,7 +150,7 @@ async def test_a_refusals_output_goes_to_no_other_provider_and_into_no_history(
     assert SECRET not in json.dumps(emulated[other].requests()[-1]["body"])
     for number in range(3, 6):
         await walk.task(f"{number}.", tells("Yes."))
-    await walk.program.background.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    await walk.program.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     await walk.task("Six.", tells("Yes."))
     body = emulated[other].requests()[-1]["body"]
     assert SECRET not in json.dumps(body)

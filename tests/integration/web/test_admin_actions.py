@@ -39,7 +39,7 @@ def actions(strata_server: StrataServer, database: Database, audit: Audit) -> Co
     return ConversationActions(
         tenant_id=strata_server.tenant.id,
         audit=audit,
-        compactor=program.background.compactor,
+        compactor=program.compactor,
         store=program.store,
         turn_service=program.turn_service,
         archives=PostgresArchives(database),

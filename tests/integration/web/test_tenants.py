@@ -78,7 +78,7 @@ async def stranger(strata_server: StrataServer) -> AsyncIterator[Talk]:
 
 async def everything(server: StrataServer) -> dict[str, list[Any]]:
     """All rows of all tables but those that note the use of a key."""
-    connection = await asyncpg.connect(server.program.options.url)
+    connection = await asyncpg.connect(server.program.database.options.url)
     try:
         return {
             table.fullname: sorted(map(repr, await connection.fetch(f"SELECT * FROM {table.fullname}")))  # noqa: S608  reason: our own tables
@@ -281,7 +281,7 @@ async def test_no_route_of_operators_can_change_another_tenants_objects(strata_s
 
 
 async def audit_rows(server: StrataServer) -> list[dict[str, Any]]:
-    connection = await asyncpg.connect(server.program.options.url)
+    connection = await asyncpg.connect(server.program.database.options.url)
     try:
         rows = await connection.fetch("SELECT tenant_id, action, object, details FROM audit_log ORDER BY id")
     finally:
