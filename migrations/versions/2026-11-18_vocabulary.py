@@ -31,7 +31,7 @@ _COMMENTS = {
     ("replay_results", "replay_seq"): "The turn of the replay conversation whose calls were made for it.",
 }
 _EPOCH_REASONS = {"opening_set_down": "summary_inlined"}
-_ERROR_CODES = {"opening_rejected": "summary_rejected"}
+_ERROR_CODES = {"opening_rejected": "summary_rejected", "provider_cut": "provider_disconnected"}
 _MISS_REASONS = {"ttl_passed": "ttl_expired"}
 _BLOCK_KINDS = {"opening": "signed_summary"}
 

@@ -146,7 +146,7 @@ def build_compactor(
 
 def _build_jobs(settings: Settings, database: Database, compactor: Compactor) -> tuple[Job, ...]:
     async def compact(tenant_id: str, conversation_id: str) -> datetime | None:
-        return (await compactor.compact(tenant_id, conversation_id)).look_again_at
+        return (await compactor.compact(tenant_id, conversation_id)).recheck_at
 
     return (
         retention_job(settings.raw_retention_days, partial(sweep_raw_bytes, database)),

@@ -22,7 +22,7 @@ from server.app.providers import FOLDS, Providers, open_offline_providers
 from server.app.replays import ReplayParts, build_replays
 from server.app.services import Services, open_services
 from server.app.settings import Settings
-from server.caching.maintainer import CacheKeeper
+from server.caching.maintainer import CacheMaintainer
 from server.compaction.compactor import Compactor
 from server.compaction.typical_lengths import TypicalLengths
 from server.compaction.watch import CompactionWatch
@@ -92,7 +92,7 @@ class Program:
     key_ring: PostgresKeyRing
     running_turns: RunningTurns
     turn_service: TurnService
-    cache_keeper: CacheKeeper
+    cache_maintainer: CacheMaintainer
     compactor: Compactor
     compaction_watch: CompactionWatch
     lengths: TypicalLengths
@@ -135,7 +135,7 @@ async def open_program(
         offline_providers = await stack.enter_async_context(open_offline_providers(settings))
         replays = build_replays(services, metrics.replays)
         jobs = (*services.jobs, *replays.jobs)
-        cache_keeper = CacheKeeper(
+        cache_maintainer = CacheMaintainer(
             PostgresCacheRegister(database),
             providers.by_name,
             services.estimate,
@@ -149,7 +149,7 @@ async def open_program(
             lengths=services.lengths,
             alarms=PostgresOverviews(database),
         )
-        tools = _build_turn_tools(services, notifications, cache_keeper, compaction_watch, metrics, tracing)
+        tools = _build_turn_tools(services, notifications, cache_maintainer, compaction_watch, metrics, tracing)
         running_turns = RunningTurns()
         turn_service = TurnService(tools, running_turns)
         web = _build_web_parts(
@@ -170,7 +170,7 @@ async def open_program(
             key_ring=PostgresKeyRing(database),
             running_turns=running_turns,
             turn_service=turn_service,
-            cache_keeper=cache_keeper,
+            cache_maintainer=cache_maintainer,
             compactor=services.compactor,
             compaction_watch=compaction_watch,
             lengths=services.lengths,
@@ -188,11 +188,11 @@ async def open_program(
             "reaper": Reaper(tools).watch,
             "job watch": program.job_watch.watch,
             "index watch": program.index_watch.watch,
-            "cache keeper": cache_keeper.watch,
+            "cache keeper": cache_maintainer.watch,
         }
         for name, watch in watches.items():
             stack.push_async_callback(_end, asyncio.create_task(watch(), name=name))
-        stack.push_async_callback(cache_keeper.close)
+        stack.push_async_callback(cache_maintainer.close)
         if settings.worker_inside:
             await stack.enter_async_context(_working_inside(settings, database, jobs, replays.shutdown))
         stack.push_async_callback(compaction_watch.close)
@@ -229,7 +229,7 @@ async def open_worker(
 def _build_turn_tools(
     services: Services,
     notifications: PostgresNotifications,
-    cache_keeper: CacheKeeper,
+    cache_maintainer: CacheMaintainer,
     compaction_watch: CompactionWatch,
     metrics: Metrics,
     tracing: Tracing,
@@ -251,7 +251,7 @@ def _build_turn_tools(
         ),
         retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
         estimate=services.estimate,
-        cache_keeper=cache_keeper,
+        cache_maintainer=cache_maintainer,
         follower=compaction_watch,
         call_slots=providers.call_slots,
     )
@@ -414,7 +414,7 @@ async def _stop(program: Program) -> None:
     """Let running turns finish within the limit, and surrender the leases of those that did not."""
     report = await program.running_turns.drain(program.settings.shutdown_limit_seconds)
     try:
-        surrendered = await program.store.surrender_leases(program.owner)
+        surrendered = await program.store.expire_leases(program.owner)
     except StrataError as error:
         # The leases expire by themselves.
         _log.warning("program.leases_not_surrendered", extra={"reason": str(error)})

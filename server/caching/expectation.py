@@ -76,7 +76,7 @@ class _Entry:
     tokens: int
 
 
-def expect_cache(
+def expect_cache_read(
     previous: Request | None,
     trace: CallTrace | None,
     current: Request,

@@ -36,7 +36,7 @@ from server.caching.explicit_policy import (
     storage_usd_per_hour,
     wants_cache,
 )
-from server.conversation.cache_register import CacheKey, CacheRegister, RegisteredCache, label_of
+from server.conversation.cache_register import CacheKey, CacheRegister, RegisteredCache, cache_label
 from server.conversation.errors import (
     CacheGone,
     ConversationNotFound,
@@ -67,7 +67,7 @@ _log = logging.getLogger("strata.caches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CacheObservation:
     """A turn that has asked its provider, as far as caches are concerned."""
 
     tenant_id: str
@@ -88,11 +88,11 @@ class _Watched:
     expected_tokens: int = 0
     read_tokens: int = 0
     observed_calls: int = 0
-    look_again_at: datetime | None = None
+    recheck_at: datetime | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class CacheKeeper:
+class CacheMaintainer:
     """Keeps the explicit caches that the turns of this process use."""
 
     def __init__(
@@ -115,7 +115,7 @@ class CacheKeeper:
         self._watched: LruCache[CacheKey, _Watched] = LruCache(_REMEMBERED_KEYS)
         self._running: set[asyncio.Task[None]] = set()
 
-    def turn_asked(self, asked: Asked) -> None:
+    def observe_call(self, asked: CacheObservation) -> None:
         """Notes it and returns; what follows from it is done in the background."""
         plan = asked.plan
         if not plan.may_have_cache:
@@ -158,7 +158,7 @@ class CacheKeeper:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _watch_call(self, asked: Asked) -> _Watched:
+    def _watch_call(self, asked: CacheObservation) -> _Watched:
         key = asked.plan.key
         watched = self._watched.get(key)
         if watched is None:
@@ -174,7 +174,7 @@ class CacheKeeper:
 
     def _is_worth_a_look(self, plan: CachePlan, watched: _Watched, now: datetime) -> bool:
         """Whether a cache is wanted, and nobody has just said that there is none to be had."""
-        if watched.look_again_at is not None and now < watched.look_again_at:
+        if watched.recheck_at is not None and now < watched.recheck_at:
             return False
         return plan.settings.explicit is ExplicitChoice.ON or self._wants_cache(plan, watched, now)
 
@@ -194,7 +194,7 @@ class CacheKeeper:
         size = len(payload.static_text.encode("utf-8", "surrogatepass")) + len(encode_tools(payload.tools))
         return self._estimate.estimate(payload.model, size)
 
-    async def _provide(self, asked: Asked, watched: _Watched) -> None:
+    async def _provide(self, asked: CacheObservation, watched: _Watched) -> None:
         """The cache that the conversation's next turn will use: one that is there, else a new one."""
         plan = asked.plan
         async with watched.lock:
@@ -202,7 +202,7 @@ class CacheKeeper:
             joined = await self._register.join_cache(asked.tenant_id, asked.conversation_id, plan.key)
             if joined is not None:
                 return
-            watched.look_again_at = now + _LOOK_AGAIN
+            watched.recheck_at = now + _LOOK_AGAIN
             if not self._wants_cache(plan, watched, now):
                 return
             place = await self._register.reserve_cache(
@@ -213,7 +213,7 @@ class CacheKeeper:
                 fits=partial(self._is_within_budget, plan.key.model, now),
             )
             if place is not None and await self._make(asked, self._caches[plan.key.provider], place):
-                watched.look_again_at = None
+                watched.recheck_at = None
 
     def _is_within_budget(self, model: str, now: datetime, kept: Mapping[str, int]) -> bool:
         if storage_usd_per_hour(kept, now) <= self._budget_usd_per_hour:
@@ -223,11 +223,11 @@ class CacheKeeper:
         )
         return False
 
-    async def _make(self, asked: Asked, caches: ExplicitCaches, place: UUID) -> bool:
+    async def _make(self, asked: CacheObservation, caches: ExplicitCaches, place: UUID) -> bool:
         plan = asked.plan
         try:
             made = await caches.create(
-                replace(plan.payload, cached_content=None), lifetime_seconds=_ttl_of(plan), label=label_of(place)
+                replace(plan.payload, cached_content=None), lifetime_seconds=_ttl_of(plan), label=cache_label(place)
             )
         except ProviderFailed as error:
             _log.warning("caches.refused", extra={"model": plan.key.model, "code": error.code})
@@ -252,7 +252,7 @@ class CacheKeeper:
             _log.info("caches.made", extra={"model": plan.key.model, "token_count": kept.token_count})
         return kept is not None
 
-    async def _look_after(self, asked: Asked, cache: RegisteredCache) -> None:
+    async def _look_after(self, asked: CacheObservation, cache: RegisteredCache) -> None:
         if asked.was_gone:
             await self._register.drop_cache(cache.id)
             return

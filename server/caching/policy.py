@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from server.conversation.block import JsonValue
-from server.conversation.payload import Payload, count_static_marks
+from server.conversation.payload import Payload, count_static_breakpoints
 from server.providers.pricing import Price
 
 SHORT_SECONDS: Final = 300
@@ -61,7 +61,7 @@ def place_markers(message_count: int, *, has_tools: bool, static_pieces: int, li
     request's newest marker stood; behind the message before the newest, the last that is still there when an input is
     withdrawn; behind the tools, which outlive the static text when it is edited.
     """
-    room = limit - count_static_marks(static_pieces, limit)
+    room = limit - count_static_breakpoints(static_pieces, limit)
     newest = message_count - 1
     wanted = (newest, newest - 2, newest - 1) if is_wide else (newest, newest - 1)
     places = [place for place in wanted if place >= 0][:room]
@@ -102,7 +102,7 @@ def encode_caching(payload: Payload) -> dict[str, JsonValue]:
 def _encode_cache(payload: Payload) -> dict[str, JsonValue]:
     if payload.cached_content is not None:
         return {"cached_content": payload.cached_content}
-    if not (payload.breakpoints or payload.static_cache_seconds or payload.wants_diagnosis):
+    if not (payload.breakpoints or payload.static_cache_seconds or payload.requests_diagnosis):
         return {}
     asked: dict[str, JsonValue] = {
         "breakpoints": list(payload.breakpoints),
@@ -110,7 +110,7 @@ def _encode_cache(payload: Payload) -> dict[str, JsonValue]:
         "cache_seconds": payload.cache_seconds,
         "static_cache_seconds": payload.static_cache_seconds,
     }
-    if payload.wants_diagnosis:
+    if payload.requests_diagnosis:
         asked["previous_response_id"] = payload.previous_response_id
     return asked
 
@@ -129,7 +129,7 @@ def apply_caching(payload: Payload, caching: Mapping[str, JsonValue]) -> Payload
         marks_tools=caching["marks_tools"],
         cache_seconds=caching["cache_seconds"],
         static_cache_seconds=caching["static_cache_seconds"],
-        wants_diagnosis="previous_response_id" in caching,
+        requests_diagnosis="previous_response_id" in caching,
         previous_response_id=caching.get("previous_response_id"),
     )
 

@@ -14,7 +14,7 @@ from server.archive.seed_plan import plan_seed
 from server.cli.run import begin_quietly, run
 from server.cli.seed_talk import hold_conversations, open_talk
 from server.cli.terminal import open_bar
-from server.conversation.errors import TenantNotFound, TenantOccupied
+from server.conversation.errors import TenantNotEmpty, TenantNotFound
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.archive.seeder import Copies, count_tenant_conversations, load_originals, renew_statistics
 from server.postgres.engine import Database
@@ -67,7 +67,7 @@ async def _seed(settings: Settings, order: _Order) -> int:
         tenant_id = await _find_or_make_tenant(talk.program.key_ring, order.tenant)
         there = await count_tenant_conversations(database, tenant_id)
         if there and not order.force:
-            raise TenantOccupied(f"The tenant {order.tenant} has {there} conversations already.")
+            raise TenantNotEmpty(f"The tenant {order.tenant} has {there} conversations already.")
         # Not the same ids again for another tenant, or for the same one.
         random = Random(f"{order.seed}:{order.tenant}:{there}")  # noqa: S311  reason: it is to be predictable
         with open_bar() as progress:

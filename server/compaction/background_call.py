@@ -37,8 +37,8 @@ from server.conversation.payload import Payload
 from server.conversation.shutdown import run_to_completion
 from server.conversation.store import History, Store
 from server.conversation.turn import StopReason
-from server.payload.cache_plan import expect_aside
-from server.payload.call_records import describe_end
+from server.payload.cache_plan import expect_background_read
+from server.payload.call_records import build_end
 from server.payload.settings import read_order
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider, ProviderAnswer, ProviderStream
@@ -148,7 +148,7 @@ class BackgroundCalls:
         key = CacheKey(
             provider=provider.name, account=provider.account, model=payload.model, prefix_hash=epoch.prefix_hash
         )
-        expectation = expect_aside(history.source, manifest, key, profile, datetime.now(UTC))
+        expectation = expect_background_read(history.source, manifest, key, profile, datetime.now(UTC))
         start = CallStart(
             attempt=0,
             provider=provider.name,
@@ -231,7 +231,7 @@ class BackgroundCalls:
             code = CANCELLED
             raise
         finally:
-            end = describe_end(stream, start.model, question.expectation, code)
+            end = build_end(stream, start.model, question.expectation, code)
             if self._observer is not None:
                 self._observer.call_ended(start, end, assistant_id=question.assistant_id)
             await run_to_completion(self._end(question, start, end))

@@ -69,7 +69,7 @@ def find_rates(price: Price | None, profile: ModelProfile, lifetime_seconds: flo
     )
 
 
-def cost_of(load: Load, rates: Rates, *, known_tokens: int) -> float:
+def request_cost(load: Load, rates: Rates, *, known_tokens: int) -> float:
     """What the load costs in one call of whose prefix the provider knows so many tokens."""
     prefix = load.prefix_tokens
     if prefix < rates.minimum_tokens:
@@ -113,7 +113,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
+class CutCost:
     """See the module for what they are."""
 
     price: float
@@ -121,7 +121,7 @@ class Weighing:
     saving: float
 
 
-class CompactionScale:
+class CutCosts:
     """Weighs the cuts of one state."""
 
     def __init__(self, state: CompactionState, rates: Rates, policy: CompactionPolicy, now: datetime) -> None:
@@ -138,7 +138,7 @@ class CompactionScale:
         self.cold_at = None if last is None or self.is_cold else last + lifetime
         """When the cache will be cold; None where it is."""
 
-    def weigh(self, cut: Cut, *, is_cold: bool | None = None) -> Weighing:
+    def estimate(self, cut: Cut, *, is_cold: bool | None = None) -> CutCost:
         """As things are, or as they would be with a cold cache."""
         cold = self.is_cold if is_cold is None else is_cold
         static, kept_tokens = self._state.static_tokens, cut.kept_tokens
@@ -154,36 +154,36 @@ class CompactionScale:
 
         fixed = self._policy.fixed_cost_tokens
         further_calls = self._calls_per_exchange - 1
-        return Weighing(
+        return CutCost(
             price=fixed + more(after, before) - further_calls * (self._warm(before) - self._warm(after)),
             tail=fixed + more(kept, unmoved),
             saving=self._later(before) - self._later(after),
         )
 
-    def is_due(self, cut: Cut, weighing: Weighing) -> bool:
+    def is_due(self, cut: Cut, cost: CutCost) -> bool:
         """Whether to pay a positive price now."""
-        rent = self._rent(cut, weighing)
+        rent = self._rent(cut, cost)
         remaining = self._remaining_exchanges()
         if remaining is None:
-            return rent >= weighing.price
-        if rent >= _PATIENCE * weighing.price:
+            return rent >= cost.price
+        if rent >= _PATIENCE * cost.price:
             return True
         calls = self._calls_per_exchange
-        to_come = weighing.saving * remaining * calls
-        if to_come - weighing.saving * (calls - 1) < weighing.price:
+        to_come = cost.saving * remaining * calls
+        if to_come - cost.saving * (calls - 1) < cost.price:
             return False
         # One exchange more to move: what it would save to the end and cost to write, against carrying the others.
-        another = (to_come - (weighing.price - weighing.tail)) / len(cut.moved)
-        return rent >= weighing.tail or another <= weighing.saving * calls
+        another = (to_come - (cost.price - cost.tail)) / len(cut.moved)
+        return rent >= cost.tail or another <= cost.saving * calls
 
-    def _rent(self, cut: Cut, weighing: Weighing) -> float:
+    def _rent(self, cut: Cut, cost: CutCost) -> float:
         exchanges = self._state.exchanges
         keep = self._policy.keep_exchanges
         carried = movable = 0
         for place in range(keep, len(exchanges)):
             carried += exchanges[place].answer_count * movable
             movable += exchanges[place - keep].sent_tokens
-        return weighing.saving * carried / max(1, cut.moved_tokens)
+        return cost.saving * carried / max(1, cut.moved_tokens)
 
     def _remaining_exchanges(self) -> float | None:
         typical = self._state.typical_exchange_count
@@ -201,7 +201,7 @@ class CompactionScale:
         return self._cost(load, load.prefix_tokens)
 
     def _cost(self, load: Load, known_tokens: int) -> float:
-        return cost_of(load, self._rates, known_tokens=known_tokens)
+        return request_cost(load, self._rates, known_tokens=known_tokens)
 
     def _load(self, static_tokens: int, buffer_tokens: int) -> Load:
         return Load(order=self._state.order, static_tokens=static_tokens, buffer_tokens=buffer_tokens)

@@ -158,7 +158,7 @@ class Compactor:
         """None before the first payload: then there is nothing to move."""
         tools = self._tools
         held = tools.texts.hashes_for(conversation_id)
-        history = await tools.store.load_history(tenant_id, conversation_id, held_static_hashes=held)
+        history = await tools.store.load_history(tenant_id, conversation_id, cached_static_hashes=held)
         static = self._static_of(history)
         if static is None and history.source.epoch is not None:
             # It was let go since.
@@ -251,7 +251,7 @@ class Compactor:
         told = await tools.renderer.render_segment(tenant_id, transcript)
         text = told if signed_summary is None else signed_summary.text + told
         kept = len(history.segments)
-        generation = look.epoch.generation if history.is_open_ended else history.newest_generation + 1
+        generation = look.epoch.generation if history.can_append_segment else history.newest_generation + 1
         segment = Segment(
             generation=generation,
             position=kept,
@@ -268,7 +268,7 @@ class Compactor:
             buffer_start_seq=plan.last_seq + 1,
             segment=segment,
             copies=None
-            if history.is_open_ended
+            if history.can_append_segment
             else CopiedSegments(generation=look.epoch.generation, from_position=0, count=kept, to_position=0),
         )
         begun = await self._writer.begin(tenant_id, history, rewrite)
@@ -298,7 +298,7 @@ def _foresee(look: _Look) -> CompactionReport:
     report = CompactionReport(
         conversation_id=look.conversation_id,
         outcome=CompactionOutcome.COMPACTED,
-        reason=UNDONE if decision.hold is None else decision.hold.value,
+        reason=UNDONE if decision.skip_reason is None else decision.skip_reason.value,
         is_dry_run=True,
         epoch=look.epoch.number,
         request_tokens=look.request_tokens,
@@ -313,7 +313,7 @@ def _foresee(look: _Look) -> CompactionReport:
             report,
             outcome=CompactionOutcome.UNCHANGED,
             is_blocked=decision.window_short,
-            look_again_at=decision.ask_again_at,
+            recheck_at=decision.recheck_at,
         )
     if plan is None:
         return report

@@ -67,7 +67,7 @@ class EpochWriter:
             copies=rewrite.copies,
             seen_next_seq=history.source.conversation.next_seq,
         )
-        self._texts.hold(conversation_id, epoch.static_hash, static)
+        self._texts.put(conversation_id, epoch.static_hash, static)
         return epoch
 
     def count_tokens(self, history: History, text: str) -> int:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
-from server.compaction.carrying_cost import CompactionScale, Cut, find_rates
+from server.compaction.carrying_cost import Cut, CutCosts, find_rates
 from server.compaction.state import CompactionState, count_request
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind, read_policy
 from server.conversation.store import PayloadSource
@@ -19,7 +19,7 @@ class CompactionReason(StrEnum):
 
     THRESHOLD_TURNS = "threshold_turns"
     THRESHOLD_TOKENS = "threshold_tokens"
-    RENT = "rent"
+    CARRYING_COST = "carrying_cost"
     """It pays, and has been waited for long enough."""
     COLD_CACHE = "cold_cache"
     """The next call writes everything anyway, so that compacting costs nothing."""
@@ -27,7 +27,7 @@ class CompactionReason(StrEnum):
     REQUESTED = "requested"
 
 
-class HoldReason(StrEnum):
+class SkipReason(StrEnum):
     """Why nothing is moved."""
 
     SWITCHED_OFF = "switched_off"
@@ -72,13 +72,13 @@ class CompactionDecision:
     """A plan, or why there is none."""
 
     plan: CompactionPlan | None = None
-    hold: HoldReason | None = None
+    skip_reason: SkipReason | None = None
     """None where there is a plan."""
     window_short: bool = False
     """The request is near the model's window. Without a plan this is for an operator to see."""
     needs_summary: bool = False
     """Moving exchanges is not enough for the window: segments have to be summarised."""
-    ask_again_at: datetime | None = None
+    recheck_at: datetime | None = None
     """Where nothing is moved now, but would be when the cache has gone cold."""
 
 
@@ -111,15 +111,15 @@ def plan_compaction(
     A plan that was carried out leaves nothing to plan until the conversation goes on.
     """
     if policy.kind is PolicyKind.OFF:
-        return CompactionDecision(hold=HoldReason.SWITCHED_OFF)
+        return CompactionDecision(skip_reason=SkipReason.SWITCHED_OFF)
     planning = _Planning(state, profile, price, policy, now)
     if planning.is_window_short:
         return planning.plan_for_window()
     if (hold := planning.find_obstacle()) is not None:
-        return CompactionDecision(hold=hold)
+        return CompactionDecision(skip_reason=hold)
     cut = planning.cut(policy.keep_exchanges)
     if not cut.moved:
-        return CompactionDecision(hold=HoldReason.NOTHING_TO_MOVE)
+        return CompactionDecision(skip_reason=SkipReason.NOTHING_TO_MOVE)
     return planning.plan_by_threshold(cut) if policy.kind is PolicyKind.THRESHOLD else planning.plan_by_cost(cut)
 
 
@@ -129,10 +129,10 @@ def plan_requested_compaction(
     """What is moved when somebody asks for it, whatever it costs: all that need not stay."""
     planning = _Planning(state, profile, price, policy, now)
     if (hold := planning.find_obstacle()) is not None:
-        return CompactionDecision(hold=hold)
+        return CompactionDecision(skip_reason=hold)
     cut = planning.cut(policy.keep_exchanges)
     if not cut.moved:
-        return CompactionDecision(hold=HoldReason.NOTHING_TO_MOVE)
+        return CompactionDecision(skip_reason=SkipReason.NOTHING_TO_MOVE)
     return CompactionDecision(plan=planning.build(cut, CompactionReason.REQUESTED))
 
 
@@ -152,7 +152,7 @@ class _Planning:
         self._price = price
         self._policy = policy
         self._rates = find_rates(price, profile, state.cache_lifetime_seconds)
-        self._scale = CompactionScale(state, self._rates, policy, now)
+        self._scale = CutCosts(state, self._rates, policy, now)
         self._buffer_tokens = sum(exchange.sent_tokens for exchange in state.exchanges)
         self._room = policy.window_share * profile.window_tokens
         self.is_window_short = state.static_tokens + state.dynamic_tokens + self._buffer_tokens > self._room
@@ -163,14 +163,14 @@ class _Planning:
         under_way = bool(exchanges) and not exchanges[-1].is_whole
         return self._cut_at(max(0, len(exchanges) - keep - under_way))
 
-    def find_obstacle(self) -> HoldReason | None:
+    def find_obstacle(self) -> SkipReason | None:
         """What forbids any cut, as long as there is room."""
         exchanges = self._state.exchanges
         if not exchanges:
-            return HoldReason.NOTHING_TO_MOVE
+            return SkipReason.NOTHING_TO_MOVE
         if exchanges[-1].is_open:
-            return HoldReason.BLOCKED_BY_OPEN_CALL
-        return None if exchanges[-1].is_whole else HoldReason.EXCHANGE_UNFINISHED
+            return SkipReason.BLOCKED_BY_OPEN_CALL
+        return None if exchanges[-1].is_whole else SkipReason.EXCHANGE_UNFINISHED
 
     def plan_for_window(self) -> CompactionDecision:
         """As little as makes room. A prefix-bound model needs the thinking of an exchange that is under way."""
@@ -180,8 +180,8 @@ class _Planning:
             cut = self.cut(1)
         needs_summary = not self._makes_room(cut)
         if not cut.moved or (obstacle is not None and self._profile.prefix_bound):
-            hold = obstacle or HoldReason.NOTHING_TO_MOVE
-            return CompactionDecision(hold=hold, window_short=True, needs_summary=needs_summary)
+            hold = obstacle or SkipReason.NOTHING_TO_MOVE
+            return CompactionDecision(skip_reason=hold, window_short=True, needs_summary=needs_summary)
         plan = self.build(cut, CompactionReason.WINDOW)
         return CompactionDecision(plan=plan, window_short=True, needs_summary=needs_summary)
 
@@ -193,7 +193,7 @@ class _Planning:
         if policy.max_turns is not None and turn_count > policy.max_turns:
             return CompactionDecision(plan=self.build(cut, CompactionReason.THRESHOLD_TURNS))
         if policy.max_tokens is None or self._buffer_tokens <= policy.max_tokens:
-            return CompactionDecision(hold=HoldReason.BELOW_THRESHOLD)
+            return CompactionDecision(skip_reason=SkipReason.BELOW_THRESHOLD)
         target = min(policy.target_tokens, policy.max_tokens)
         left, place = self._buffer_tokens, 0
         while place < len(cut.moved) and left > target:
@@ -204,21 +204,21 @@ class _Planning:
     def plan_by_cost(self, cut: Cut) -> CompactionDecision:
         """Now, or perhaps when the cache is cold."""
         scale = self._scale
-        weighing = scale.weigh(cut)
-        if weighing.saving <= 0:
-            return CompactionDecision(hold=HoldReason.SAVES_NOTHING)
-        if weighing.price <= 0:
-            reason = CompactionReason.COLD_CACHE if scale.is_cold else CompactionReason.RENT
+        cost = scale.estimate(cut)
+        if cost.saving <= 0:
+            return CompactionDecision(skip_reason=SkipReason.SAVES_NOTHING)
+        if cost.price <= 0:
+            reason = CompactionReason.COLD_CACHE if scale.is_cold else CompactionReason.CARRYING_COST
             return CompactionDecision(plan=self.build(cut, reason))
-        free_at = None if scale.weigh(cut, is_cold=True).price > 0 else scale.cold_at
+        free_at = None if scale.estimate(cut, is_cold=True).price > 0 else scale.cold_at
         if free_at is not None and scale.is_usually_cold:
-            return CompactionDecision(hold=HoldReason.WAITS_FOR_COLD_CACHE, ask_again_at=free_at)
-        if scale.is_due(cut, weighing):
-            return CompactionDecision(plan=self.build(cut, CompactionReason.RENT))
-        return CompactionDecision(hold=HoldReason.NOT_YET_WORTH_IT, ask_again_at=free_at)
+            return CompactionDecision(skip_reason=SkipReason.WAITS_FOR_COLD_CACHE, recheck_at=free_at)
+        if scale.is_due(cut, cost):
+            return CompactionDecision(plan=self.build(cut, CompactionReason.CARRYING_COST))
+        return CompactionDecision(skip_reason=SkipReason.NOT_YET_WORTH_IT, recheck_at=free_at)
 
     def build(self, cut: Cut, reason: CompactionReason) -> CompactionPlan:
-        weighing = self._scale.weigh(cut)
+        cost = self._scale.estimate(cut)
         price = self._price
         return CompactionPlan(
             first_seq=cut.moved[0].first_seq,
@@ -227,9 +227,9 @@ class _Planning:
             moved_tokens=cut.moved_tokens,
             segment_tokens=cut.segment_tokens,
             reason=reason,
-            price_tokens=weighing.price,
-            saved_tokens_per_call=weighing.saving,
-            saved_usd_per_call=None if price is None else price.fresh_input * Decimal(weighing.saving) / _MILLION,
+            price_tokens=cost.price,
+            saved_tokens_per_call=cost.saving,
+            saved_usd_per_call=None if price is None else price.fresh_input * Decimal(cost.saving) / _MILLION,
             thinking_kept=not self._profile.prefix_bound,
             rates_assumed=self._rates.assumed,
         )

@@ -52,7 +52,7 @@ class CompactionReport:
     """False: the turns that stay in the buffer are sent without their thinking from now on."""
     is_window_short: bool = False
     """The requests are near the model's window."""
-    look_again_at: datetime | None = None
+    recheck_at: datetime | None = None
     """Where nothing was done now, but would be then: when the provider's cache has gone cold."""
     is_blocked: bool = False
     """Something has to be compacted and cannot be. An operator should look."""
@@ -65,7 +65,7 @@ class CompactionObserver(Protocol):
         """One is over, whichever way; not for dry runs."""
         ...
 
-    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+    def compaction_queued(self, conversation_id: str, reason: str) -> None:
         """A job was queued."""
         ...
 
@@ -85,7 +85,7 @@ class CompactionObserver(Protocol):
 class CompactionAlarms(Protocol):
     """Where it is noted that a compaction is stuck. Raises `DatabaseUnavailable`."""
 
-    async def note_stuck(
+    async def record_blocked(
         self, tenant_id: str, conversation_id: str, *, reason: str, request_tokens: int, seq: int, epoch: int
     ) -> None:
         """As seen behind this answer in this epoch. It ends by itself with the next answer or the next epoch."""

@@ -69,7 +69,7 @@ def build_compaction_payload(
         tools=spec.tools,
         messages=told.messages,
         settings=spec.settings,
-        sums_up=True,
+        requests_summary=True,
     )
 
 
@@ -258,11 +258,11 @@ class SignedSummaries:
         rewrite = Rewrite(
             reason=EpochReason.SIGNED,
             static=static,
-            generation=epoch.generation if history.is_open_ended else history.newest_generation + 1,
+            generation=epoch.generation if history.can_append_segment else history.newest_generation + 1,
             segment_count=kept,
             buffer_start_seq=block.last_seq + 1,
             copies=None
-            if history.is_open_ended
+            if history.can_append_segment
             else CopiedSegments(generation=epoch.generation, from_position=0, count=kept, to_position=0),
             signed_summary=signed_summary,
             prefix_hash=hash_chain(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from server.compaction.plan import CompactionDecision, HoldReason, decide_compaction
+from server.compaction.plan import CompactionDecision, SkipReason, decide_compaction
 from server.compaction.report import CompactionAlarms, CompactionObserver
 from server.compaction.state import count_request, read_state
 from server.compaction.typical_lengths import TypicalLengths
@@ -31,7 +31,7 @@ class CompactionQueue(Protocol):
         ...
 
 
-_IN_THE_WAY: Final = (HoldReason.BLOCKED_BY_OPEN_CALL, HoldReason.EXCHANGE_UNFINISHED)
+_IN_THE_WAY: Final = (SkipReason.BLOCKED_BY_OPEN_CALL, SkipReason.EXCHANGE_UNFINISHED)
 _PATIENCE_SECONDS: Final = 5.0
 _MAX_LOOKS: Final = 20_000
 _log = logging.getLogger("strata.compaction")
@@ -87,9 +87,9 @@ class CompactionWatch:
         if decision.plan is not None or (decision.needs_summary and source.epoch is not None):
             reason = "window" if decision.plan is None else decision.plan.reason.value
             self._send(tenant_id, conversation_id, reason, None)
-        elif decision.ask_again_at is not None and not self._is_looked_after(conversation_id, turn.created_at):
-            self._looks.put(conversation_id, decision.ask_again_at)
-            self._send(tenant_id, conversation_id, "cold_cache", decision.ask_again_at)
+        elif decision.recheck_at is not None and not self._is_looked_after(conversation_id, turn.created_at):
+            self._looks.put(conversation_id, decision.recheck_at)
+            self._send(tenant_id, conversation_id, "cold_cache", decision.recheck_at)
 
     async def close(self) -> None:
         """Lets what is being queued be queued."""
@@ -103,10 +103,10 @@ class CompactionWatch:
     def _watch_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> bool:
         """Whether it has to be compacted and cannot be."""
         is_needed = decision.window_short or size >= self._alarm_tokens
-        if decision.plan is None and decision.hold in _IN_THE_WAY and is_needed:
-            self._observer.compaction_blocked(conversation_id, str(decision.hold), size)
+        if decision.plan is None and decision.skip_reason in _IN_THE_WAY and is_needed:
+            self._observer.compaction_blocked(conversation_id, str(decision.skip_reason), size)
             return True
-        if decision.hold not in _IN_THE_WAY:
+        if decision.skip_reason not in _IN_THE_WAY:
             self._observer.compaction_unblocked(conversation_id)
         return False
 
@@ -117,8 +117,8 @@ class CompactionWatch:
             return
         conversation_id, epoch = source.conversation.id, 0 if source.epoch is None else source.epoch.number
         try:
-            await self._alarms.note_stuck(
-                tenant_id, conversation_id, reason=str(decision.hold), request_tokens=size, seq=seq, epoch=epoch
+            await self._alarms.record_blocked(
+                tenant_id, conversation_id, reason=str(decision.skip_reason), request_tokens=size, seq=seq, epoch=epoch
             )
         except StrataError as error:
             # The next turn notes it again, and the observer has been told.
@@ -139,7 +139,7 @@ class CompactionWatch:
             # The next turn asks again.
             _log.warning("compaction.not_queued", extra={"conversation_id": conversation_id, "code": error.code})
         else:
-            self._observer.compaction_needed(conversation_id, reason)
+            self._observer.compaction_queued(conversation_id, reason)
 
 
 def _with_answer(source: PayloadSource, turn: ModelResponseTurn, native_length: int) -> PayloadSource:

@@ -46,10 +46,10 @@ class RegisteredCache:
     @property
     def label(self) -> str:
         """What it is called at the provider, so that it can be found there without its name."""
-        return label_of(self.id)
+        return cache_label(self.id)
 
 
-def label_of(cache_id: UUID) -> str:
+def cache_label(cache_id: UUID) -> str:
     """What the cache of a place is to be called at the provider."""
     return f"strata {cache_id}"
 

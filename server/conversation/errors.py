@@ -1,30 +1,30 @@
-"""Everything that can go wrong, as one tree.
+"""All errors that Strata raises, as one tree.
 
     StrataError
-    ├── Invalid                     the request itself is wrong; sending it again cannot help
+    ├── Invalid                     the request is wrong; sending it again unchanged fails again
     │   ├── ValidationFailed        a field has a value that is not allowed
     │   ├── RequestMalformed        the bytes on the connection are not HTTP/1.1
-    │   ├── RequestHeadTooLarge     the request line and the headers are longer, or more, than the server takes
-    │   ├── RequestHeadTimedOut     the request line and the headers were not sent in time
-    │   ├── BodyMalformed           the body is not the JSON it claims to be
-    │   ├── BodyTooLarge            the body is longer than the server takes
-    │   ├── BodyTimedOut            the body was not sent in time
-    │   ├── MediaTypeUnsupported    the body is of a kind that the route does not read
-    │   ├── MethodNotAllowed        the route exists, the method does not
-    │   ├── CursorInvalid           a page cursor that this server did not make
-    │   ├── HistoryRuleBroken       the turn would make a history that no provider accepts
-    │   ├── TemplateInvalid         an instruction that does not parse, or that depends on the clock
-    │   ├── ArchiveInvalid          a file to import that is cut off, altered, or no archive
-    │   └── PriceUnknown            a budget in money for a model without a price
-    ├── Refused                     who is asking
-    │   ├── KeyRejected             no key, an unknown one, an expired or a revoked one
-    │   ├── ScopeMissing            a good key without the scope for this route
-    │   ├── OtherTenantReadOnly     a superadmin that would change something of another tenant
-    │   ├── RateLimited             a good key that asks too often
-    │   ├── SessionEnded            no session of an operator, or one that is over
-    │   ├── LoginLocked             too many wrong secrets for this key from this address
-    │   └── RequestForged           a form that was not sent from a page of this session
-    ├── NotFound                    it does not exist, or it belongs to another tenant
+    │   ├── RequestHeadTooLarge     the request line and headers exceed a limit of size or number
+    │   ├── RequestHeadTimedOut     the request line and headers did not arrive in time
+    │   ├── BodyMalformed           the body is not valid JSON
+    │   ├── BodyTooLarge            the body exceeds the size limit
+    │   ├── BodyTimedOut            the body did not arrive in time
+    │   ├── MediaTypeUnsupported    the route does not accept this content type
+    │   ├── MethodNotAllowed        the route does not support this method
+    │   ├── CursorInvalid           the page cursor was not issued by this server
+    │   ├── HistoryRuleBroken       the turn would produce a history that providers reject
+    │   ├── TemplateInvalid         an instruction does not parse, or depends on the clock
+    │   ├── ArchiveInvalid          the file to import is truncated, altered, or not an archive
+    │   └── PriceUnknown            a budget in USD was given for a model without a known price
+    ├── Refused                     the caller may not do this
+    │   ├── KeyRejected             the key is missing, unknown, expired or revoked
+    │   ├── ScopeMissing            the key lacks the scope for this route
+    │   ├── OtherTenantReadOnly     a superadmin key tried to change data of another tenant
+    │   ├── RateLimited             the key has used up its requests
+    │   ├── SessionEnded            there is no operator session, or it has expired
+    │   ├── LoginLocked             too many failed logins with this key from this address
+    │   └── RequestForged           the form was not submitted from a page of this session
+    ├── NotFound                    the object does not exist, or belongs to another tenant
     │   ├── RouteNotFound
     │   ├── TenantNotFound
     │   ├── ApiKeyNotFound
@@ -32,77 +32,77 @@
     │   ├── ConversationNotFound
     │   ├── TurnNotFound
     │   ├── CallNotFound
-    │   ├── RawBytesRemoved         retention has removed the bytes of a call
+    │   ├── RawBytesRemoved         retention has removed the raw bytes of a call
     │   ├── ImageNotFound
-    │   ├── CompactionNotFound      there is nothing to undo
+    │   ├── CompactionNotFound      there is no compaction to undo
     │   ├── ViewNotFound
-    │   └── ReplayNotFound          also for an item or a result of one
-    ├── Conflict                    right in itself, wrong against the present state
-    │   ├── ConversationBusy        another turn is running
-    │   ├── QueueFull               too many turns wait for the conversation already
-    │   ├── TurnNotRunning          there is nothing to cancel
-    │   ├── RevisionMismatch        the client has not seen the newest revision
-    │   ├── AssistantRevised        somebody saved the assistant meanwhile
-    │   ├── IdempotencyKeyReused    the same key came with another body
-    │   ├── EpochMoved              the static layer changed meanwhile
-    │   ├── LeaseLost               the writer no longer owns the conversation
-    │   ├── TenantExists            a tenant of that name is there already
-    │   ├── TenantOccupied          a tenant that had to be empty has conversations
-    │   ├── ConversationExists      a conversation to import is there already
+    │   └── ReplayNotFound          also for an item or a result of a replay
+    ├── Conflict                    the request is valid, but not in the present state
+    │   ├── ConversationBusy        another turn of the conversation is running
+    │   ├── QueueFull               too many turns are waiting for the conversation
+    │   ├── TurnNotRunning          there is no running turn to cancel
+    │   ├── RevisionMismatch        the conversation has a newer revision than the request expects
+    │   ├── AssistantRevised        the assistant has a newer version than the one that was edited
+    │   ├── IdempotencyKeyReused    the idempotency key was used with another body
+    │   ├── EpochMoved              another epoch began or a turn was accepted meanwhile
+    │   ├── LeaseLost               another process has taken over the conversation
+    │   ├── TenantExists
+    │   ├── TenantNotEmpty          the tenant already has conversations
+    │   ├── ConversationExists      a conversation to import already exists
     │   ├── AssistantExists         another assistant has the id and version of one to import
-    │   ├── ViewExists              a saved view of that name is there already
-    │   ├── ViewLimitReached        a tenant keeps no more saved views
-    │   ├── ReplayEnded             a replay that cannot go on
-    │   └── ReplayBusy              a replay that has to rest first
-    ├── Unavailable                 true now, perhaps not in a moment
-    │   ├── DatabaseUnavailable     Postgres does not answer
-    │   ├── SchemaBehind            the database is older than this release
-    │   ├── SchemaAhead             the database is newer than this release
-    │   ├── CheckTimedOut           something that the server depends on did not say in time how it is
-    │   ├── SummaryUnavailable      the oldest history could not be summed up for now
-    │   ├── TemplateWorkersBusy     no process to render a template became free in time
-    │   ├── TurnInterrupted         the process that ran the turn died; what had arrived is kept
-    │   ├── TurnStalled             the provider had ended, and the turn did not end in time
-    │   ├── AnswerUnstorable        the answer could not be stored as it came; its bytes are kept
-    │   ├── AnswerUnreadable        an interrupted answer whose bytes cannot be read; they are kept
-    │   ├── BodyBudgetExhausted     the server reads as many bytes of bodies as it may at the same time
-    │   ├── ConnectionLimitReached  the server has as many connections as it takes
-    │   └── ShuttingDown            this process takes no new work
-    ├── Setup                       the operator has to change something before it can start
+    │   ├── ViewExists
+    │   ├── ViewLimitReached        the tenant has the maximum number of saved views
+    │   ├── ReplayEnded             the replay has ended and cannot continue
+    │   └── ReplayBusy              the replay is running and has to be stopped first
+    ├── Unavailable                 the server cannot do this now; a later attempt may succeed
+    │   ├── DatabaseUnavailable     Postgres does not respond
+    │   ├── SchemaBehind            the database schema is older than this release
+    │   ├── SchemaAhead             the database schema is newer than this release
+    │   ├── CheckTimedOut           a readiness check did not finish in time
+    │   ├── SummaryUnavailable      the oldest history could not be summarised yet
+    │   ├── TemplateWorkersBusy     no template worker became free in time
+    │   ├── TurnInterrupted         the process that ran the turn stopped; received output is kept
+    │   ├── TurnStalled             the provider finished, but the turn did not end in time
+    │   ├── AnswerUnstorable        the answer cannot be stored; its raw bytes are kept
+    │   ├── AnswerUnreadable        the bytes of an interrupted answer cannot be decoded; they are kept
+    │   ├── BodyBudgetExhausted     the memory for request bodies is used up
+    │   ├── ConnectionLimitReached  the server has the maximum number of open connections
+    │   └── ShuttingDown            this process accepts no new work
+    ├── Setup                       the operator has to change something before the server can start
     │   ├── SettingsInvalid
-    │   ├── DatabaseUnsupported     a Postgres that is too old, or not UTF-8
+    │   ├── DatabaseUnsupported     Postgres is too old, or the database is not UTF-8
     │   ├── DataDirectoryForbidden  the data directory cannot be read or written
-    │   ├── DataDirectoryForeign    the data directory is of another PostgreSQL major version
+    │   ├── DataDirectoryIncompatible  the data directory belongs to another PostgreSQL major version
     │   ├── DiskFull
-    │   ├── EmbeddedStartFailed     the embedded Postgres did not come up
+    │   ├── EmbeddedStartFailed     the embedded Postgres did not start
     │   ├── MigrationFailed
     │   └── AddressInUse
-    ├── ProviderFailed              the model's provider, or the way to it
-    │   ├── ProviderNotConfigured   this server has no key for it
-    │   ├── ProviderRateLimited     too many requests; says for how long, where the provider does
-    │   ├── ProviderQuotaExceeded   the account has no budget left; waiting does not help
+    ├── ProviderFailed              the provider, or the connection to it, failed
+    │   ├── ProviderNotConfigured   this server has no API key for the provider
+    │   ├── ProviderRateLimited     the provider's rate limit is reached
+    │   ├── ProviderQuotaExceeded   the provider account has no quota left; waiting does not help
     │   ├── ProviderOverloaded      the provider has no capacity
-    │   ├── ProviderUnavailable     a fault of the provider, or no connection to it
-    │   ├── ProviderTimedOut        nothing came for too long
-    │   ├── ProviderCut             the connection ended in the middle
-    │   ├── ProviderEndedEarly      the stream ended properly but before the model had finished
-    │   ├── ProviderEmpty           the model finished without saying anything
-    │   ├── ProviderMalformed       what came is not what the provider documents
-    │   ├── ProviderCallMalformed   the model began a tool call that cannot be parsed
-    │   ├── ProviderRejected        the provider refused the request as wrong
-    │   ├── ProviderAuthentication  the provider refused the credentials
-    │   ├── ContextTooLong          the request is larger than the model's window
-    │   ├── SignatureRejected       the provider refused a signature in the history
-    │   ├── AnswerRejected          the provider refused a part of an answer of its own
-    │   ├── PrefixMismatch          thinking came back behind another history than it was made behind
-    │   ├── SummaryRejected         the provider refused a summary that it had signed
-    │   ├── CallLimitReached        this server makes as many provider calls as it may at the same time
-    │   └── CacheGone               an explicit cache is expired or deleted
-    └── Internal                    a bug of ours; its text never reaches a client
+    │   ├── ProviderUnavailable     the provider failed, or cannot be reached
+    │   ├── ProviderTimedOut        the provider sent nothing for too long
+    │   ├── ProviderDisconnected    the connection closed in the middle of the answer
+    │   ├── ProviderEndedEarly      the stream ended properly, but before the model had finished
+    │   ├── ProviderEmpty           the model finished without any output
+    │   ├── ProviderMalformed       the response does not match the provider's documented format
+    │   ├── ProviderCallMalformed   the model produced a tool call that cannot be parsed
+    │   ├── ProviderRejected        the provider rejected the request as invalid
+    │   ├── ProviderAuthentication  the provider rejected the credentials
+    │   ├── ContextTooLong          the request exceeds the model's context window
+    │   ├── SignatureRejected       the provider rejected a signature in the history
+    │   ├── AnswerRejected          the provider rejected a part of one of its own answers
+    │   ├── PrefixMismatch          thinking was sent after a different prefix than it was created with
+    │   ├── SummaryRejected         the provider rejected a summary that it had signed
+    │   ├── CallLimitReached        this server has the maximum number of concurrent provider calls
+    │   └── CacheGone               an explicit cache has expired or was deleted
+    └── Internal                    a bug in Strata; details are never sent to a client
 
-Each leaf has a `code`, which is public API: it is never renamed. The docstring of a class is its message when none is
-given, so the two cannot drift apart. `hint` says what to do about it. The mapping of codes to HTTP statuses lives in
-`web/errors.py`, the one to exit codes in `cli/exit_codes.py`; nothing here knows of either.
+Each leaf has a `code`. Codes are part of the public API. The docstring of a class is its default message, so
+documentation and message are the same text. `hint` says how to resolve the error. `web/errors.py` maps codes to HTTP
+statuses, `cli/exit_codes.py` to exit codes; this module depends on neither.
 """
 
 from collections.abc import Iterator, Mapping
@@ -110,13 +110,13 @@ from typing import ClassVar
 
 
 class StrataError(Exception):
-    """Something went wrong."""
+    """An error occurred."""
 
     code: ClassVar[str] = ""
     hint: ClassVar[str] = ""
 
     def __init__(self, message: str = "", *, hint: str = "", **details: object) -> None:
-        """`details` are machine-readable facts for the client; they never hold content or secrets."""
+        """`details` are machine-readable facts for the client. They contain no content and no secrets."""
         self.message = message or " ".join((type(self).__doc__ or "").split())
         self.advice = hint or type(self).hint
         self.details: Mapping[str, object] = details
@@ -127,7 +127,7 @@ class StrataError(Exception):
 
 
 class Invalid(StrataError):
-    """The request is wrong."""
+    """The request is invalid."""
 
 
 class ValidationFailed(Invalid):
@@ -141,11 +141,11 @@ class RequestMalformed(Invalid):
     """The request is not valid HTTP/1.1."""
 
     code = "request_malformed"
-    hint = "Send the request with an HTTP client library; other protocols are not served on this port."
+    hint = "Send the request with an HTTP client library. This port serves no other protocol."
 
 
 class RequestHeadTooLarge(Invalid):
-    """The request line and the headers are larger than this server accepts."""
+    """The request line and headers exceed a limit of this server."""
 
     code = "request_head_too_large"
     hint = (
@@ -169,77 +169,77 @@ class BodyMalformed(Invalid):
 
 
 class BodyTooLarge(Invalid):
-    """The request body is larger than this server accepts."""
+    """The request body exceeds the size limit of this server."""
 
     code = "body_too_large"
-    hint = "Send less at once, or raise STRATA_BODY_LIMIT_BYTES on the server."
+    hint = "Send a smaller body, or raise STRATA_BODY_LIMIT_BYTES on the server."
 
 
 class BodyTimedOut(Invalid):
     """The request body did not arrive in time."""
 
     code = "body_timed_out"
-    hint = "Send the request again; operators can raise STRATA_BODY_SECONDS."
+    hint = "Send the request again. Operators can raise STRATA_BODY_SECONDS."
 
 
 class MediaTypeUnsupported(Invalid):
-    """The route does not read a body of this content type."""
+    """The route does not accept a body of this content type."""
 
     code = "media_type_unsupported"
     hint = "Send `Content-Type: application/json`."
 
 
 class MethodNotAllowed(Invalid):
-    """The route does not answer this HTTP method."""
+    """The route does not support this HTTP method."""
 
     code = "method_not_allowed"
-    hint = "The `Allow` header lists the methods that it answers; /schema describes all routes."
+    hint = "The `Allow` header lists the supported methods. /schema describes all routes."
 
 
 class CursorInvalid(Invalid):
-    """The page cursor was not made by this server."""
+    """The page cursor was not issued by this server."""
 
     code = "cursor_invalid"
-    hint = "Start from the first page, without a cursor."
+    hint = "Request the first page, without a cursor."
 
 
 class HistoryRuleBroken(Invalid):
-    """The turn would make a history that no provider accepts."""
+    """The turn would produce a history that providers reject."""
 
     code = "history_rule_broken"
-    hint = "See `rule` and the ids beside it; GET the conversation to see its pending tool calls."
+    hint = "See `rule` and the ids beside it. GET the conversation to see its pending tool calls."
 
 
 class TemplateInvalid(Invalid):
-    """An instruction of the assistant is no template that can be used."""
+    """An instruction of the assistant is not a valid template."""
 
     code = "template_invalid"
-    hint = "See `template` and `line`; instructions may use assistant, conversation, session, args and variables."
+    hint = "See `template` and `line`. Instructions can use assistant, conversation, session, args and variables."
 
 
 class ArchiveInvalid(Invalid):
-    """The file is no whole archive of conversations."""
+    """The file is not a complete archive of conversations."""
 
     code = "archive_invalid"
-    hint = "Export it again; a newer release may have made it. Nothing of it was imported."
+    hint = "Export it again, with this release or an older one. Nothing was imported."
 
 
 class PriceUnknown(Invalid):
-    """The model has no known price, so a budget in money cannot be held."""
+    """The model has no known price, so a budget in USD cannot be enforced."""
 
     code = "price_unknown"
-    hint = "Give the budget in tokens instead."
+    hint = "Set the budget in tokens."
 
 
 class Refused(StrataError):
-    """The caller may not do this."""
+    """The caller is not allowed to do this."""
 
 
 class KeyRejected(Refused):
     """The API key is missing, unknown, expired or revoked."""
 
     code = "key_rejected"
-    hint = "Send `Authorization: Bearer <key>` with a key made by `strata keys create`."
+    hint = "Send `Authorization: Bearer <key>` with a key created by `strata keys create`."
 
 
 class ScopeMissing(Refused):
@@ -250,242 +250,242 @@ class ScopeMissing(Refused):
 
 
 class OtherTenantReadOnly(Refused):
-    """This belongs to another tenant. A superadmin key reads the data of other tenants and changes nothing there."""
+    """The object belongs to another tenant. A superadmin key can read data of other tenants, but not change it."""
 
     code = "other_tenant_read_only"
-    hint = "Use an admin key of the tenant that it belongs to."
+    hint = "Use an admin key of the tenant that owns the object."
 
 
 class RateLimited(Refused):
-    """The key has used up its requests for now."""
+    """The key has exceeded its rate limit."""
 
     code = "rate_limited"
-    hint = "Wait for as long as `Retry-After` says; operators can raise STRATA_RATE_LIMIT_PER_MINUTE."
+    hint = "Wait for the time in `Retry-After`. Operators can raise STRATA_RATE_LIMIT_PER_MINUTE."
 
 
 class SessionEnded(Refused):
-    """You are not logged in, or your session is over."""
+    """There is no operator session, or it has expired."""
 
     code = "session_ended"
-    hint = "Log in at /admin/login with an admin key; programs use /admin/api with the key itself."
+    hint = "Log in at /admin/login with an admin key. Programs use /admin/api with the key itself."
 
 
 class LoginLocked(Refused):
-    """Too many logins with this key have failed from this address, and this one failed too."""
+    """Too many logins with this key from this address have failed, and this one failed too."""
 
     code = "login_locked"
-    hint = "Check the key: the right one works at any time. Attempts with a wrong one are refused until `Retry-After`."
+    hint = "Check the key: the correct key is accepted at any time. Wrong keys are refused until `Retry-After`."
 
 
 class RequestForged(Refused):
-    """The form was not sent from a page of this session."""
+    """The form was not submitted from a page of this session."""
 
     code = "request_forged"
-    hint = "Load the page again and repeat what you did there."
+    hint = "Reload the page and submit the form again."
 
 
 class NotFound(StrataError):
-    """It does not exist."""
+    """The object does not exist."""
 
 
 class RouteNotFound(NotFound):
-    """There is no such route."""
+    """This route does not exist."""
 
     code = "route_not_found"
     hint = "/schema describes all routes."
 
 
 class TenantNotFound(NotFound):
-    """There is no tenant of this name."""
+    """There is no tenant with this name."""
 
     code = "tenant_not_found"
-    hint = "`strata keys list` shows the tenants; `strata keys create --tenant NAME` makes one."
+    hint = "`strata keys list` shows the tenants. `strata keys create --tenant NAME` creates one."
 
 
 class ApiKeyNotFound(NotFound):
-    """There is no API key of this id."""
+    """There is no API key with this id."""
 
     code = "api_key_not_found"
     hint = "`strata keys list` shows the ids."
 
 
 class AssistantNotFound(NotFound):
-    """There is no assistant of this id and version."""
+    """There is no assistant with this id and version."""
 
     code = "assistant_not_found"
-    hint = "List the assistants to see their ids and newest versions."
+    hint = "List the assistants to see their ids and latest versions."
 
 
 class ConversationNotFound(NotFound):
-    """There is no conversation of this id."""
+    """There is no conversation with this id."""
 
     code = "conversation_not_found"
-    hint = "List the conversations to see their ids; it may have been erased."
+    hint = "List the conversations to see their ids. The conversation may have been erased."
 
 
 class TurnNotFound(NotFound):
-    """The conversation has no turn of this number."""
+    """The conversation has no turn with this number."""
 
     code = "turn_not_found"
     hint = "List the conversation's turns to see their numbers."
 
 
 class CallNotFound(NotFound):
-    """The turn has no such provider call."""
+    """The turn has no provider call with this number."""
 
     code = "call_not_found"
-    hint = "List the calls of the turn to see its attempts."
+    hint = "List the calls of the turn to see their numbers."
 
 
 class RawBytesRemoved(NotFound):
-    """The raw bytes of a call that this one continues are gone."""
+    """The raw bytes of an earlier call that this call continues have been removed."""
 
     code = "raw_bytes_removed"
-    hint = "STRATA_RAW_RETENTION_DAYS says how long they are kept."
+    hint = "STRATA_RAW_RETENTION_DAYS sets how long raw bytes are kept."
 
 
 class ImageNotFound(NotFound):
-    """There is no image of this hash in the conversation."""
+    """The conversation has no image with this hash."""
 
     code = "image_not_found"
-    hint = "The `sha256` of an image block names its bytes."
+    hint = "Use the `sha256` of an image block."
 
 
 class CompactionNotFound(NotFound):
-    """The conversation has no compaction that could be undone."""
+    """The conversation has no compaction that can be undone."""
 
     code = "compaction_not_found"
-    hint = "List the conversation's compactions to see what there is."
+    hint = "List the compactions of the conversation."
 
 
 class ViewNotFound(NotFound):
-    """There is no such saved view."""
+    """There is no saved view with this id."""
 
     code = "view_not_found"
-    hint = "It may have been deleted; look at the list of saved views."
+    hint = "The view may have been deleted. See the list of saved views."
 
 
 class ReplayNotFound(NotFound):
-    """There is no such replay, or no such item or result in it."""
+    """There is no such replay, or it has no such item or result."""
 
     code = "replay_not_found"
-    hint = "List the replays to see which there are; the items of an erased conversation are gone with it."
+    hint = "List the replays. Erasing a conversation also removes its items and results."
 
 
 class Conflict(StrataError):
-    """The request does not fit the present state."""
+    """The request conflicts with the present state."""
 
 
 class ConversationBusy(Conflict):
     """Another turn of this conversation is running."""
 
     code = "conversation_busy"
-    hint = "Wait for it to end, or send `on_busy`: `queue` or `supersede`."
+    hint = "Wait until the turn ends, or send `on_busy`: `queue` or `supersede`."
 
 
 class QueueFull(Conflict):
-    """Too many turns wait for this conversation already."""
+    """Too many turns are waiting for this conversation."""
 
     code = "queue_full"
-    hint = "Try again later; operators can raise STRATA_QUEUE_LIMIT."
+    hint = "Try again later. Operators can raise STRATA_QUEUE_LIMIT."
 
 
 class TurnNotRunning(Conflict):
-    """There is no running turn to cancel, or it is another one."""
+    """There is no running turn to cancel, or another turn is running."""
 
     code = "turn_not_running"
-    hint = "It has ended already; GET the conversation to see its state."
+    hint = "The turn has already ended. GET the conversation to see its state."
 
 
 class RevisionMismatch(Conflict):
-    """The conversation has moved on from the revision that the request expects."""
+    """The conversation has a newer revision than the request expects."""
 
     code = "revision_mismatch"
-    hint = "GET the conversation, look at what is new, and send again with its revision."
+    hint = "GET the conversation, read the new turns, and send the request again with the new revision."
 
 
 class AssistantRevised(Conflict):
     """The assistant has a newer version than the one that was edited."""
 
     code = "assistant_revised"
-    hint = "Look at what is new, and save again over the newest version."
+    hint = "Load the latest version, apply the change to it, and save again."
 
 
 class IdempotencyKeyReused(Conflict):
-    """This idempotency key was used before with another body."""
+    """This idempotency key was already used with another body."""
 
     code = "idempotency_key_reused"
     hint = "Use a new key for a new request."
 
 
 class EpochMoved(Conflict):
-    """Another epoch of the static layer began meanwhile, or a turn was accepted."""
+    """Another epoch began, or a turn was accepted, since the conversation was loaded."""
 
     code = "epoch_moved"
-    hint = "Load the conversation again and decide anew."
+    hint = "Try again."
 
 
 class LeaseLost(Conflict):
-    """The conversation is no longer held by this writer."""
+    """This process no longer owns the lease of the conversation."""
 
     code = "lease_lost"
-    hint = "The lease expired and another process ended the turn; read it from the conversation."
+    hint = "The lease expired and another process ended the turn. Read the turn from the conversation."
 
 
 class TenantExists(Conflict):
-    """A tenant of this name is there already."""
+    """A tenant with this name already exists."""
 
     code = "tenant_exists"
-    hint = "Choose another name, or use the tenant that is there."
+    hint = "Choose another name, or use the existing tenant."
 
 
-class TenantOccupied(Conflict):
-    """The tenant has conversations already."""
+class TenantNotEmpty(Conflict):
+    """The tenant already has conversations."""
 
-    code = "tenant_occupied"
-    hint = "Choose another tenant, or say --force."
+    code = "tenant_not_empty"
+    hint = "Choose another tenant, or pass --force."
 
 
 class ConversationExists(Conflict):
-    """A conversation of this id is there already."""
+    """A conversation with this id already exists."""
 
     code = "conversation_exists"
     hint = "Erase it first, or import with --new-ids."
 
 
 class AssistantExists(Conflict):
-    """Another assistant has this id and version already."""
+    """Another assistant already has this id and version."""
 
     code = "assistant_exists"
-    hint = "It is another tenant's or was made elsewhere; import with --new-ids."
+    hint = "It belongs to another tenant or was created elsewhere. Import with --new-ids."
 
 
 class ViewExists(Conflict):
-    """A saved view of this name is there already."""
+    """A saved view with this name already exists."""
 
     code = "view_exists"
-    hint = "Choose another name, or delete the view that is there."
+    hint = "Choose another name, or delete the existing view."
 
 
 class ViewLimitReached(Conflict):
-    """There are as many saved views as a tenant may have."""
+    """The tenant has the maximum number of saved views."""
 
     code = "view_limit_reached"
-    hint = "Delete one that nobody needs."
+    hint = "Delete a view that is no longer needed."
 
 
 class ReplayEnded(Conflict):
-    """The replay is over."""
+    """The replay has ended."""
 
     code = "replay_ended"
-    hint = "Make a new one; one that its budget has stopped goes on with a larger budget."
+    hint = "Create a new replay. A replay that was stopped by its budget continues with a larger budget."
 
 
 class ReplayBusy(Conflict):
     """The replay is running."""
 
     code = "replay_busy"
-    hint = "Cancel it and wait for the calls that are on their way."
+    hint = "Cancel the replay and wait until its running calls have ended."
 
 
 class Unavailable(StrataError):
@@ -496,176 +496,176 @@ class DatabaseUnavailable(Unavailable):
     """The database does not answer."""
 
     code = "database_unavailable"
-    hint = "Try again in a moment; operators see the cause in /readyz and `strata doctor`."
+    hint = "Try again in a moment. /readyz and `strata doctor` show operators the cause."
 
 
 class SchemaBehind(Unavailable):
-    """The database schema is older than this release needs."""
+    """The database schema is older than this release requires."""
 
     code = "schema_behind"
     hint = "Run `strata migrate up`."
 
 
 class SchemaAhead(Unavailable):
-    """The database schema is newer than this release knows."""
+    """The database schema is newer than this release supports."""
 
     code = "schema_ahead"
-    hint = "Run the release that migrated it, or a later one."
+    hint = "Run the release that migrated the database, or a later one."
 
 
 class CheckTimedOut(Unavailable):
-    """A readiness check did not end in time."""
+    """A readiness check did not finish in time."""
 
     code = "check_timed_out"
-    hint = "Try again in a moment; `strata doctor` looks closer."
+    hint = "Try again in a moment. `strata doctor` runs more detailed checks."
 
 
 class SummaryUnavailable(Unavailable):
-    """The oldest history has to be summed up, and the provider did not do it for now."""
+    """The oldest history has to be summarised, and the provider did not return a summary yet."""
 
     code = "summary_unavailable"
-    hint = "It is tried again by itself; the conversation goes on meanwhile."
+    hint = "No action is needed: it is retried automatically, and the conversation continues meanwhile."
 
 
 class TemplateWorkersBusy(Unavailable):
-    """No worker process became free in time to render or check a template."""
+    """No template worker became free in time."""
 
     code = "template_workers_busy"
-    hint = "Try again in a moment; operators can raise STRATA_TEMPLATE_WORKERS or STRATA_TEMPLATE_WAIT_SECONDS."
+    hint = "Try again in a moment. Operators can raise STRATA_TEMPLATE_WORKERS or STRATA_TEMPLATE_WAIT_SECONDS."
 
 
 class TurnInterrupted(Unavailable):
-    """The server stopped while it ran the turn. What had arrived is kept, and so is the input."""
+    """The server stopped while the turn was running. The input and the output received so far are kept."""
 
     code = "turn_interrupted"
-    hint = "Send the next message to go on; the provider is not asked again by itself."
+    hint = "Send the next message to continue. The provider call is not repeated automatically."
 
 
 class TurnStalled(Unavailable):
-    """The provider had ended its answer, and the server did not end the turn in time."""
+    """The provider finished its answer, but the server did not end the turn in time."""
 
     code = "turn_stalled"
-    hint = "Read the turn in a moment: if its answer could not be stored, another process ends it as interrupted."
+    hint = "Read the turn again in a moment. If its answer could not be stored, another process ends it as interrupted."
 
 
 class AnswerUnstorable(Unavailable):
-    """The answer holds a value that could not be stored. The turn has no content; the call keeps every byte."""
+    """The answer contains a value that cannot be stored. The turn has no content; the call keeps the raw bytes."""
 
     code = "answer_unstorable"
-    hint = "Send the next message to go on. The log has `turn.answer_unstorable` with the reason."
+    hint = "Send the next message to continue. The log event `turn.answer_unstorable` has the reason."
 
 
 class AnswerUnreadable(Unavailable):
-    """The server stopped while it ran the turn, and what had arrived cannot be read. The call keeps every byte."""
+    """The server stopped while the turn was running, and the received bytes cannot be decoded. The call keeps them."""
 
     code = "answer_unreadable"
-    hint = "Send the next message to go on. The log has `turn.answer_unreadable` with the reason."
+    hint = "Send the next message to continue. The log event `turn.answer_unreadable` has the reason."
 
 
 class BodyBudgetExhausted(Unavailable):
-    """The server reads as many large request bodies as it may at the same time."""
+    """The server is already reading the maximum total size of request bodies."""
 
     code = "body_budget_exhausted"
-    hint = "Try again after `Retry-After`; operators can raise STRATA_BODY_TOTAL_BYTES."
+    hint = "Try again after `Retry-After`. Operators can raise STRATA_BODY_TOTAL_BYTES."
 
 
 class ConnectionLimitReached(Unavailable):
-    """The server has as many open connections as it accepts."""
+    """The server has the maximum number of open connections."""
 
     code = "connection_limit_reached"
-    hint = "Try again in a moment, or raise STRATA_MAX_CONNECTIONS on the server."
+    hint = "Try again in a moment. Operators can raise STRATA_MAX_CONNECTIONS."
 
 
 class ShuttingDown(Unavailable):
     """This server process is shutting down."""
 
     code = "shutting_down"
-    hint = "Send the request again; another process will take it."
+    hint = "Send the request again; another process will accept it."
 
 
 class Setup(StrataError):
-    """Something on this machine has to change first."""
+    """The configuration of this machine has to be changed first."""
 
 
 class SettingsInvalid(Setup):
     """A setting has a value that is not allowed."""
 
     code = "settings_invalid"
-    hint = "docs/reference/settings.md lists the settings and what they take."
+    hint = "docs/reference/settings.md lists the settings and their values."
 
 
 class DatabaseUnsupported(Setup):
-    """The database is not one that Strata can run on."""
+    """Strata cannot run on this database."""
 
     code = "database_unsupported"
     hint = "Use PostgreSQL 15 or newer with a UTF-8 database."
 
 
 class DataDirectoryForbidden(Setup):
-    """The data directory cannot be used."""
+    """The data directory cannot be read or written."""
 
     code = "data_directory_forbidden"
-    hint = "Choose another with STRATA_DATA_DIR, or correct its owner and mode."
+    hint = "Choose another directory with STRATA_DATA_DIR, or correct its owner and mode."
 
 
-class DataDirectoryForeign(Setup):
+class DataDirectoryIncompatible(Setup):
     """The data directory belongs to another major version of PostgreSQL."""
 
-    code = "data_directory_foreign"
-    hint = "Choose another with STRATA_DATA_DIR, or use the release that made it."
+    code = "data_directory_incompatible"
+    hint = "Choose another directory with STRATA_DATA_DIR, or use the release that created it."
 
 
 class DiskFull(Setup):
-    """The disk under the data directory is full."""
+    """The disk of the data directory is full."""
 
     code = "disk_full"
-    hint = "Free some space, or choose another place with STRATA_DATA_DIR."
+    hint = "Free some space, or choose another directory with STRATA_DATA_DIR."
 
 
 class EmbeddedStartFailed(Setup):
     """The embedded Postgres did not start."""
 
     code = "embedded_start_failed"
-    hint = "Its log lies in the data directory; `strata doctor` looks for common causes."
+    hint = "Read its log in the data directory. `strata doctor` checks for common causes."
 
 
 class MigrationFailed(Setup):
-    """A migration did not go through."""
+    """A migration failed."""
 
     code = "migration_failed"
-    hint = "Nothing of the failed step was kept. Correct the cause and run `strata migrate up` again."
+    hint = "The failed step was rolled back. Correct the cause and run `strata migrate up` again."
 
 
 class AddressInUse(Setup):
-    """The address is taken by another program."""
+    """Another program uses this address."""
 
     code = "address_in_use"
     hint = "Choose another port with --port, STRATA_PORT, or PORT= for make."
 
 
 class ProviderFailed(StrataError):
-    """The provider failed."""
+    """The provider call failed."""
 
 
 class ProviderNotConfigured(ProviderFailed):
-    """This server has no key for the assistant's provider."""
+    """This server has no API key for the provider of the assistant."""
 
     code = "provider_not_configured"
-    hint = "Set GEMINI_API_KEY or ANTHROPIC_API_KEY on the server, or use an assistant of another provider."
+    hint = "Set GEMINI_API_KEY or ANTHROPIC_API_KEY on the server, or use an assistant with another provider."
 
 
 class ProviderRateLimited(ProviderFailed):
-    """The provider takes no more requests for now."""
+    """The provider's rate limit is reached."""
 
     code = "provider_rate_limited"
-    hint = "Try again after `retry_after_seconds`, where it is given."
+    hint = "Try again after `retry_after_seconds`, if it is present."
 
 
 class ProviderQuotaExceeded(ProviderFailed):
-    """The account at the provider has no budget left."""
+    """The provider account has no quota left."""
 
     code = "provider_quota_exceeded"
-    hint = "Raise the limit of the account; waiting does not help."
+    hint = "Raise the limit of the account. Waiting does not help."
 
 
 class ProviderOverloaded(ProviderFailed):
@@ -676,126 +676,126 @@ class ProviderOverloaded(ProviderFailed):
 
 
 class ProviderUnavailable(ProviderFailed):
-    """The provider cannot be reached, or failed on its side."""
+    """The provider cannot be reached, or failed with a server error."""
 
     code = "provider_unavailable"
     hint = "Try again in a moment."
 
 
 class ProviderTimedOut(ProviderFailed):
-    """The provider did not answer in time."""
+    """The provider did not respond in time."""
 
     code = "provider_timed_out"
-    hint = "Try again; operators can raise the limits of time."
+    hint = "Try again. Operators can raise the timeouts of provider calls."
 
 
-class ProviderCut(ProviderFailed):
-    """The connection to the provider broke in the middle of the answer."""
+class ProviderDisconnected(ProviderFailed):
+    """The connection to the provider closed in the middle of the answer."""
 
-    code = "provider_cut"
-    hint = "What had arrived is kept with the turn. Try again."
+    code = "provider_disconnected"
+    hint = "The output received so far is kept with the turn. Try again."
 
 
 class ProviderEndedEarly(ProviderFailed):
     """The provider's stream ended before the model had finished."""
 
     code = "provider_ended_early"
-    hint = "What had arrived is kept with the turn. Try again."
+    hint = "The output received so far is kept with the turn. Try again."
 
 
 class ProviderEmpty(ProviderFailed):
-    """The model finished without saying anything."""
+    """The model finished without any output."""
 
     code = "provider_empty"
-    hint = "Try again, or say it differently."
+    hint = "Try again, or rephrase the message."
 
 
 class ProviderMalformed(ProviderFailed):
-    """The provider's answer cannot be read."""
+    """The provider's response cannot be decoded."""
 
     code = "provider_malformed"
-    hint = "Its bytes are kept with the call; try again."
+    hint = "The raw bytes are kept with the call. Try again."
 
 
 class ProviderCallMalformed(ProviderFailed):
-    """The model made a tool call that cannot be parsed."""
+    """The model produced a tool call that cannot be parsed."""
 
     code = "provider_call_malformed"
-    hint = "Its bytes are kept with the call. Send the next message to go on; simpler tool schemas help."
+    hint = "The raw bytes are kept with the call. Send the next message to continue. Simpler tool schemas help."
 
 
 class ProviderRejected(ProviderFailed):
-    """The provider refused the request."""
+    """The provider rejected the request."""
 
     code = "provider_rejected"
-    hint = "The provider's own words are in `provider_message`."
+    hint = "`provider_message` contains the provider's own message."
 
 
 class ProviderAuthentication(ProviderFailed):
-    """The provider refused the credentials."""
+    """The provider rejected the credentials."""
 
     code = "provider_authentication"
-    hint = "Check the provider's key on the server."
+    hint = "Check the provider's API key on the server."
 
 
 class ContextTooLong(ProviderFailed):
-    """The request is larger than the model's window."""
+    """The request exceeds the model's context window."""
 
     code = "context_too_long"
-    hint = "Compact the conversation, or send less."
+    hint = "Compact the conversation, or send a shorter message."
 
 
 class SignatureRejected(ProviderFailed):
-    """The provider refused a signature in the history."""
+    """The provider rejected a signature in the history."""
 
     code = "signature_rejected"
-    hint = "Send the message again: the conversation goes on without the signatures that were rejected."
+    hint = "Send the message again: rejected signatures are left out from then on."
 
 
 class AnswerRejected(ProviderFailed):
-    """The provider refused a part of one of its own answers in the history."""
+    """The provider rejected a part of one of its own answers in the history."""
 
     code = "answer_rejected"
-    hint = "Send the message again: the conversation goes on without the part that was rejected."
+    hint = "Send the message again: the rejected part is left out from then on."
 
 
 class PrefixMismatch(ProviderFailed):
-    """The provider found thinking behind another history than it was made behind."""
+    """The provider rejected thinking because it was created with a different prefix."""
 
     code = "prefix_mismatch"
-    hint = "Send the message again: the conversation goes on without the thinking that was rejected."
+    hint = "Send the message again: the rejected thinking is left out from then on."
 
 
 class SummaryRejected(ProviderFailed):
-    """The provider refused the signed summary that the conversation begins with."""
+    """The provider rejected the signed summary at the start of the conversation."""
 
     code = "summary_rejected"
-    hint = "Send the message again: the conversation goes on with the text of the summary."
+    hint = "Send the message again: the summary is sent as text from then on."
 
 
 class CallLimitReached(ProviderFailed):
-    """This server makes as many provider calls at the same time as it may, and none ended in time."""
+    """This server has the maximum number of concurrent provider calls, and none ended in time."""
 
     code = "call_limit_reached"
-    hint = "Try again after `Retry-After`; operators can raise STRATA_PROVIDER_CALL_LIMIT or add servers."
+    hint = "Try again after `Retry-After`. Operators can raise STRATA_PROVIDER_CALL_LIMIT or add servers."
 
 
 class CacheGone(ProviderFailed):
-    """The provider no longer has the cache that the request named."""
+    """The explicit cache that the request named has expired or was deleted."""
 
     code = "cache_gone"
-    hint = "The request is sent again without it."
+    hint = "No action is needed: the request is sent again without the cache."
 
 
 class Internal(StrataError):
-    """Something went wrong inside the server."""
+    """An internal error occurred."""
 
     code = "internal"
-    hint = "The server's log has the details under this request id."
+    hint = "Operators find the details in the server's log under this request id."
 
 
 def every_error(root: type[StrataError] = StrataError) -> Iterator[type[StrataError]]:
-    """All classes that have a code, in the order of the tree."""
+    """Yield all classes that have a code, in the order of the tree."""
     for child in root.__subclasses__():
         if child.code:
             yield child

@@ -94,7 +94,7 @@ class TurnEnded:
 TurnEvent: TypeAlias = TurnStarted | ProviderEvent | TurnEnded
 
 
-def end_of(conversation_id: str, turn: ModelResponseTurn) -> TurnEnded:
+def build_turn_ended(conversation_id: str, turn: ModelResponseTurn) -> TurnEnded:
     """The last event of a stored turn."""
     complete = turn.state is TurnState.COMPLETE
     calls = tuple(block for block in turn.blocks if isinstance(block, ToolCallBlock)) if complete else ()

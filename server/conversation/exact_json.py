@@ -10,7 +10,7 @@ import re
 from json.encoder import encode_basestring
 from typing import Any, Final, assert_never
 
-DEEPEST: Final = 200
+MAX_DEPTH: Final = 200
 """More levels than this are nobody's arguments."""
 _TOO_DEEP: Final = "nested too deeply"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -30,7 +30,7 @@ def loads_exact(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     # Counting is quick, and a document with few brackets cannot be deep.
-    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
         raise ValueError(_TOO_DEEP)
     return value
 
@@ -92,7 +92,7 @@ def _to_number(text: Number) -> int | float | str:
 
 def _is_deep(value: Any) -> bool:
     level: list[Any] = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for item in level

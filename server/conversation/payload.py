@@ -108,7 +108,7 @@ class Payload:
     """Lifetime that is asked for at the breakpoints."""
     static_cache_seconds: int = 0
     """Lifetime behind the tools and the static text; never shorter than at the breakpoints, which stand behind them."""
-    wants_diagnosis: bool = False
+    requests_diagnosis: bool = False
     """Whether the provider should say why its cache missed, where it can."""
     previous_response_id: str | None = None
     """The answer that it should compare with; None: the first that it can."""
@@ -116,7 +116,7 @@ class Payload:
     """Attempts of the same turn, from 1, whose paused answer the last message is."""
     container: str | None = None
     """The provider's container that an earlier answer of the conversation used, where the vendor has such."""
-    sums_up: bool = False
+    requests_summary: bool = False
     """Whether the messages are to be summed up in a signed block, and not answered. Only for models that do it."""
 
     @property
@@ -141,7 +141,7 @@ def split_static(text: str) -> tuple[str, ...]:
     return (*pieces, text[start:]) if text else ()
 
 
-def count_static_marks(piece_count: int, limit: int) -> int:
+def count_static_breakpoints(piece_count: int, limit: int) -> int:
     """How many markers the static text has: behind its last piece, and behind the one before it, the last that is still
     there when the text has grown.
     """

@@ -189,7 +189,7 @@ class History:
     """Those of the current epoch. Their texts are empty where the static text is held."""
     newest_generation: int
     """The highest that any segment has; 0 where there is none."""
-    is_open_ended: bool
+    can_append_segment: bool
     """Whether the next segment of the epoch's generation can be written: it was never written before."""
 
 
@@ -367,7 +367,7 @@ class Store(Protocol):
         """
         ...
 
-    async def keep_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
+    async def renew_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
         """Moves its end on. False where it has lapsed and been cleared away: then a new one has to be drawn."""
         ...
 
@@ -380,10 +380,10 @@ class Store(Protocol):
         tenant_id: str,
         conversation_id: str,
         *,
-        held_static_hashes: Sequence[bytes] = (),
-        held_blobs: Sequence[bytes] = (),
+        cached_static_hashes: Sequence[bytes] = (),
+        cached_blobs: Sequence[bytes] = (),
     ) -> PayloadSource:
-        """Raises `ConversationNotFound`. `held_blobs`: hashes of blobs that need not be read."""
+        """Raises `ConversationNotFound`. `cached_blobs`: hashes of blobs that need not be read."""
         ...
 
     async def load_rebuild_source(
@@ -413,7 +413,7 @@ class Store(Protocol):
         ...
 
     async def load_history(
-        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+        self, tenant_id: str, conversation_id: str, *, cached_static_hashes: Sequence[bytes] = ()
     ) -> History:
         """Raises `ConversationNotFound`."""
         ...
@@ -544,7 +544,7 @@ class Store(Protocol):
         """
         ...
 
-    async def surrender_leases(self, owner: str) -> int:
+    async def expire_leases(self, owner: str) -> int:
         """Ends the time of all leases of a process that stops, so that another may take them over at once."""
         ...
 

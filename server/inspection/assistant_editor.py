@@ -21,7 +21,7 @@ from server.inspection.template_checks import (
     tell_problems,
 )
 from server.payload.arguments import build_static_arguments
-from server.payload.renderer import AskedName, Renderer
+from server.payload.renderer import ReferencedName, Renderer
 from server.providers.token_estimate import TokenEstimate
 
 EXAMPLE_CONVERSATION: Final = "conv_example"
@@ -33,7 +33,7 @@ class CheckedInstructions:
     """What can be said of instructions without rendering them."""
 
     problems: tuple[TemplateProblem, ...]
-    names: tuple[AskedName, ...]
+    names: tuple[ReferencedName, ...]
     args: tuple[str, ...]
     """What a conversation can bring."""
 

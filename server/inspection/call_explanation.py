@@ -10,7 +10,7 @@ from server.conversation.block import JsonValue
 from server.conversation.call import OUTCOME_UNKNOWN, Call
 from server.conversation.errors import StrataError, every_error
 from server.conversation.turn import ModelResponseTurn, TurnState
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 
 PROVIDER_UNKNOWN: Final = "provider_unknown"
 UNREADABLE: Final = "stored_unreadable"
@@ -83,12 +83,12 @@ _MISSES: Final[Mapping[str, str]] = {
 _KNOWN_BEFORE: Final = frozenset(MissReason) - {MissReason.PREFIX_BREAK, MissReason.CACHE_GONE, MissReason.UNKNOWN}
 """Reasons that are nobody's fault."""
 _WITHHELD: Final[Mapping[str, str]] = {
-    Withheld.PROVIDER: "another vendor made it",
-    Withheld.FAMILY: "a model made it whose signatures this one does not read",
-    Withheld.ACCOUNT: "it was made with other credentials",
-    Withheld.PREFIX: "it was made behind another static text or other tools",
-    Withheld.REJECTED: "the provider rejected signatures of this history, and they are not sent again",
-    Withheld.UNSIGNED: "the first call of the answer came without the signature that the model insists on",
+    WithheldReason.PROVIDER: "another vendor made it",
+    WithheldReason.FAMILY: "a model made it whose signatures this one does not read",
+    WithheldReason.ACCOUNT: "it was made with other credentials",
+    WithheldReason.PREFIX: "it was made behind another static text or other tools",
+    WithheldReason.REJECTED: "the provider rejected signatures of this history, and they are not sent again",
+    WithheldReason.UNSIGNED: "the first call of the answer came without the signature that the model insists on",
 }
 _REPAIRS: Final[Mapping[str, str]] = {
     "answer_left_out": "An answer had nothing that could be sent back, and was left out.",

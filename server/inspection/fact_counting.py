@@ -15,7 +15,7 @@ from server.conversation.errors import TurnInterrupted
 from server.conversation.turn import ModelResponseTurn, Turn, TurnState, UserTaskTurn
 from server.conversation.turn_text import read_excerpt
 from server.conversation.usage import Usage, add_usages
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 
 LABEL_LIMIT: Final = 200
 """Of each kind so many values are kept: a client may name tools as it likes."""
@@ -88,7 +88,7 @@ def _tells_of_withheld(warning: Mapping[str, JsonValue]) -> bool:
 
 
 def _tells_of_missing(warning: Mapping[str, JsonValue]) -> bool:
-    return _tells_of_withheld(warning) and warning.get("reason") == Withheld.UNSIGNED
+    return _tells_of_withheld(warning) and warning.get("reason") == WithheldReason.UNSIGNED
 
 
 def _tells_of_break(warning: Mapping[str, JsonValue]) -> bool:

@@ -15,7 +15,7 @@ from server.conversation.block import (
     block_to_json,
 )
 from server.conversation.turn import ModelResponseTurn, Turn
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 from server.providers.model_profile import ModelProfile
 
 
@@ -69,7 +69,7 @@ def report_received(seq: int, blocks: Sequence[Block], profile: ModelProfile) ->
 def _report(seq: int, place: int, block: Block, withheld: str | None, *, insists: bool) -> PartSignature:
     mark: SignatureMark | None = getattr(block, "signature", None)
     if mark is None:
-        is_missing = insists or (withheld == Withheld.UNSIGNED and isinstance(block, ToolCallBlock))
+        is_missing = insists or (withheld == WithheldReason.UNSIGNED and isinstance(block, ToolCallBlock))
         state = SignatureState.MISSING if is_missing else SignatureState.UNSIGNED
     else:
         state = SignatureState.PRESENT if withheld is None else SignatureState.WITHHELD

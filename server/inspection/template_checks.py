@@ -13,7 +13,7 @@ from server.conversation.assistant import Instructions
 from server.conversation.block import JsonValue
 from server.inspection.text_difference import split_lines
 from server.payload.arguments import NAMESPACES
-from server.payload.renderer import AskedName, InspectedInstructions, TemplateFailure
+from server.payload.renderer import InspectedInstructions, ReferencedName, TemplateFailure
 
 STATIC_MEMBERS: Final[Mapping[str, frozenset[str]]] = {
     "assistant": frozenset({"name", "id", "language", "description"}),
@@ -89,14 +89,14 @@ def list_instructions(instructions: Instructions) -> tuple[tuple[str, str], ...]
     )
 
 
-def find_args(names: Sequence[AskedName], variables: Iterable[str]) -> tuple[str, ...]:
+def find_args(names: Sequence[ReferencedName], variables: Iterable[str]) -> tuple[str, ...]:
     """The args that a conversation can bring: what is asked for and nobody else provides."""
     known = set(variables) | NAMESPACES
     wanted = [name.path.removeprefix("args.") for name in names if _is_arg(name, known)]
     return tuple(dict.fromkeys(wanted))
 
 
-def find_missing(names: Sequence[AskedName], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+def find_missing(names: Sequence[ReferencedName], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Names that stand for nothing among these arguments, and that the text does not expect to be missing."""
     missing = (name.path for name in names if not name.is_guarded and not _is_there(name.path, arguments))
     return tuple(dict.fromkeys(missing))
@@ -134,7 +134,7 @@ def _doubt(path: str, variables: set[str]) -> str | None:
     return None if root in variables else f"No variable is called `{root}`: it is empty unless an arg brings it."
 
 
-def _is_arg(name: AskedName, known: set[str]) -> bool:
+def _is_arg(name: ReferencedName, known: set[str]) -> bool:
     root, _, member = name.path.partition(".")
     return bool(member) if root == "args" else root not in known
 

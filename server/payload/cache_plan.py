@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from server.caching.expectation import CacheExpectation, Request, expect_cache
+from server.caching.expectation import CacheExpectation, Request, expect_cache_read
 from server.caching.explicit_policy import CachePlan, CacheSettings, choose_cache, may_have_cache
 from server.caching.policy import Rhythm, measure_gaps, plan_lifetimes
 from server.conversation.cache_register import CacheKey
@@ -70,7 +70,7 @@ def _ask_for_markers(
         built.payload,
         cache_seconds=lifetimes.message_seconds,
         static_cache_seconds=lifetimes.static_seconds,
-        wants_diagnosis=True,
+        requests_diagnosis=True,
         previous_response_id=previous.response_id if previous is not None and is_comparable else None,
     )
 
@@ -85,7 +85,7 @@ def _measure_rhythm(source: PayloadSource, built: BuiltPayload, now: datetime) -
     return Rhythm(gaps_seconds=gaps, prefix_tokens=tokens, growth_tokens=grown * tokens // max(1, before))
 
 
-def expect_aside(
+def expect_background_read(
     source: PayloadSource, manifest: Sequence[ManifestEntry], key: CacheKey, profile: ModelProfile, now: datetime
 ) -> CacheExpectation:
     """For a request beside the conversation: of the call before, no more is due than what both begin with."""
@@ -111,7 +111,7 @@ def _expect(
         manifest=manifest,
     )
     if trace is None or order is None:
-        return expect_cache(None, None, current, profile, elapsed_seconds=0)
+        return expect_cache_read(None, None, current, profile, elapsed_seconds=0)
     previous = Request(
         provider=trace.provider,
         model=trace.model,
@@ -121,4 +121,4 @@ def _expect(
         manifest=without_continuation(decode_manifest(source.previous_manifest)),
     )
     elapsed = (now - trace.started_at).total_seconds()
-    return expect_cache(previous, trace, current, profile, elapsed_seconds=elapsed)
+    return expect_cache_read(previous, trace, current, profile, elapsed_seconds=elapsed)

@@ -19,7 +19,9 @@ from server.providers.provider import ProviderAnswer, ProviderStream
 from server.providers.token_estimate import TokenEstimate
 
 
-def warn_unknown(model: str, at: datetime, size_bytes: int, estimate: TokenEstimate) -> dict[str, JsonValue]:
+def describe_unknown_outcome(
+    model: str, at: datetime, size_bytes: int, estimate: TokenEstimate
+) -> dict[str, JsonValue]:
     """The warning, with what a request of so many bytes costs at least: its input, by estimate."""
     tokens = estimate.estimate(model, size_bytes)
     cost = price_call(model, at, Usage(fresh_input_tokens=tokens))
@@ -31,7 +33,7 @@ def warn_unknown(model: str, at: datetime, size_bytes: int, estimate: TokenEstim
     }
 
 
-def start_of(
+def build_call_start(
     prepared: PreparedPayload,
     attempt: int,
     stream: ProviderStream,
@@ -64,12 +66,14 @@ def start_of(
     )
 
 
-def end_of(prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None) -> CallEnd:
+def build_call_end(
+    prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None
+) -> CallEnd:
     """The call as it ended."""
-    return describe_end(stream, prepared.model, _expectation_of(prepared, payload), error_code)
+    return build_end(stream, prepared.model, _expectation_of(prepared, payload), error_code)
 
 
-def describe_end(stream: ProviderStream, model: str, expectation: CacheExpectation, error_code: str | None) -> CallEnd:
+def build_end(stream: ProviderStream, model: str, expectation: CacheExpectation, error_code: str | None) -> CallEnd:
     """A call as it ended, whoever made it."""
     record, answer = stream.record, stream.answer
     return CallEnd(
@@ -82,12 +86,12 @@ def describe_end(stream: ProviderStream, model: str, expectation: CacheExpectati
         usage_reported=answer.usage_reported,
         response_id=answer.response_id,
         cache_miss_reason=explain_miss(expectation, answer.usage, answer.cache_miss_reason),
-        cost_usd=cost_of(model, record.started_at, answer),
+        cost_usd=price_answer(model, record.started_at, answer),
         error_code=error_code,
     )
 
 
-def bare_end_of(stream: ProviderStream, error_code: str | None) -> CallEnd:
+def build_bare_call_end(stream: ProviderStream, error_code: str | None) -> CallEnd:
     """A call whose answer cannot be stored: its bytes and times, and nothing that was read from them.
 
     Its cost is not known, because its usage is not.
@@ -114,7 +118,7 @@ def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpecta
     return CacheExpectation(possible_tokens=planned.cache.token_count, reason=MissReason.CACHE_GONE)
 
 
-def cost_of(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
+def price_answer(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
     """What a call cost: nothing where nothing was reported, None where the price is not known."""
     if answer.usage == Usage():
         return Decimal(0)

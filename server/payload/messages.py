@@ -16,7 +16,7 @@ from server.conversation.payload import CallSettings, Layer, LayerOrder, Payload
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import TurnKind
 from server.payload.history import Step, read_steps, repair
-from server.payload.signatures import SignatureScope, Withheld, find_withheld
+from server.payload.signatures import SignatureScope, WithheldReason, find_withheld
 from server.providers.provider import Provider
 
 NO_TASK: Final = "(no message)"
@@ -46,7 +46,7 @@ class RenderedHistory:
     steps: tuple[Step, ...]
     """What the messages tell, without the signed summary."""
     repairs: tuple[Mapping[str, JsonValue], ...]
-    withheld: Mapping[int, Withheld]
+    withheld: Mapping[int, WithheldReason]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class _Past:
     """The answers of the model as they go back: without the ones of which nothing is left."""
 
     answers: Mapping[int, bytes]
-    withheld: Mapping[int, Withheld]
+    withheld: Mapping[int, WithheldReason]
     repairs: tuple[Mapping[str, JsonValue], ...]
 
 
@@ -86,7 +86,7 @@ def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _Past:
     """All answers in the words of the vendor that is asked. What is withheld counts where it made a difference."""
     reasons = find_withheld(turns, spec.scope)
     answers: dict[int, bytes] = {}
-    withheld: dict[int, Withheld] = {}
+    withheld: dict[int, WithheldReason] = {}
     repairs: list[Mapping[str, JsonValue]] = []
     for index, turn in enumerate(turns):
         if turn.kind is not TurnKind.MODEL_RESPONSE:
@@ -110,29 +110,29 @@ def _said(turns: Sequence[BufferedTurn], past: _Past) -> list[BufferedTurn]:
     return [turn for turn in turns if turn.kind is not TurnKind.MODEL_RESPONSE or turn.seq in past.answers]
 
 
-def _render_answer(turn: BufferedTurn, reason: Withheld | None, provider: Provider) -> bytes | None:
+def _render_answer(turn: BufferedTurn, reason: WithheldReason | None, provider: Provider) -> bytes | None:
     match reason:
         case None:
             return turn.native.data
-        case Withheld.PROVIDER:
+        case WithheldReason.PROVIDER:
             # What its own provider would not take back (a refusal's partial output) goes to no other either.
             return provider.foreign_message(_blocks_of(turn)) if turn.native.data else None
         case _ if not turn.native.data:
             return None
         case _:
             # What was rejected need not be the signature: see `server.conversation.errors.AnswerRejected`.
-            return provider.unsigned_message(turn.native.data, documented_only=reason is Withheld.REJECTED)
+            return provider.unsigned_message(turn.native.data, documented_only=reason is WithheldReason.REJECTED)
 
 
 def _settle(
-    data: bytes | None, following: Sequence[BufferedTurn], reason: Withheld | None, provider: Provider
+    data: bytes | None, following: Sequence[BufferedTurn], reason: WithheldReason | None, provider: Provider
 ) -> bytes | None:
     """An answer without calls of the provider's own tools that got no result, unless they wait for it now.
 
     Beside a call of the client's such a call waits until the client's results have come; its result opens the next
     answer then.
     """
-    if not data or reason is Withheld.PROVIDER:
+    if not data or reason is WithheldReason.PROVIDER:
         return data
     if not following or following[0].kind is not TurnKind.TOOL_RESPONSE:
         return provider.settle_message(data)
@@ -142,8 +142,8 @@ def _settle(
     return provider.settle_message(data, answer.data if answer.dialect == provider.name else b"")
 
 
-def _lost_signatures(turn: BufferedTurn, data: bytes | None, reason: Withheld) -> bool:
-    if reason is Withheld.PROVIDER:
+def _lost_signatures(turn: BufferedTurn, data: bytes | None, reason: WithheldReason) -> bool:
+    if reason is WithheldReason.PROVIDER:
         return any(getattr(block, "signature", None) is not None for block in _blocks_of(turn))
     return bool(turn.native.data) and data != turn.native.data
 

@@ -77,12 +77,12 @@ class PayloadPreparation:
         source = await self._store.load_payload_source(
             tenant_id,
             conversation_id,
-            held_static_hashes=self._texts.hashes_for(conversation_id),
-            held_blobs=[blob.sha256 for blob in held.values()],
+            cached_static_hashes=self._texts.hashes_for(conversation_id),
+            cached_blobs=[blob.sha256 for blob in held.values()],
         )
         # Others may have needed the room meanwhile.
         if held:
-            self._blobs.hold(conversation_id, held)
+            self._blobs.put(conversation_id, held)
         if source.epoch is not None and self._current_static(source) is None:
             return await self._store.load_payload_source(tenant_id, conversation_id)
         return source
@@ -174,7 +174,7 @@ class PayloadPreparation:
             if _answers_of(prepared) == _answers_of(sent):
                 continue
             await self._store.begin_epoch(tenant_id, conversation_id, epoch, segment=segment)
-            self._texts.hold(conversation_id, epoch.static_hash, static)
+            self._texts.put(conversation_id, epoch.static_hash, static)
             _log.warning(
                 f"turn.{epoch.reason.value}",
                 extra={
@@ -196,10 +196,10 @@ class PayloadPreparation:
         reason = plan_epoch(source)
         current = self._current_static(source)
         if reason is None and source.epoch is not None and current is not None:
-            self._texts.hold(source.conversation.id, source.epoch.static_hash, current)
+            self._texts.put(source.conversation.id, source.epoch.static_hash, current)
             return source.epoch, current, ()
         epoch, static, failures = await self._begin_epoch(tenant_id, source, reason or EpochReason.STARTED, current)
-        self._texts.hold(source.conversation.id, epoch.static_hash, static)
+        self._texts.put(source.conversation.id, epoch.static_hash, static)
         return epoch, static, failures
 
     def _current_static(self, source: PayloadSource) -> StaticText | None:
@@ -266,7 +266,7 @@ class PayloadPreparation:
     def _gather_blobs(self, source: PayloadSource) -> Mapping[str, Blob]:
         blobs = {**self._blobs.blobs_of(source.conversation.id), **source.blobs}
         if blobs:
-            self._blobs.hold(source.conversation.id, blobs)
+            self._blobs.put(source.conversation.id, blobs)
         return blobs
 
 

@@ -53,7 +53,7 @@ class RenderedDynamic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedQuestion:
+class RenderedPrompt:
     """What a model is asked in the background."""
 
     text: str
@@ -63,7 +63,7 @@ class RenderedQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedName:
+class ReferencedName:
     """A name in a template that stands for something outside it."""
 
     template: str
@@ -80,7 +80,7 @@ class InspectedInstructions:
 
     failures: tuple[TemplateFailure, ...]
     """All that keeps them from being saved, and not only the first."""
-    names: tuple[AskedName, ...]
+    names: tuple[ReferencedName, ...]
     """In the order of the text; none of a template that does not parse."""
 
 
@@ -118,7 +118,7 @@ class Renderer(Protocol):
 
     async def render_summary_request(
         self, tenant_id: str, first_seq: int, last_seq: int, limit_words: int
-    ) -> RenderedQuestion:
+    ) -> RenderedPrompt:
         """What a model is asked in order to sum up these turns. Raises `TemplateInvalid`."""
         ...
 

@@ -44,7 +44,7 @@ class StaticTextCache:
         """The text under the hash."""
         return self._texts.get(static_hash)
 
-    def hold(self, conversation_id: str, static_hash: bytes, text: StaticText) -> None:
+    def put(self, conversation_id: str, static_hash: bytes, text: StaticText) -> None:
         """Keeps the text, and that the conversation uses it."""
         self._newest.put(conversation_id, static_hash)
         if self._texts.get(static_hash) is None:
@@ -61,7 +61,7 @@ class BlobCache:
         """Those of one conversation."""
         return self._blobs.get(conversation_id) or {}
 
-    def hold(self, conversation_id: str, blobs: Mapping[str, Blob]) -> None:
+    def put(self, conversation_id: str, blobs: Mapping[str, Blob]) -> None:
         """Keeps these, instead of what was held for the conversation."""
         if blobs:
             self._blobs.put(conversation_id, blobs)

@@ -16,7 +16,7 @@ from server.conversation.turn import TurnKind
 from server.providers.model_profile import ModelProfile, find_family
 
 
-class Withheld(StrEnum):
+class WithheldReason(StrEnum):
     """Why signatures of an answer are not sent."""
 
     PROVIDER = "provider"
@@ -63,7 +63,7 @@ def build_signature_scope(provider: str, account: str, profile: ModelProfile, ep
     )
 
 
-def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mapping[int, Withheld]:
+def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mapping[int, WithheldReason]:
     """By their numbers the answers whose signatures do not hold for this signer."""
     answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
     family = _find_family_asked(answers, scope)
@@ -71,7 +71,7 @@ def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mappi
     if not scope.profile.prefix_bound:
         return withheld
     crossing = _find_crossing(answers, withheld, scope)
-    early = {turn.seq: Withheld.PREFIX for turn in answers if turn.seq <= crossing and turn.seq not in withheld}
+    early = {turn.seq: WithheldReason.PREFIX for turn in answers if turn.seq <= crossing and turn.seq not in withheld}
     return withheld | early
 
 
@@ -83,25 +83,27 @@ def _find_family_asked(answers: Sequence[BufferedTurn], scope: SignatureScope) -
     return scope.profile.family
 
 
-def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> Withheld | None:
+def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> WithheldReason | None:
     profile = scope.profile
     if turn.native.dialect != scope.provider:
-        return Withheld.PROVIDER
+        return WithheldReason.PROVIDER
     if turn.seq <= scope.rejected.signatures_through_seq:
-        return Withheld.REJECTED
+        return WithheldReason.REJECTED
     if turn.model is None or find_family(scope.provider, turn.model, turn.model_version) != family:
-        return Withheld.FAMILY
+        return WithheldReason.FAMILY
     if profile.account_bound and turn.account != scope.account:
-        return Withheld.ACCOUNT
+        return WithheldReason.ACCOUNT
     if profile.prefix_bound and not scope.is_behind(turn.prefix_hash):
-        return Withheld.PREFIX
+        return WithheldReason.PREFIX
     calls = [block for block in turn.blocks or () if isinstance(block, ToolCallBlock)]
     if profile.signs_calls and calls and calls[0].signature is None:
-        return Withheld.UNSIGNED
+        return WithheldReason.UNSIGNED
     return None
 
 
-def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withheld], scope: SignatureScope) -> int:
+def _find_crossing(
+    answers: Sequence[BufferedTurn], withheld: Mapping[int, WithheldReason], scope: SignatureScope
+) -> int:
     """The last answer with calls that was made behind another prefix, but whose results went out behind this one.
 
     Claude wants the thinking that belongs to the calls it is given results for, or none at all. So everything up to
@@ -111,15 +113,15 @@ def _find_crossing(answers: Sequence[BufferedTurn], withheld: Mapping[int, Withh
     crossings = [
         turn.seq
         for turn, following in zip(said, [*said[1:], None], strict=False)
-        if withheld.get(turn.seq) is Withheld.PREFIX
+        if withheld.get(turn.seq) is WithheldReason.PREFIX
         and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
         and (following is None or scope.is_behind(following.prefix_hash))
     ]
     return max(crossings, default=0)
 
 
-def note_withheld(reasons: Mapping[int, Withheld]) -> Iterator[dict[str, object]]:
+def note_withheld(reasons: Mapping[int, WithheldReason]) -> Iterator[dict[str, object]]:
     """What a call records of it: for each reason the turns."""
-    for reason in Withheld:
+    for reason in WithheldReason:
         if seqs := sorted(seq for seq, found in reasons.items() if found is reason):
             yield {"kind": "signatures_withheld", "reason": str(reason), "seqs": seqs}

@@ -94,7 +94,7 @@ class Asked:
     is_guarded: bool
 
 
-def find_asked_names(tree: nodes.Template, provided: Collection[str]) -> list[Asked]:
+def find_referenced_names(tree: nodes.Template, provided: Collection[str]) -> list[Asked]:
     """In the order of the text, each once. What the engine provides, `range` and its like, is not asked for."""
     from_outside = meta.find_undeclared_variables(tree) - set(provided)
     guarded = set(_guarded(tree))

@@ -9,10 +9,10 @@ from server.conversation.block import JsonValue
 from server.conversation.errors import TemplateInvalid
 from server.payload.arguments import clone
 from server.payload.renderer import (
-    AskedName,
     InspectedInstructions,
+    ReferencedName,
     RenderedDynamic,
-    RenderedQuestion,
+    RenderedPrompt,
     RenderedStatic,
     TemplateFailure,
 )
@@ -113,11 +113,11 @@ class JinjaRenderer:
 
     async def render_summary_request(
         self, tenant_id: str, first_seq: int, last_seq: int, limit_words: int
-    ) -> RenderedQuestion:
+    ) -> RenderedPrompt:
         template = self._templates.summary
         values = {"first_seq": first_seq, "last_seq": last_seq, "limit_words": limit_words}
         text = (await self._render_or_refuse(tenant_id, template, values)).strip()
-        return RenderedQuestion(text=text, template_source=template.source, template_hash=template.sha256)
+        return RenderedPrompt(text=text, template_source=template.source, template_hash=template.sha256)
 
     async def check_instructions(self, tenant_id: str, assistant: AssistantDefinition) -> None:
         for name, source in _texts(assistant.instructions):
@@ -131,7 +131,7 @@ class JinjaRenderer:
 
     async def inspect_instructions(self, tenant_id: str, instructions: Instructions) -> InspectedInstructions:
         failures: list[TemplateFailure] = []
-        names: list[AskedName] = []
+        names: list[ReferencedName] = []
         for name, source in _texts(instructions):
             if not _is_template(source):
                 continue
@@ -139,7 +139,7 @@ class JinjaRenderer:
             found = [answer["failure"]] if "failure" in answer else answer["failures"]
             failures += [TemplateFailure(template=name, **failure) for failure in found]
             names += [
-                AskedName(template=name, path=path, line=line, is_guarded=is_guarded)
+                ReferencedName(template=name, path=path, line=line, is_guarded=is_guarded)
                 for path, line, is_guarded in answer.get("names", ())
             ]
         return InspectedInstructions(failures=tuple(failures), names=tuple(names))

@@ -30,7 +30,7 @@ from typing import Any, Final
 from server.conversation.errors import SettingsInvalid
 from server.payload.renderer import TemplateFailure
 from server.payload.transcript import transcript_turn_from_json
-from server.prompts.analysis import find_asked_names, find_fault, find_faults
+from server.prompts.analysis import find_fault, find_faults, find_referenced_names
 from server.prompts.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
 from server.prompts.limits import RenderLimits
 from server.prompts.templates import LayerFailed, read_layer, render_dynamic_layer, render_layer, render_static_layer
@@ -108,7 +108,7 @@ def _inspect(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
     try:
         tree = sandbox.parse(request["source"])
         faults += [_failure_at("parse", fault.message, fault.line)["failure"] for fault in find_faults(tree)]
-        names += [(asked.path, asked.line, asked.is_guarded) for asked in find_asked_names(tree, sandbox.globals)]
+        names += [(asked.path, asked.line, asked.is_guarded) for asked in find_referenced_names(tree, sandbox.globals)]
         sandbox.compile(tree)
     except RENDER_ERRORS as error:
         faults.append(_failure("parse", error)["failure"])

@@ -261,8 +261,9 @@ class Provider(Protocol):
         ...
 
     def signed_summary_text(self, message: bytes) -> str | None:
-        """What a signed summary of this vendor's own says, given the answer that a payload with `sums_up` was answered
-        with. None where the answer is anything else.
+        """The text of a signed summary of this vendor, given the answer to a payload with `requests_summary`.
+
+        None if the answer is anything else.
         """
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.conversation.errors import (
-    ProviderCut,
+    ProviderDisconnected,
     ProviderEmpty,
     ProviderEndedEarly,
     ProviderFailed,
@@ -24,7 +24,7 @@ _PASSING: Final = (
     ProviderOverloaded,
     ProviderUnavailable,
     ProviderTimedOut,
-    ProviderCut,
+    ProviderDisconnected,
     ProviderEndedEarly,
     ProviderEmpty,
 )

@@ -15,7 +15,7 @@ from server.conversation.block import JsonValue
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.errors import every_error
 from server.conversation.usage import Usage
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 from server.telemetry.limits import NameSet, bounded_count, finite_usd, seconds_between, status_class
 from server.telemetry.turn_metrics import FIRST_SECONDS, WHOLE_SECONDS
 
@@ -141,7 +141,7 @@ class _Oddities:
     def __init__(self, registry: CollectorRegistry, providers: NameSet) -> None:
         self._repair_kinds = NameSet(others=_OTHER_KINDS)
         self._failure_kinds = NameSet(_TEMPLATE_FAILURES)
-        self._reasons = NameSet(reason.value for reason in Withheld)
+        self._reasons = NameSet(reason.value for reason in WithheldReason)
         self._repairs = Counter(
             "strata_history_repairs", "Repairs of a history, by kind.", ("kind",), registry=registry
         )

@@ -70,7 +70,7 @@ class CompactionTelemetry:
             },
         )
 
-    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+    def compaction_queued(self, conversation_id: str, reason: str) -> None:
         self._queued.labels(self._reasons.admit(reason)).inc()
         _log.debug("compaction.queued", extra={"conversation_id": conversation_id, "reason": reason})
 

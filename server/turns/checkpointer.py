@@ -15,7 +15,7 @@ from server.conversation.call import Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import DatabaseUnavailable, LeaseLost, TurnStalled
 from server.conversation.notifications import Notification
-from server.payload.call_records import bare_end_of, end_of, start_of
+from server.payload.call_records import build_bare_call_end, build_call_end, build_call_start
 from server.payload.preparation import PreparedPayload
 from server.providers.calls import RetryingCall
 from server.providers.provider import ProviderStream
@@ -91,16 +91,16 @@ class TurnCheckpointer:
         for number, stream in enumerate(attempts[self._ended_attempts :], start=self._ended_attempts + 1):
             payload, code = self._call.payloads[number - 1], self._call.failure_codes[number - 1]
             prepared = self.prepared_for(number)
-            start = start_of(prepared, number, stream, payload)
+            start = build_call_start(prepared, number, stream, payload)
             try:
-                end = end_of(prepared, stream, payload, code)
+                end = build_call_end(prepared, stream, payload, code)
                 await self._tools.store.end_call(self._lease, start, end)
             except (LeaseLost, DatabaseUnavailable):
                 raise
             # What a provider sent must not keep the turn from ending.
             except Exception:  # noqa: BLE001  reason: logged with its traceback, and the call's bytes are stored
                 _log.exception("turn.attempt_unstorable", extra=self._facts(attempt=number))
-                end = bare_end_of(stream, code)
+                end = build_bare_call_end(stream, code)
                 await self._tools.store.end_call(self._lease, start, end)
             self._tools.observer.call_ended(self._lease, start, end, assistant_id=prepared.assistant_id)
             self._ended_attempts = number
@@ -131,7 +131,7 @@ class TurnCheckpointer:
             if self._begun_attempt >= attempt or not stream.record.request_body:
                 return
             # First: this one may be billed, and the ones before it have failed.
-            start = start_of(self.prepared_for(attempt), attempt, stream, self._call.payloads[attempt - 1])
+            start = build_call_start(self.prepared_for(attempt), attempt, stream, self._call.payloads[attempt - 1])
             await self._tools.store.begin_call(self._lease, start)
             self._begun_attempt = attempt
             await self.record_failed_attempts()

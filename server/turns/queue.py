@@ -110,7 +110,7 @@ class TurnQueue:
                     kept_at = time.monotonic()
 
     async def _keep(self, conversation_id: str, ticket: int) -> bool:
-        return await self._tools.store.keep_ticket(conversation_id, ticket, seconds=_TICKET_SECONDS)
+        return await self._tools.store.renew_ticket(conversation_id, ticket, seconds=_TICKET_SECONDS)
 
     async def _give_back(self, conversation_id: str, ticket: int) -> None:
         """The ticket of a turn that was not accepted: accepting one takes its ticket with it."""

@@ -28,7 +28,7 @@ from server.conversation.errors import (
 from server.conversation.store import NewAnswer, PayloadSource
 from server.conversation.turn import Native, StopReason, ToolResponseTurn, Turn, TurnState, describe_stop, open_call_ids
 from server.conversation.usage import Usage, add_usages
-from server.payload.call_records import add_costs, cost_of, warn_unknown
+from server.payload.call_records import add_costs, describe_unknown_outcome, price_answer
 from server.providers.continuation import fold_earlier, replace_container
 from server.providers.provider import Fold, ProviderAnswer
 from server.turns.stored import bodies_before
@@ -182,14 +182,14 @@ class Reaper:
             usage_reported=answer.usage_reported,
             response_id=answer.response_id,
             cache_miss_reason=explain_miss(_expectation_of(call), answer.usage, answer.cache_miss_reason),
-            cost_usd=cost_of(start.model, start.started_at, answer),
+            cost_usd=price_answer(start.model, start.started_at, answer),
             error_code=code,
         )
         if answer.usage != Usage():
             return start, end
         # The request went out, and what the provider made of it nobody knows.
         size = sum(int(entry["length"]) for entry in start.manifest)
-        unknown = warn_unknown(start.model, start.started_at, size, self._tools.estimate)
+        unknown = describe_unknown_outcome(start.model, start.started_at, size, self._tools.estimate)
         return replace(start, warnings=(*start.warnings, unknown)), replace(end, cost_usd=None)
 
     async def _collect_body(self, tenant_id: str, lease: Lease, call: Call) -> bytes:
@@ -271,7 +271,7 @@ class Reaper:
             started_at=asked.created_at,
             manifest=(),
             request_hash=b"",
-            warnings=(warn_unknown(answer.model, asked.created_at, size, self._tools.estimate),),
+            warnings=(describe_unknown_outcome(answer.model, asked.created_at, size, self._tools.estimate),),
         )
         return replace(answer, cost_usd=None, account="", start=start, end=end)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final
 
-from server.caching.maintainer import Asked
+from server.caching.maintainer import CacheObservation
 from server.conversation.assistant import AssistantDefinition
 from server.conversation.block import JsonValue
 from server.conversation.conversation import Lease
@@ -27,7 +27,7 @@ from server.conversation.errors import (
     TurnInterrupted,
     TurnStalled,
 )
-from server.conversation.event import end_of as last_event_of
+from server.conversation.event import build_turn_ended
 from server.conversation.payload import Payload
 from server.conversation.shutdown import run_to_completion
 from server.conversation.store import Finished, NewAnswer, PayloadSource
@@ -41,7 +41,7 @@ from server.conversation.turn import (
     open_call_ids,
 )
 from server.conversation.usage import Usage, add_usages
-from server.payload.call_records import add_costs, bare_end_of, end_of, start_of
+from server.payload.call_records import add_costs, build_bare_call_end, build_call_end, build_call_start
 from server.payload.preparation import PreparedPayload
 from server.providers.calls import REJECTIONS, RetryingCall
 from server.providers.continuation import fold_earlier, fold_events
@@ -233,7 +233,7 @@ class TurnRunner:
             ending=answer.ending,
         )
         self._tell_the_rest()
-        self._live.end(last_event_of(self._lease.conversation_id, turn))
+        self._live.end(build_turn_ended(self._lease.conversation_id, turn))
         self._note(ended=time.monotonic() - self._began)
         self._tell_of_call(answer)
         self._tools.observer.turn_ended(self._lease, turn, self._times)
@@ -253,11 +253,11 @@ class TurnRunner:
             )
 
     def _tell_cache_keeper(self) -> None:
-        prepared, call, keeper = self._prepared, self._call, self._tools.cache_keeper
+        prepared, call, keeper = self._prepared, self._call, self._tools.cache_maintainer
         if keeper is None or prepared is None or call is None or not call.attempts:
             return
-        keeper.turn_asked(
-            Asked(
+        keeper.observe_call(
+            CacheObservation(
                 tenant_id=self._tenant_id,
                 conversation_id=self._lease.conversation_id,
                 plan=prepared.caching,
@@ -283,7 +283,7 @@ class TurnRunner:
         answer = call.answer
         codes = [*call.failure_codes[: len(call.attempts) - 1], outcome.error_code]
         ends = [
-            end_of(self._keeper.prepared_for(number), stream, payload, code)
+            build_call_end(self._keeper.prepared_for(number), stream, payload, code)
             for number, (stream, payload, code) in enumerate(
                 zip(call.attempts, call.payloads, codes, strict=True), start=1
             )
@@ -300,7 +300,7 @@ class TurnRunner:
             provider=prepared.provider.name,
             model=prepared.model,
             account=prepared.provider.account,
-            start=start_of(
+            start=build_call_start(
                 self._keeper.prepared_for(len(call.attempts)),
                 len(call.attempts),
                 call.stream,
@@ -319,13 +319,13 @@ class TurnRunner:
             return self._build_answer_without_call(_unstorable(outcome))
         answer = self._build_answer_without_call(_unstorable(outcome))
         number = len(call.attempts)
-        start = start_of(self._keeper.prepared_for(number), number, call.stream, call.payloads[-1])
+        start = build_call_start(self._keeper.prepared_for(number), number, call.stream, call.payloads[-1])
         return replace(
             answer,
             cost_usd=None,
             account=prepared.provider.account,
             start=replace(start, warnings=(*start.warnings, {"kind": AnswerUnstorable.code})),
-            end=bare_end_of(call.stream, AnswerUnstorable.code),
+            end=build_bare_call_end(call.stream, AnswerUnstorable.code),
         )
 
     def _build_answer_without_call(self, outcome: _Outcome) -> NewAnswer:

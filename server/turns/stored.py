@@ -25,7 +25,7 @@ from server.conversation.event import (
     TurnEvent,
     TurnStarted,
     UsageReported,
-    end_of,
+    build_turn_ended,
 )
 from server.conversation.notifications import Notification, Notifications, Watch
 from server.conversation.store import Store
@@ -110,7 +110,7 @@ class StoredHandle:
             while True:
                 turn = await library.find_answer(self.tenant_id, self.conversation_id, self.seq)
                 if turn is not None:
-                    return end_of(self.conversation_id, turn)
+                    return build_turn_ended(self.conversation_id, turn)
                 await watch.wait(_LOOK_SECONDS)
 
 
@@ -205,7 +205,7 @@ class StoredEvents:
 
     async def _finish(self, turn: ModelResponseTurn) -> None:
         rest = await self._rest_of(turn)
-        self.ended = end_of(self._handle.conversation_id, turn)
+        self.ended = build_turn_ended(self._handle.conversation_id, turn)
         self.events.extend([*rest, self.ended])
         # What was folded is as large as the answer, and of no use any more.
         self._body = _Body()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.caching.maintainer import CacheKeeper
+from server.caching.maintainer import CacheMaintainer
 from server.conversation.notifications import Notifications
 from server.conversation.store import Store
 from server.payload.preparation import PayloadPreparation
@@ -49,5 +49,5 @@ class TurnTools:
     follower: TurnFollower = field(default_factory=NoFollower)
     """Told of every answer, when it is durable and everybody else has heard of it."""
     call_slots: CallSlots = field(default_factory=CallSlots)
-    cache_keeper: CacheKeeper | None = None
+    cache_maintainer: CacheMaintainer | None = None
     """None where nobody keeps explicit caches."""

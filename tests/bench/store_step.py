@@ -67,7 +67,7 @@ def reply() -> NewAnswer:
 
 async def strata_step(store: PostgresStore, tenant: Tenant, question: NewInput, given: NewAnswer, held: bytes) -> None:
     accepted = await accept(store, tenant.id, question)
-    await store.load_payload_source(tenant.id, question.conversation_id, held_static_hashes=[held])
+    await store.load_payload_source(tenant.id, question.conversation_id, cached_static_hashes=[held])
     await store.finish_turn(accepted.lease, given)
 
 

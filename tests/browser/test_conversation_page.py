@@ -53,7 +53,7 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
     await expect(turns).to_have_count(10)
     tiles = page.get_by_label("In numbers")
     await expect(tiles).to_contain_text("10 turns")
-    await expect(page.locator(".marks")).to_contain_text("provider_cut")
+    await expect(page.locator(".marks")).to_contain_text("provider_disconnected")
 
     image = page.locator("#turn-1 img")
     await image.scroll_into_view_if_needed()
@@ -86,7 +86,7 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
     await expect(retried.get_by_role("link", name="Call 2")).to_have_attribute(
         "href", f"/admin/conversations/{walk.conversation_id}/calls/8/2"
     )
-    await expect(failed.locator(".notice")).to_contain_text("provider_cut The connection to the provider")
+    await expect(failed.locator(".notice")).to_contain_text("provider_disconnected The connection to the provider")
     await page.evaluate("scrollTo(0, 0)")
     await visit.look("conversation")
 

@@ -114,7 +114,9 @@ async def test_htmx_brings_the_sessions_token_and_takes_no_other(visit: Visit) -
     logout = "() => htmx.ajax('POST', '/admin/logout', {source: document.querySelector('main'), target: 'main'})"
     await visit.page.evaluate("document.body.setAttribute('hx-headers:inherited', '{\"X-CSRF-Token\": \"forged\"}')")
     await visit.page.evaluate(logout)
-    await expect(visit.page.get_by_role("alert")).to_contain_text("The form was not sent from a page of this session.")
+    await expect(visit.page.get_by_role("alert")).to_contain_text(
+        "The form was not submitted from a page of this session."
+    )
     await visit.go("/admin/audit")
     await visit.page.evaluate(logout)
     await visit.go("/admin/audit")

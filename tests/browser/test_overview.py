@@ -53,7 +53,7 @@ async def fill(visit: Visit, database: Database) -> list[str]:
             )
             made.append(conversation.id)
     await index_all(database)
-    await PostgresOverviews(database).note_stuck(
+    await PostgresOverviews(database).record_blocked(
         tenant_id, made[0], reason="blocked_by_open_call", request_tokens=210_000, seq=2, epoch=0
     )
     return made

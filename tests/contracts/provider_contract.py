@@ -10,7 +10,7 @@ import pytest
 
 from server.conversation.assistant import Tool
 from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.errors import ProviderCut, ProviderFailed
+from server.conversation.errors import ProviderDisconnected, ProviderFailed
 from server.conversation.event import TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
 from server.conversation.payload import CallSettings
 from server.conversation.turn import StopReason
@@ -326,7 +326,7 @@ class PartialContract:
         rig.says(Reply(thinking="One two three.", text="Four five.", tool_calls=step(1).tool_calls))
         rig.fails(FaultKind.CUT, after_chunks=after_chunks)
         stream = rig.provider.open_stream(rig.ask())
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await consume(stream)
         answer = stream.answer
         assert rig.provider.fold_body(stream.record.body) == answer
@@ -345,7 +345,7 @@ class PartialContract:
         rig.says(SPEECH)
         rig.fails(FaultKind.CUT, after_chunks=2)
         stream = rig.provider.open_stream(rig.ask("Tell me."))
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await consume(stream)
         (thinking,) = stream.answer.blocks
         assert isinstance(thinking, ThinkingBlock)

@@ -280,7 +280,7 @@ class QueueContract:
             await store.accept_turn(tenant.id, user_input(conversation.id, ticket=ticket, expected_revision=7))
         with pytest.raises(ConversationBusy):
             await store.accept_turn(tenant.id, user_input(conversation.id))
-        assert await store.keep_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
+        assert await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
 
     async def test_a_duplicate_is_recognised_whoever_waits(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -308,16 +308,16 @@ class QueueContract:
     async def test_a_lapsed_ticket_holds_nobody_up_and_is_cleared_away(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         lapsed = await draw(store, tenant, conversation, seconds=0)
-        assert await store.keep_ticket(conversation.id, lapsed, seconds=0)
+        assert await store.renew_ticket(conversation.id, lapsed, seconds=0)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         await store.finish_turn(accepted.lease, answer())
         await draw(store, tenant, conversation, seconds=0)
-        assert not await store.keep_ticket(conversation.id, lapsed, seconds=LEASE_SECONDS)
+        assert not await store.renew_ticket(conversation.id, lapsed, seconds=LEASE_SECONDS)
 
     async def test_a_ticket_that_is_kept_does_not_lapse(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await draw(store, tenant, conversation, seconds=0)
-        assert await store.keep_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
+        assert await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
         with pytest.raises(ConversationBusy):
             await store.accept_turn(tenant.id, user_input(conversation.id))
 
@@ -326,7 +326,7 @@ class QueueContract:
         ticket = await draw(store, tenant, conversation)
         for _ in range(2):
             await store.leave_queue(conversation.id, ticket)
-        assert not await store.keep_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
+        assert not await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
         await accept(store, tenant.id, user_input(conversation.id))
 
     async def test_a_queue_has_a_limit_that_counts_those_who_still_wait(self, store: Store, tenant: Tenant) -> None:
@@ -359,9 +359,9 @@ class QueueContract:
         one, other = [await create_conversation(store, tenant.id) for _ in range(2)]
         ticket = await draw(store, tenant, one)
         await accept(store, tenant.id, user_input(other.id))
-        assert not await store.keep_ticket(other.id, ticket, seconds=LEASE_SECONDS)
+        assert not await store.renew_ticket(other.id, ticket, seconds=LEASE_SECONDS)
         await store.leave_queue(other.id, ticket)
-        assert await store.keep_ticket(one.id, ticket, seconds=LEASE_SECONDS)
+        assert await store.renew_ticket(one.id, ticket, seconds=LEASE_SECONDS)
         for conversation_id in (new_id(CONVERSATION), "conv_x"):
-            assert not await store.keep_ticket(conversation_id, ticket, seconds=LEASE_SECONDS)
+            assert not await store.renew_ticket(conversation_id, ticket, seconds=LEASE_SECONDS)
             await store.leave_queue(conversation_id, ticket)

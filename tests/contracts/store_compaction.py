@@ -81,7 +81,7 @@ class CompactionContract:
         conversation_id = await compacted(store, tenant, 2)
         history = await store.load_history(tenant.id, conversation_id)
         assert history.segments == (piece(0), piece(1))
-        assert (history.newest_generation, history.is_open_ended) == (0, True)
+        assert (history.newest_generation, history.can_append_segment) == (0, True)
         assert history.source.epoch is not None
         assert (history.source.epoch.number, history.source.epoch.base_text) == (3, "You help.")
         assert history.source.static_text == f"You help.{piece(0).text}{piece(1).text}"
@@ -92,7 +92,7 @@ class CompactionContract:
 
     async def test_history_without_texts_where_they_are_held(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 2)
-        history = await store.load_history(tenant.id, conversation_id, held_static_hashes=[b"static 1"])
+        history = await store.load_history(tenant.id, conversation_id, cached_static_hashes=[b"static 1"])
         assert history.source.static_text is None
         assert history.segments == (replace(piece(0), text=""), replace(piece(1), text=""))
 
@@ -119,7 +119,7 @@ class CompactionContract:
         undone = epoch(4, reason=EpochReason.COMPACTION_UNDONE, segment_count=1, buffer_start_seq=3)
         await store.begin_epoch(tenant.id, conversation_id, undone)
         history = await store.load_history(tenant.id, conversation_id)
-        assert (history.segments, history.is_open_ended) == ((piece(0),), False)
+        assert (history.segments, history.can_append_segment) == ((piece(0),), False)
         copies = CopiedSegments(generation=0, from_position=0, count=1, to_position=0)
         other = piece(1, generation=1, text="Otherwise.\n")
         begun = epoch(
@@ -133,7 +133,7 @@ class CompactionContract:
         await store.begin_epoch(tenant.id, conversation_id, begun, segment=other, copies=copies)
         history = await store.load_history(tenant.id, conversation_id)
         assert history.segments == (piece(0, generation=1), other)
-        assert (history.newest_generation, history.is_open_ended) == (1, True)
+        assert (history.newest_generation, history.can_append_segment) == (1, True)
         assert history.source.static_text == f"You help.{piece(0).text}Otherwise.\n"
         # The old generation is as it was.
         assert await store.load_segments(tenant.id, conversation_id, 0, 5) == [piece(0), piece(1)]
@@ -188,7 +188,7 @@ class CompactionContract:
             assert found.epoch is not None
             assert found.epoch.signed_summary == signed.signed_summary
             assert [turn.seq for turn in found.buffered] == [5, 6, 7, 8, 9, 10]
-        assert history.is_open_ended
+        assert history.can_append_segment
         page = await store.list_epochs(tenant.id, conversation_id)
         assert [(item.number, item.reason) for item in page.items] == [
             (3, EpochReason.SIGNED),

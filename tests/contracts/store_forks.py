@@ -255,7 +255,7 @@ class EraseContract:
         ticket = await draw(store, tenant, conversation)
         report = await store.erase_conversation(tenant.id, conversation.id)
         assert report.rows == {"conversations": 1, "waiting_turns": 1}
-        assert not await store.keep_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
+        assert not await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
 
     async def test_nobody_waits_for_a_conversation_that_is_being_erased(self, store: Store, tenant: Tenant) -> None:
         for _ in range(10):
@@ -267,7 +267,7 @@ class EraseContract:
             )
             assert isinstance(ticket, int | ConversationNotFound)
             if isinstance(ticket, int):
-                assert not await store.keep_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
+                assert not await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
 
     async def test_a_running_conversation_is_not_erased(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)

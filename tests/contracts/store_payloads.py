@@ -205,7 +205,7 @@ class PayloadContract:
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert source.blobs == {image.sha256.hex(): image for image in images}
         held = [images[0].sha256, b"another"]
-        source = await store.load_payload_source(tenant.id, conversation.id, held_blobs=held)
+        source = await store.load_payload_source(tenant.id, conversation.id, cached_blobs=held)
         assert source.blobs == {image.sha256.hex(): image for image in images[1:]}
         await store.begin_epoch(tenant.id, conversation.id, epoch(buffer_start_seq=3))
         source = await store.load_payload_source(tenant.id, conversation.id)
@@ -274,10 +274,10 @@ class PayloadContract:
         conversation = await create_conversation(store, tenant.id)
         begun = epoch(text=f"You help. {NASTY}")
         await store.begin_epoch(tenant.id, conversation.id, begun)
-        source = await store.load_payload_source(tenant.id, conversation.id, held_static_hashes=[b"other"])
+        source = await store.load_payload_source(tenant.id, conversation.id, cached_static_hashes=[b"other"])
         assert (source.epoch, source.static_text) == (begun, begun.base_text)
         held = await store.load_payload_source(
-            tenant.id, conversation.id, held_static_hashes=[b"other", begun.static_hash]
+            tenant.id, conversation.id, cached_static_hashes=[b"other", begun.static_hash]
         )
         assert (held.epoch, held.static_text) == (replace(begun, base_text=""), None)
 

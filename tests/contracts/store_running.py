@@ -145,14 +145,18 @@ class RunningTurnContract:
             blocks=(TextBlock(text="It ra"),),
             state=TurnState.FAILED,
             stop_reason=None,
-            error_code="provider_cut",
+            error_code="provider_disconnected",
             cost_usd=None,
             end=call_end(status=None, headers={}, raw_response=b"\x00\xff", cost_usd=None, usage_reported=None),
         )
         await store.finish_turn(accepted.lease, given)
         stored = await store.load_turn(tenant.id, conversation.id, 2)
         assert isinstance(stored, ModelResponseTurn)
-        assert (stored.state, stored.stop_reason, stored.error_code) == (TurnState.FAILED, None, "provider_cut")
+        assert (stored.state, stored.stop_reason, stored.error_code) == (
+            TurnState.FAILED,
+            None,
+            "provider_disconnected",
+        )
         assert (stored.blocks, stored.cost_usd) == ((TextBlock(text="It ra"),), None)
         [call] = await store.list_calls(tenant.id, conversation.id, 2)
         assert call.end == given.end
@@ -336,7 +340,7 @@ class LeaseContract:
         for owner in ("stopping", "stopping", "staying"):
             conversation = await create_conversation(store, tenant.id)
             leases.append((await accept(store, tenant.id, user_input(conversation.id, lease_owner=owner))).lease)
-        assert await store.surrender_leases("stopping") == 2
+        assert await store.expire_leases("stopping") == 2
         expired = [lease for _, lease in await store.list_expired_leases()]
         assert sorted(expired, key=lambda lease: lease.conversation_id) == sorted(
             leases[:2], key=lambda lease: lease.conversation_id

@@ -11,7 +11,7 @@ import pytest
 from server.conversation.errors import (
     ContextTooLong,
     ProviderAuthentication,
-    ProviderCut,
+    ProviderDisconnected,
     ProviderEmpty,
     ProviderEndedEarly,
     ProviderFailed,
@@ -117,7 +117,7 @@ async def test_a_service_that_is_away_may_come_back(rig: Rig) -> None:
 WITHIN = [
     Case(kind=kind, error=error, options={"after_chunks": after_chunks})
     for kind, error in [
-        (FaultKind.CUT, ProviderCut),
+        (FaultKind.CUT, ProviderDisconnected),
         (FaultKind.EARLY_END, ProviderEndedEarly),
         (FaultKind.MALFORMED_JSON, ProviderMalformed),
         (FaultKind.OVERLOADED_MID_STREAM, ProviderOverloaded),
@@ -247,7 +247,7 @@ async def test_a_connection_that_breaks_before_the_answer_is_a_cut(vendor: str) 
         port = server.sockets[0].getsockname()[1]
         provider = BUILDERS[vendor]("key", base_url=f"http://127.0.0.1:{port}")
         stream = provider.open_stream(build_payload(MODELS[vendor], [provider.user_message([], {})]))
-        await fail(stream, ProviderCut)
+        await fail(stream, ProviderDisconnected)
         await provider.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from server.conversation.block import TextBlock
-from server.conversation.errors import ProviderCut, ProviderFailed, ProviderTimedOut
+from server.conversation.errors import ProviderDisconnected, ProviderFailed, ProviderTimedOut
 from server.conversation.payload import Payload
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
@@ -146,10 +146,10 @@ async def test_a_call_about_caches_that_would_never_end_is_ended(talk: Any) -> N
 async def test_a_chunk_header_that_is_no_number_ends_the_call_at_once(vendor: str) -> None:
     async with open_wire(vendor, send_bad_chunk_header) as (provider, _):
         stream = provider.open_stream(ask(provider))
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
         assert stream.record.body == b": a comment\n\n"
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await asyncio.wait_for(provider.count_tokens(ask(provider)), PATIENCE_SECONDS)
 
 
@@ -285,7 +285,7 @@ async def test_a_request_is_sent_again_only_once(vendor: str) -> None:
 
     async with open_wire(vendor, close_all_but_the_first) as (provider, server):
         await consume(provider.open_stream(ask(provider)))
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await consume(provider.open_stream(ask(provider)))
         assert [connection.request_count for connection in server.connections] == [2, 1]
 
@@ -296,7 +296,7 @@ async def test_a_fresh_connection_that_breaks_may_have_been_billed_and_is_not_re
         await connection.read_request()
 
     async with open_wire(vendor, slam) as (provider, server):
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await consume(provider.open_stream(ask(provider)))
         assert server.request_count == 1
 
@@ -327,7 +327,7 @@ async def test_a_request_that_was_worked_on_for_long_is_not_repeated(vendor: str
 
     async with open_wire(vendor, think_then_close, WireLimits(idle_close_seconds=0.1)) as (provider, server):
         await consume(provider.open_stream(ask(provider)))
-        with pytest.raises(ProviderCut):
+        with pytest.raises(ProviderDisconnected):
             await consume(provider.open_stream(ask(provider)))
         assert server.request_count == 2
 

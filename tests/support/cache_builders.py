@@ -9,7 +9,7 @@ from uuid import UUID
 
 from server.caching.expectation import CacheExpectation
 from server.caching.explicit_policy import CachePlan, CacheSettings, ExplicitChoice
-from server.caching.maintainer import Asked, CacheKeeper
+from server.caching.maintainer import CacheMaintainer, CacheObservation
 from server.conversation.api_key import Tenant
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.errors import (
@@ -117,14 +117,14 @@ class FakeProvider:
     account: str = "a"
 
 
-def keeper_of(register: PostgresCacheRegister, caches: FakeCaches, budget: str = "1") -> CacheKeeper:
+def keeper_of(register: PostgresCacheRegister, caches: FakeCaches, budget: str = "1") -> CacheMaintainer:
     providers = cast(Mapping[str, Provider], {"gemini": FakeProvider(caches=caches)})
-    return CacheKeeper(register, providers, TokenEstimate(), budget_usd_per_hour=Decimal(budget))
+    return CacheMaintainer(register, providers, TokenEstimate(), budget_usd_per_hour=Decimal(budget))
 
 
 def asked(
     tenant: Tenant, conversation_id: str, cache: RegisteredCache | None = None, *, was_gone: bool = False
-) -> Asked:
+) -> CacheObservation:
     plan = CachePlan(
         payload=replace(build_payload(MODEL, [b"{}"]), static_text=TEXT),
         expectation=CacheExpectation(),
@@ -133,7 +133,7 @@ def asked(
         may_have_cache=True,
         cache=cache,
     )
-    return Asked(
+    return CacheObservation(
         tenant_id=tenant.id,
         conversation_id=conversation_id,
         plan=plan,
@@ -143,7 +143,7 @@ def asked(
     )
 
 
-async def tell(keeper: CacheKeeper, *turns: Asked) -> None:
+async def tell(keeper: CacheMaintainer, *turns: CacheObservation) -> None:
     for turn in turns:
-        keeper.turn_asked(turn)
+        keeper.observe_call(turn)
     await keeper.settle()

@@ -39,7 +39,7 @@ async def take_step(walk: Walk, step: tuple[Any, ...]) -> None:
         case ("fail", after_chunks):
             await _finish_calls(walk)
             ended = await walk.fail("Broken.", asks("Oslo", "Bergen"), after_chunks=after_chunks)
-            assert ended.turn.error_code == "provider_cut"
+            assert ended.turn.error_code == "provider_disconnected"
         case ("leave", count):
             await walk.task("Given up.", asks(*["Oslo", "Bergen"][:count]), abandons_calls=True)
             # The provider that was not asked would say it the next time.

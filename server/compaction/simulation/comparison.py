@@ -244,7 +244,7 @@ class _Player:
             typical_exchange_count=typical_exchange_count,
         )
         decision = plan_compaction(state, market.profile, market.price, policy, ended_at)
-        again = decision.ask_again_at
+        again = decision.recheck_at
         if again is not None and again <= timeline.exchanges[number].starts_at:
             decision = plan_compaction(state, market.profile, market.price, policy, again)
         if decision.plan is not None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from server.conversation.errors import (
     DataDirectoryForbidden,
-    DataDirectoryForeign,
+    DataDirectoryIncompatible,
     DiskFull,
     EmbeddedStartFailed,
     Setup,
@@ -108,7 +108,7 @@ def explain_output(output: str, pgdata: Path, log: Path | None = None) -> Setup:
     if re.search("has wrong ownership|has invalid permissions|Permission denied", line):
         return DataDirectoryForbidden(f"Postgres may not use {pgdata}: {line}.", path=str(pgdata))
     if "incompatible with server" in line:
-        return DataDirectoryForeign(f"{pgdata} was made by another build of PostgreSQL: {line}.", path=str(pgdata))
+        return DataDirectoryIncompatible(f"{pgdata} was made by another build of PostgreSQL: {line}.", path=str(pgdata))
     where = f" (log: {log})" if log else ""
     return EmbeddedStartFailed(f"The embedded Postgres did not start: {line}{where}.", path=str(pgdata))
 

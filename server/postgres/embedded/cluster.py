@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from server.conversation.errors import DataDirectoryForbidden, DataDirectoryForeign, DiskFull, EmbeddedStartFailed
+from server.conversation.errors import DataDirectoryForbidden, DataDirectoryIncompatible, DiskFull, EmbeddedStartFailed
 from server.postgres.embedded.binaries import (
     MAJOR_VERSION,
     UNFINISHED,
@@ -198,7 +198,7 @@ def require_own_cluster(pgdata: Path) -> bool:
                 f"{pgdata} is in the way: it is not empty and no data directory of PostgreSQL.", path=str(pgdata)
             ) from None
     if version != str(MAJOR_VERSION):
-        raise DataDirectoryForeign(
+        raise DataDirectoryIncompatible(
             f"{pgdata} is a data directory of PostgreSQL {version or '(unknown)'}; this release of Strata runs "
             f"PostgreSQL {MAJOR_VERSION}.",
             path=str(pgdata),

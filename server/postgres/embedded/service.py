@@ -220,7 +220,7 @@ def open_embedded(
     """Takes a hold on the Postgres of the data directory, which is made and started as needed. Blocks.
 
     `user` is the account it runs under if we are root. `extra_settings` count only if it has to be started.
-    Raises `DataDirectoryForbidden`, `DataDirectoryForeign`, `DiskFull` or `EmbeddedStartFailed`.
+    Raises `DataDirectoryForbidden`, `DataDirectoryIncompatible`, `DiskFull` or `EmbeddedStartFailed`.
     """
     place = _place(data_dir)
     with explained(place.data_dir):

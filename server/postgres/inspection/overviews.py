@@ -157,7 +157,7 @@ class PostgresOverviews:
             alarms=[await self._load_alarm(tenant_id, kind, since, until) for kind in _ALARMS],
         )
 
-    async def note_stuck(
+    async def record_blocked(
         self, tenant_id: str, conversation_id: str, *, reason: str, request_tokens: int, seq: int, epoch: int
     ) -> None:
         await self._database.run(

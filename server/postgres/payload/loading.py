@@ -104,7 +104,7 @@ CROSS JOIN LATERAL (
         array_agg(blob.data) AS blob_data
     FROM (
         SELECT DISTINCT sha256 FROM blob_references
-        WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:held_blobs::bytea[])
+        WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:cached_blobs::bytea[])
             AND %blobs%
     ) AS shown
     CROSS JOIN LATERAL (
@@ -221,8 +221,8 @@ class PayloadStore(StorePart):
         tenant_id: str,
         conversation_id: str,
         *,
-        held_static_hashes: Sequence[bytes] = (),
-        held_blobs: Sequence[bytes] = (),
+        cached_static_hashes: Sequence[bytes] = (),
+        cached_blobs: Sequence[bytes] = (),
     ) -> PayloadSource:
         conversation = decode_id(CONVERSATION, conversation_id)
         known = self._row_cache.find(conversation)
@@ -230,8 +230,8 @@ class PayloadStore(StorePart):
             _LOAD,
             conversation=conversation,
             tenant=decode_id(TENANT, tenant_id),
-            held_hashes=list(held_static_hashes),
-            held_blobs=list(held_blobs),
+            held_hashes=list(cached_static_hashes),
+            cached_blobs=list(cached_blobs),
             held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
             held_request=known.request_hash,
         )
@@ -261,7 +261,7 @@ class PayloadStore(StorePart):
             epoch=call.start.epoch,
             trigger_seq=call.trigger_seq,
             held_hashes=[],
-            held_blobs=[],
+            cached_blobs=[],
             held_version=_NO_VERSION,
             held_request=b"",
         )
@@ -271,15 +271,15 @@ class PayloadStore(StorePart):
         return RebuildSource(call=call, source=self._row_cache.read(rows[0]), continued=continued)
 
     async def load_history(
-        self, tenant_id: str, conversation_id: str, *, held_static_hashes: Sequence[bytes] = ()
+        self, tenant_id: str, conversation_id: str, *, cached_static_hashes: Sequence[bytes] = ()
     ) -> History:
         conversation = decode_id(CONVERSATION, conversation_id)
         rows = await self._database.run(
             _LOAD_HISTORY,
             conversation=conversation,
             tenant=decode_id(TENANT, tenant_id),
-            held_hashes=list(held_static_hashes),
-            held_blobs=[],
+            held_hashes=list(cached_static_hashes),
+            cached_blobs=[],
             held_version=_NO_VERSION,
             held_request=b"",
         )
@@ -288,7 +288,7 @@ class PayloadStore(StorePart):
         source = self._row_cache.read(rows[0])
         epoch = source.epoch
         if epoch is None:
-            return History(source=source, segments=(), newest_generation=0, is_open_ended=True)
+            return History(source=source, segments=(), newest_generation=0, can_append_segment=True)
         # A second look, at rows that the first has named: those of an epoch never change.
         found = await self._database.run(
             _SEGMENTS,
@@ -302,7 +302,7 @@ class PayloadStore(StorePart):
             source=source,
             segments=tuple(segment_from(row, epoch.generation) for row in written[: epoch.segment_count]),
             newest_generation=found[0]["newest_generation"],
-            is_open_ended=len(written) == epoch.segment_count,
+            can_append_segment=len(written) == epoch.segment_count,
         )
 
 

@@ -106,5 +106,5 @@ class LeaseStore(StorePart):
             raise LeaseLost
         return replace(lease, token=token, owner=owner)
 
-    async def surrender_leases(self, owner: str) -> int:
+    async def expire_leases(self, owner: str) -> int:
         return len(await self._database.run(_SURRENDER, owner=owner))

@@ -87,7 +87,7 @@ class QueueStore(StorePart):
             raise QueueFull(limit=limit)
         return ticket
 
-    async def keep_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
+    async def renew_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
         conversation = decode_id(CONVERSATION, conversation_id)
         return bool(await self._database.run(_KEEP, conversation=conversation, ticket=ticket, seconds=seconds))
 

@@ -123,4 +123,4 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
         return AnswerRejected(**facts)
     if _TOO_LONG.search(message):
         return ContextTooLong(**facts)
-    return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)
+    return ProviderRejected(f"The provider rejected the request: {message}" if message else "", **facts)

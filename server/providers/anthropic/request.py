@@ -10,7 +10,7 @@ from typing import Any, Final
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import ValidationFailed
 from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact
-from server.conversation.payload import CallSettings, Payload, PayloadMessage, count_static_marks, split_static
+from server.conversation.payload import CallSettings, Payload, PayloadMessage, count_static_breakpoints, split_static
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 COMPACTION_BETA: Final = "compact-2026-09-04"
@@ -151,7 +151,7 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
         "max_tokens": settings.max_output_tokens or min(_DEFAULT_OUTPUT_TOKENS, profile.output_limit_tokens),
         **build_thinking(settings, profile),
     }
-    if payload.wants_diagnosis:
+    if payload.requests_diagnosis:
         parameters["diagnostics"] = {"previous_message_id": payload.previous_response_id}
     if settings.stop_sequences:
         parameters["stop_sequences"] = list(settings.stop_sequences)
@@ -212,7 +212,7 @@ def thinking_warnings(payload: Payload, profile: ModelProfile) -> tuple[dict[str
 def write_system(payload: Payload, profile: ModelProfile) -> bytes:
     """The static text, a long one in pieces, with its markers."""
     pieces = [_text(piece) for piece in split_static(payload.static_text)]
-    plain = len(pieces) - count_static_marks(len(pieces), profile.breakpoints)
+    plain = len(pieces) - count_static_breakpoints(len(pieces), profile.breakpoints)
     marker = _static_marker(payload, profile)
     return dumps_sendable([*pieces[:plain], *(piece | marker for piece in pieces[plain:])])
 
@@ -244,7 +244,7 @@ def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
     if payload.settings.thinking is not None:
         taken.add("thinking")
     extra = {name: _unmarked(value) for name, value in payload.settings.extra.items() if name not in taken}
-    return extra | ({"compaction": {"type": "summarize"}} if payload.sums_up else {})
+    return extra | ({"compaction": {"type": "summarize"}} if payload.requests_summary else {})
 
 
 def _unmarked(value: Any) -> Any:
@@ -259,7 +259,7 @@ def _unmarked(value: Any) -> Any:
 
 def build_headers(payload: Payload) -> dict[str, str]:
     """What a request with a signed summary in it, or for one, has to say."""
-    return {"anthropic-beta": COMPACTION_BETA} if payload.sums_up or payload.signed_summary is not None else {}
+    return {"anthropic-beta": COMPACTION_BETA} if payload.requests_summary or payload.signed_summary is not None else {}
 
 
 def signed_summary_text(message: bytes) -> str | None:
@@ -299,7 +299,7 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
 
 def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
     """The messages with commas between, markers added where the payload asks for them."""
-    static_marks = count_static_marks(len(split_static(payload.static_text)), profile.breakpoints)
+    static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
     allowed = profile.breakpoints - static_marks - payload.marks_tools
     marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
     marker = build_marker(payload.cache_seconds)

@@ -95,7 +95,7 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
         return CacheGone(**facts)
     if _TOO_LONG.search(message):
         return ContextTooLong(**facts)
-    return ProviderRejected(f"The provider refused the request: {message}" if message else "", **facts)
+    return ProviderRejected(f"The provider rejected the request: {message}" if message else "", **facts)
 
 
 def _is_about_money(message: str) -> bool:

@@ -117,7 +117,7 @@ UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").dec
 def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, Any]) -> types.GenerateContentConfig:
     """Everything of the request, with the layers as holes. What the SDK does by itself is switched off."""
     settings = payload.settings
-    if payload.sums_up or payload.signed_summary is not None:
+    if payload.requests_summary or payload.signed_summary is not None:
         raise Internal("Gemini neither signs summaries nor takes them.")
     config: dict[str, Any] = {
         "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),

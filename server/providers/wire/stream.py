@@ -14,7 +14,7 @@ import httpx2
 from server.conversation.block import JsonValue
 from server.conversation.errors import (
     CallLimitReached,
-    ProviderCut,
+    ProviderDisconnected,
     ProviderFailed,
     ProviderTimedOut,
     ProviderUnavailable,
@@ -187,6 +187,6 @@ def translate_wire(error: BaseException | None) -> ProviderFailed | None:
         if isinstance(error, WireUnreachable):
             return ProviderUnavailable("The provider cannot be reached.")
         if isinstance(error, WireCut):
-            return ProviderCut()
+            return ProviderDisconnected()
         error = error.__cause__ or error.__context__
     return None

@@ -15,7 +15,7 @@ from server.conversation.manifest import CONTINUATION
 from server.conversation.store import NewAnswer
 from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnState, open_call_ids
 from server.conversation.usage import Usage, add_usages
-from server.payload.call_records import add_costs, start_of
+from server.payload.call_records import add_costs, build_call_start
 from server.payload.preparation import PreparedPayload
 from server.providers.model_profile import find_profile
 from server.replay.rerun.call import CallOutcome
@@ -158,7 +158,7 @@ def _stand_in(prepared_step: PreparedStep, attempt: int, *, epoch: int | None = 
     """In the place of a recorded call: what follows has to know in which epoch it was, with which dynamic block."""
     prepared, now = prepared_step.prepared, datetime.now(UTC)
     payload = prepared.built.payload
-    start = start_of(prepared, attempt, prepared.provider.open_stream(payload), payload)
+    start = build_call_start(prepared, attempt, prepared.provider.open_stream(payload), payload)
     start = replace(
         start,
         epoch=prepared.epoch if epoch is None else epoch,

@@ -29,7 +29,7 @@ from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Payload
 from server.conversation.shutdown import Shutdown
 from server.conversation.store import Store
-from server.payload.call_records import cost_of, end_of, start_of
+from server.payload.call_records import build_call_end, build_call_start, price_answer
 from server.payload.preparation import PreparedPayload
 from server.providers.provider import Provider, ProviderAnswer, ProviderStream
 from server.providers.retry_policy import RetryPolicy
@@ -159,14 +159,14 @@ class CandidateCalls:
         reservation = await self.permit(provider.name, estimate)
         stream = provider.open_stream(payload)
         start = replace(
-            start_of(prepared, attempt, stream, payload),
+            build_call_start(prepared, attempt, stream, payload),
             started_at=datetime.now(UTC),
             request_hash=hashlib.sha256(request).digest(),
         )
         await self._replay_store.begin_call(lease, start)
         failure = await listen(stream)
         code = None if failure is None else failure.code
-        end = end_of(prepared, stream, payload, code)
+        end = build_call_end(prepared, stream, payload, code)
         self.observer.call_ended(start, end, CallPurpose.ANSWER)
         self._learn(payload, len(request), failure, stream.answer)
         return CallOutcome(
@@ -176,7 +176,8 @@ class CandidateCalls:
             failure=failure,
             reservation=reservation,
             spending=CallSpending(
-                usd=cost_of(payload.model, start.started_at, stream.answer), tokens=count_tokens(stream.answer.usage)
+                usd=price_answer(payload.model, start.started_at, stream.answer),
+                tokens=count_tokens(stream.answer.usage),
             ),
         )
 

@@ -37,7 +37,7 @@ class SpendingObserver:
     def compaction_ended(self, report: CompactionReport) -> None:
         """Seen in the replay conversation."""
 
-    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+    def compaction_queued(self, conversation_id: str, reason: str) -> None:
         """Nothing is queued for replay conversations."""
 
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:

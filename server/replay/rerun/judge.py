@@ -18,7 +18,7 @@ from server.conversation.payload import Payload
 from server.conversation.shutdown import run_to_completion
 from server.conversation.store import Store
 from server.inspection.judge_payload import JUDGE, build_judge_payload, read_score, write_question
-from server.payload.call_records import cost_of, describe_end
+from server.payload.call_records import build_end, price_answer
 from server.payload.settings import read_order
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider, ProviderAnswer
@@ -141,11 +141,11 @@ class JudgeCalls:
         )
         begun = await self._begin(replay_conversation_id, start)
         failure = await listen(stream)
-        end = describe_end(stream, payload.model, CacheExpectation(), None if failure is None else failure.code)
+        end = build_end(stream, payload.model, CacheExpectation(), None if failure is None else failure.code)
         ended = replace(begun, end=end)
         self._calls.observer.call_ended(begun.start, end, CallPurpose.JUDGE)
         spent = CallSpending(
-            usd=cost_of(payload.model, start.started_at, stream.answer), tokens=count_tokens(stream.answer.usage)
+            usd=price_answer(payload.model, start.started_at, stream.answer), tokens=count_tokens(stream.answer.usage)
         )
         await run_to_completion(self._write_down(replay_conversation_id, ended, reservation, spent))
         return ended, stream.answer if failure is None else failure

@@ -13,7 +13,7 @@ from server.conversation.assistant import Assistant, AssistantDefinition, Instru
 from server.conversation.block import JsonValue
 from server.conversation.conversation import Conversation
 from server.payload.arguments import build_arguments, build_static_arguments
-from server.payload.renderer import InspectedInstructions, RenderedDynamic, RenderedQuestion, RenderedStatic, Renderer
+from server.payload.renderer import InspectedInstructions, RenderedDynamic, RenderedPrompt, RenderedStatic, Renderer
 from server.payload.transcript import TranscriptTurn
 from server.replay.rerun.candidate import keeps_dynamic, keeps_static
 from server.replay.rerun.replay import Candidate
@@ -98,7 +98,7 @@ class ReplayRenderer:
 
     async def render_summary_request(
         self, tenant_id: str, first_seq: int, last_seq: int, limit_words: int
-    ) -> RenderedQuestion:
+    ) -> RenderedPrompt:
         return await self._renderer.render_summary_request(tenant_id, first_seq, last_seq, limit_words)
 
     async def check_instructions(self, tenant_id: str, assistant: AssistantDefinition) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import quote
 
 from server.compaction.compactor import NOT_BEGUN, UNDONE
-from server.compaction.plan import CompactionReason, HoldReason
+from server.compaction.plan import CompactionReason, SkipReason
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import Action
 from server.conversation.epoch import EpochReason
@@ -65,18 +65,18 @@ _COMPACTION_OUTCOMES: Final[Mapping[CompactionOutcome, str]] = {
 _COMPACTION_REASONS: Final[Mapping[str, str]] = {
     CompactionReason.THRESHOLD_TURNS: "The buffer has more turns than the policy allows.",
     CompactionReason.THRESHOLD_TOKENS: "The buffer has more tokens than the policy allows.",
-    CompactionReason.RENT: "It pays off, and the waiting period is over.",
+    CompactionReason.CARRYING_COST: "It pays off, and the waiting period is over.",
     CompactionReason.COLD_CACHE: "The provider's cache is cold: the next call writes all of it anyway.",
     CompactionReason.WINDOW: "Requests are close to the size of the model's window.",
     CompactionReason.REQUESTED: "It was requested.",
-    HoldReason.SWITCHED_OFF: "The assistant's policy is not to compact.",
-    HoldReason.NOTHING_TO_MOVE: "All exchanges in the buffer have to stay there.",
-    HoldReason.BLOCKED_BY_OPEN_CALL: "A tool call has no result yet, and an exchange is moved only as a whole.",
-    HoldReason.EXCHANGE_UNFINISHED: "The last exchange has no answer yet.",
-    HoldReason.BELOW_THRESHOLD: "The buffer is below the policy's threshold.",
-    HoldReason.SAVES_NOTHING: "Later calls would not be cheaper.",
-    HoldReason.NOT_YET_WORTH_IT: "It would not pay off yet.",
-    HoldReason.WAITS_FOR_COLD_CACHE: "It waits until the provider's cache is cold, because it costs nothing then.",
+    SkipReason.SWITCHED_OFF: "The assistant's policy is not to compact.",
+    SkipReason.NOTHING_TO_MOVE: "All exchanges in the buffer have to stay there.",
+    SkipReason.BLOCKED_BY_OPEN_CALL: "A tool call has no result yet, and an exchange is moved only as a whole.",
+    SkipReason.EXCHANGE_UNFINISHED: "The last exchange has no answer yet.",
+    SkipReason.BELOW_THRESHOLD: "The buffer is below the policy's threshold.",
+    SkipReason.SAVES_NOTHING: "Later calls would not be cheaper.",
+    SkipReason.NOT_YET_WORTH_IT: "It would not pay off yet.",
+    SkipReason.WAITS_FOR_COLD_CACHE: "It waits until the provider's cache is cold, because it costs nothing then.",
     NOT_BEGUN: "No request has been sent yet.",
     UNDONE: "A compaction was undone: from then on only force, or a short window, compacts.",
 }

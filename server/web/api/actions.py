@@ -52,7 +52,7 @@ ETAG: Final = [ResponseHeader(name="etag", description="The revision, in quotes.
 _REPORT_EXAMPLE: Final[dict[str, Any]] = {
     "conversation_id": CONVERSATION_ID,
     "outcome": "compacted",
-    "reason": "rent",
+    "reason": "carrying_cost",
     "dry_run": False,
     "epoch": 2,
     "first_seq": 1,

@@ -77,7 +77,7 @@ async def test_every_request_of_seeded_conversations_can_be_made_again(
     assert rebuilt > TURNS // 3
     assert set(states) == {"complete", "failed", "cancelled"}
     assert set(kinds) == {"UserTaskTurn", "ModelResponseTurn", "ToolResponseTurn"}
-    assert {"provider_cut", "provider_overloaded", "provider_authentication"} <= set(codes)
+    assert {"provider_disconnected", "provider_overloaded", "provider_authentication"} <= set(codes)
     lines = await export_lines(database, tenant.id, ids[0])
     exported = Counter(json.loads(line)["record"] for line in lines)
     assert exported["turn"] == len((await rows_of(database, ids[0]))["turns"])
@@ -97,7 +97,7 @@ async def test_they_lie_in_the_days_that_were_asked_for_and_leave_other_conversa
     # Those that were really held are of today.
     assert all(datetime.now(UTC) - moment < timedelta(hours=1) for moment in began if moment >= until)
 
-    assert "tenant_occupied" in seed(env, code=65)
+    assert "tenant_not_empty" in seed(env, code=65)
     assert await conversations_of(database, "seed") == first
     seed(env, "--force")
     assert set(await conversations_of(database, "seed")) > set(first)

@@ -8,7 +8,7 @@ import pytest
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.conversation.assistant import Instructions
-from server.conversation.cache_register import CacheKey, label_of
+from server.conversation.cache_register import CacheKey, cache_label
 from server.conversation.call import Call
 from server.conversation.conversation import ConversationDraft
 from server.conversation.event import TextDelta, TurnStarted
@@ -60,7 +60,7 @@ async def ask(walk: Walk, text: str = "And now?") -> Call:
     """A task, all that the keeper does because of it, and the call that answered it."""
     ended = await walk.task(text, tells("Yes."))
     assert ended.turn.state is TurnState.COMPLETE
-    await walk.program.cache_keeper.settle()
+    await walk.program.cache_maintainer.settle()
     return (await walk.calls())[-1]
 
 
@@ -143,7 +143,7 @@ async def test_a_cache_that_is_gone_costs_the_client_nothing(
     ]
     assert "".join(event.text for event in heard if isinstance(event, TextDelta)) == "Still here."
     assert sum(isinstance(event, TurnStarted) for event in heard) == 1
-    await walk.program.cache_keeper.settle()
+    await walk.program.cache_maintainer.settle()
     first, second = (await walk.calls())[-2:]
     assert first.turn_seq == second.turn_seq
     assert first.end is not None
@@ -176,7 +176,7 @@ async def test_erasing_the_last_user_removes_the_cache_at_the_provider(
     await ask(walk)
     other = await again(walk)
     await ask(other)
-    program, keeper = walk.program, walk.program.cache_keeper
+    program, keeper = walk.program, walk.program.cache_maintainer
     await program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
     assert await keeper.sweep() == 0
     assert is_cached(await ask(other))
@@ -198,7 +198,7 @@ async def test_the_end_of_an_epoch_is_the_end_of_its_cache(
     assert not is_cached(changed)
     assert changed.end is not None
     assert changed.end.cache_miss_reason == "epoch_began"
-    assert await walk.program.cache_keeper.sweep() == 1
+    assert await walk.program.cache_maintainer.sweep() == 1
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "DELETE"]
     assert await rows(walk.program, "provider_cache_uses") == 0
 
@@ -221,15 +221,15 @@ async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
         walk.tenant_id, key, token_count=1, expires_at=datetime.now(UTC) + timedelta(hours=1), fits=lambda _: True
     )
     assert place is not None
-    labels = [*(f"another {number}" for number in range(3)), label_of(place), "another"]
+    labels = [*(f"another {number}" for number in range(3)), cache_label(place), "another"]
     names = [(await caches.create(payload, lifetime_seconds=600, label=label)).name for label in labels]
-    assert await program.cache_keeper.sweep() == 0
+    assert await program.cache_maintainer.sweep() == 0
     async with program.database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET created_at = created_at - interval '6 minutes'")
-    assert await program.cache_keeper.sweep() == 1
+    assert await program.cache_maintainer.sweep() == 1
     deleted = [path.removeprefix("/") for method, path in asked_about_caches(emulated) if method == "DELETE"]
     assert [f"cachedContents/{path}" for path in deleted] == [names[3]]
-    assert await caches.find(label_of(place)) == []
+    assert await caches.find(cache_label(place)) == []
     assert await rows(program, "provider_caches") == 0
     assert_all_accepted(emulated.gemini.requests())
 
@@ -241,7 +241,7 @@ async def test_a_cache_whose_time_is_over_is_forgotten(
     await ask(walk)
     async with walk.program.database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET expires_at = now() - interval '1 second'")
-    assert await walk.program.cache_keeper.sweep() == 0
+    assert await walk.program.cache_maintainer.sweep() == 0
     assert await rows(walk.program, "provider_caches") == await rows(walk.program, "provider_cache_uses") == 0
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from server.caching.maintainer import CacheKeeper
+from server.caching.maintainer import CacheMaintainer
 from server.conversation.api_key import Tenant
 from server.conversation.errors import (
     CacheGone,
@@ -56,7 +56,7 @@ async def test_two_processes_make_one_cache_for_one_prefix(
     caches = FakeCaches()
     keepers = [keeper_of(register, caches) for _ in conversations]
     for keeper, conversation in zip(keepers, conversations, strict=True):
-        keeper.turn_asked(asked(tenant, conversation))
+        keeper.observe_call(asked(tenant, conversation))
     for keeper in keepers:
         await keeper.settle()
     assert caches.created == 1
@@ -71,7 +71,7 @@ async def test_two_processes_stay_within_the_budget_together(
     for number, keeper in enumerate(keepers):
         turn = asked(tenant, await converse(store, tenant))
         key = replace(KEY, prefix_hash=bytes([number]))
-        keeper.turn_asked(replace(turn, plan=replace(turn.plan, key=key)))
+        keeper.observe_call(replace(turn, plan=replace(turn.plan, key=key)))
     for keeper in keepers:
         await keeper.settle()
     assert caches.created == 1
@@ -107,7 +107,7 @@ async def test_a_process_that_dies_over_a_cache_leaves_one_that_others_find_by_i
 
     caches.on_create = die
     dying, living = keeper_of(register, caches), keeper_of(register, caches)
-    dying.turn_asked(asked(tenant, await converse(store, tenant)))
+    dying.observe_call(asked(tenant, await converse(store, tenant)))
     await at_it.wait()
     await dying.close()
     assert await register.measure_caches() == {MODEL: dying._estimate_static(asked(tenant, "").plan.payload)}  # noqa: SLF001  reason: the same estimate
@@ -201,7 +201,7 @@ async def test_a_cache_that_cannot_be_removed_is_tried_again(
 
 async def test_a_keeper_of_nothing_watches_nothing(register: PostgresCacheRegister) -> None:
     async with asyncio.timeout(5):
-        await CacheKeeper(register, {}, TokenEstimate(), budget_usd_per_hour=Decimal(1)).watch()
+        await CacheMaintainer(register, {}, TokenEstimate(), budget_usd_per_hour=Decimal(1)).watch()
 
 
 async def test_closing_ends_what_is_under_way(
@@ -214,7 +214,7 @@ async def test_closing_ends_what_is_under_way(
         await never.wait()
 
     keeper = keeper_of(register, FakeCaches(on_create=create_for_ever))
-    keeper.turn_asked(asked(tenant, await converse(store, tenant)))
+    keeper.observe_call(asked(tenant, await converse(store, tenant)))
     async with asyncio.timeout(5):
         await creating.wait()
         await keeper.close()

@@ -281,7 +281,7 @@ async def test_a_call_that_broke_off_has_cached_its_request_all_the_same(
     await walk.fail("Second?", tells("One two three."), after_chunks=2)
     await walk.task("Third?", tells("Yes."))
     calls = await walk.calls()
-    assert [end_of(call).error_code for call in calls] == [None, "provider_cut", None]
+    assert [end_of(call).error_code for call in calls] == [None, "provider_disconnected", None]
     assert all(expected == read for expected, read in reads(calls))
     assert reasons(calls) == [None] * 3
 

@@ -120,7 +120,7 @@ async def test_a_turn_that_fails_ends_a_pipe_with_1(env: dict[str, str], emulate
     emulated.gemini.fails(FaultKind.CUT, after_chunks=4)
     code, _, err = await pipe(lines="One.\nTwo.\n", env=env)
     assert code == 1
-    assert "[provider_cut]" in err
+    assert "[provider_disconnected]" in err
     assert len(emulated.gemini.requests()) == 1
 
 

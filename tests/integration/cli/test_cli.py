@@ -66,7 +66,7 @@ async def test_a_key_can_expire_and_be_read_by_programs(env: dict[str, str]) -> 
         (["keys", "create", "--expires", "2001-01-01"], 2, "is in the past"),
         (["keys", "create", "--tenant", "a\x07b"], 2, "no control characters"),
         (["keys", "create", "--scope", "root"], 2, "is not one of"),
-        (["keys", "revoke", "key_nonsense"], 66, "There is no API key of this id"),
+        (["keys", "revoke", "key_nonsense"], 66, "There is no API key with this id"),
         (["keys", "list", "--tenant", "nobody"], 66, "There is no tenant called nobody"),
         (["serve", "--port", "99999"], 2, "is not in the range"),
     ],

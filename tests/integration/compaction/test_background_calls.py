@@ -98,7 +98,7 @@ async def test_every_attempt_is_kept_with_its_cost_also_one_that_broke_off(walk:
     says(walk, "Cut off.", "Foxes.")
     assert "." in await ask(walk, attempts=3)
     calls = await walk.background_calls()
-    assert [code for _, code in codes_of(calls)] == ["provider_overloaded", "provider_cut", None]
+    assert [code for _, code in codes_of(calls)] == ["provider_overloaded", "provider_disconnected", None]
     assert [call.start.attempt for call in calls] == [1, 2, 3]
     assert all(call.end is not None and call.end.cost_usd is not None for call in calls)
     assert await assert_rebuilds(walk) >= len(calls)

@@ -115,7 +115,7 @@ async def test_after_an_undo_history_grows_in_a_new_generation(
         await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
     await compactor.undo(walk.tenant_id, walk.conversation_id)
     kept = await store.load_history(walk.tenant_id, walk.conversation_id)
-    assert not kept.is_open_ended
+    assert not kept.can_append_segment
     await exchange(walk, 4)
     held = await compactor.compact(walk.tenant_id, walk.conversation_id)
     assert (held.outcome, held.reason) == (CompactionOutcome.UNCHANGED, "undone")

@@ -66,7 +66,7 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
         answer(
             state=TurnState.FAILED,
             stop_reason=StopReason.ERROR,
-            error_code="provider_cut",
+            error_code="provider_disconnected",
             start=start,
             end=call_end(cost_usd=None),
         ),
@@ -80,7 +80,7 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
     assert facts.models == ("gemini-3.1-pro-preview",)
     assert facts.states == ("complete", "failed")
     assert facts.stop_reasons == ("tool_use", "error")
-    assert set(facts.error_codes) == {"provider_overloaded", "provider_cut"}
+    assert set(facts.error_codes) == {"provider_overloaded", "provider_disconnected"}
     assert facts.tool_names == ("get_weather",)
     assert facts.has_repairs
     assert facts.has_missing_signature

@@ -170,7 +170,7 @@ async def test_a_call_that_failed_keeps_its_error_body_and_its_attempts(
     found = await look(walk, 2)
 
     assert found.call.end is not None
-    assert found.call.end.error_code == "provider_cut"
+    assert found.call.end.error_code == "provider_disconnected"
     assert found.folded is not None
     assert found.folded.error_code is not None
     assert [outline.attempt for outline in found.attempts] == [1]

@@ -108,8 +108,10 @@ async def test_each_filter_finds_its_own_and_nothing_else(
     by_filter: list[tuple[dict[str, Any], str]] = [
         ({"provider": "anthropic"}, await talk(store, tenant, start=other)),
         (
-            {"error_code": "provider_cut"},
-            await talk(store, tenant, state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code="provider_cut"),
+            {"error_code": "provider_disconnected"},
+            await talk(
+                store, tenant, state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code="provider_disconnected"
+            ),
         ),
         (
             {"was_reaped": True},
@@ -130,7 +132,7 @@ async def test_each_filter_finds_its_own_and_nothing_else(
         assert await found(inspector, tenant.id, **filters) == [conversation_id], filters
     failed = by_filter[1][1]
     assert await found(inspector, tenant.id, state=InspectedState.FAILED, stop_reason=StopReason.ERROR) == [failed]
-    assert await found(inspector, tenant.id, error_code="provider_cut", provider="anthropic") == []
+    assert await found(inspector, tenant.id, error_code="provider_disconnected", provider="anthropic") == []
     assert await found(inspector, tenant.id, model="claude-opus-5") == [by_filter[0][1]]
     assert plain in await found(inspector, tenant.id, cost_to=Decimal(1), tokens_from=18, tokens_to=18)
     assert await found(inspector, tenant.id, tokens_from=19) == []
@@ -216,10 +218,12 @@ async def test_a_page_of_few_has_an_exact_count_and_one_of_many_an_estimate(
 ) -> None:
     for _ in range(3):
         await talk(store, tenant)
-    await talk(store, tenant, error_code="provider_cut", state=TurnState.FAILED)
+    await talk(store, tenant, error_code="provider_disconnected", state=TurnState.FAILED)
     await index_news(database)
 
-    page = await inspector.list_conversations(tenant.id, filters=InspectionFilter(error_code="provider_cut"), limit=1)
+    page = await inspector.list_conversations(
+        tenant.id, filters=InspectionFilter(error_code="provider_disconnected"), limit=1
+    )
 
     assert (page.estimated_count, page.is_count_exact) == (1, True)
     async with database.connection() as connection:

@@ -47,7 +47,7 @@ async def call(store: PostgresStore, tenant: Tenant, at: datetime = NOON, second
 async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant, overviews: PostgresOverviews) -> None:
     for day in range(3):
         await call(store, tenant, NOON + timedelta(days=day), seconds=1 + day)
-    await call(store, tenant, seconds=9, model="gemini-3.8-flash", cost_usd=None, error_code="provider_cut")
+    await call(store, tenant, seconds=9, model="gemini-3.8-flash", cost_usd=None, error_code="provider_disconnected")
     await call(store, tenant, UNTIL)
 
     found = await overviews.load_overview(tenant.id, OverviewBy.MODEL, since=SINCE, until=UNTIL)
@@ -65,7 +65,9 @@ async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant
         ("gemini-3.8-flash", 1),
     ]
     assert sum(cell.call_count for cell in found.cells) == 4
-    assert [(error.code, error.call_count, error.last_at) for error in found.errors] == [("provider_cut", 1, NOON)]
+    assert [(error.code, error.call_count, error.last_at) for error in found.errors] == [
+        ("provider_disconnected", 1, NOON)
+    ]
     assert found.by_key[1].slow_seconds == pytest.approx(9)
     assert found.by_key[1].first_byte_seconds == pytest.approx(4.5)
 
@@ -142,7 +144,7 @@ async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(
         return [(alarm.reason, alarm.request_tokens) for alarm in found.stuck_compactions]
 
     async def note(seq: int, tokens: int, number: int) -> None:
-        await overviews.note_stuck(
+        await overviews.record_blocked(
             tenant.id, conversation.id, reason="blocked_by_open_call", request_tokens=tokens, seq=seq, epoch=number
         )
 
@@ -160,5 +162,5 @@ async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(
     await store.begin_epoch(tenant.id, conversation.id, epoch(2, "Other."))
     assert await stuck() == []
     # Of another tenant nothing is noted.
-    await overviews.note_stuck("tenant_x", conversation.id, reason="x", request_tokens=1, seq=9, epoch=9)
+    await overviews.record_blocked("tenant_x", conversation.id, reason="x", request_tokens=1, seq=9, epoch=9)
     assert await stuck() == []

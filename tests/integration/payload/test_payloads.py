@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from server.conversation.block import TextBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.errors import ProviderCut, ProviderOverloaded
+from server.conversation.errors import ProviderDisconnected, ProviderOverloaded
 from server.conversation.payload import Layer, LayerOrder
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.emulator.anthropic.app import build_anthropic_app
@@ -281,7 +281,7 @@ async def test_a_turn_that_failed_or_was_cancelled_is_gone_on_from(
         # Without a script, so that the emulated model calls the tool, which is cut off sooner or later.
         talk.say(f"What is the weather and the time in Oslo? Try {after_chunks}.")
         rig.fails(FaultKind.CUT, after_chunks=after_chunks)
-        assert isinstance((await talk.ask(speaker)).failure, ProviderCut)
+        assert isinstance((await talk.ask(speaker)).failure, ProviderDisconnected)
         talk.say("Again.")
         rig.says(SPEECH)
         sent = await talk.ask(speaker, stop_after=after_chunks % 7 + 1)

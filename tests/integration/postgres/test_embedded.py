@@ -15,7 +15,7 @@ import pytest
 
 from server.conversation.errors import (
     DataDirectoryForbidden,
-    DataDirectoryForeign,
+    DataDirectoryIncompatible,
     DiskFull,
     EmbeddedStartFailed,
     Setup,
@@ -197,7 +197,7 @@ def test_describe_starts_and_makes_nothing(data_dir: Path) -> None:
 
 def test_another_major_version_is_refused(made_dir: Path) -> None:
     (made_dir / "postgres" / "PG_VERSION").write_text("16\n")
-    with pytest.raises(DataDirectoryForeign) as caught:
+    with pytest.raises(DataDirectoryIncompatible) as caught:
         hold(made_dir)
     sentence = sentence_of(caught.value)
     assert "PostgreSQL 16" in sentence

@@ -27,7 +27,7 @@ from server.conversation.errors import ProviderRejected, ValidationFailed, every
 from server.conversation.identifiers import CONVERSATION, encode_id
 from server.conversation.turn import StopReason, TurnState
 from server.inspection.call_explanation import explain_error, explain_repair, explain_template, explain_warning
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
@@ -262,7 +262,7 @@ async def test_every_stored_word_is_one_of_this_release(migrated: DatabaseOption
     vocabulary: dict[str, set[str]] = {
         "epochs.reason": set(EpochReason),
         "replay.epochs.reason": set(EpochReason),
-        "calls.warnings signatures_withheld": set(Withheld),
+        "calls.warnings signatures_withheld": set(WithheldReason),
         # Claude gives a reason of its own.
         "calls.cache_miss_reason": {*MissReason, "previous_message_not_found"},
         "calls.error_code": codes,
@@ -276,7 +276,7 @@ async def test_every_stored_word_is_one_of_this_release(migrated: DatabaseOption
         assert words[name] - known == set(), name
     # Not all codes of replayed calls are errors of the server.
     assert all(explain_error(code).message for code in words["replay.calls.error_code"])
-    note = {"reason": str(Withheld.REJECTED), "estimated_input_tokens": 1}
+    note = {"reason": str(WithheldReason.REJECTED), "estimated_input_tokens": 1}
     kinds = words["calls.warnings"] | words["replay.calls.warnings"]
     assert {kind for kind in kinds if not explain_warning({"kind": kind, **note})} <= UNEXPLAINED
     assert {kind for kind in words["calls.repairs"] if not explain_repair({"kind": kind})} <= UNEXPLAINED

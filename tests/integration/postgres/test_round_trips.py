@@ -191,7 +191,7 @@ async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: P
     held = [source.epoch.static_hash]
     whole, full = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))
     rest, without = await wire.weight(
-        lambda: wire.store.load_payload_source(tenant.id, conversation_id, held_static_hashes=held)
+        lambda: wire.store.load_payload_source(tenant.id, conversation_id, cached_static_hashes=held)
     )
     assert full.static_text == static + "What was said before."
     assert without.static_text is None
@@ -235,7 +235,7 @@ async def test_images_that_are_held_are_not_sent_again(wire: Wire, store: Postgr
     await wire.store.load_payload_source(tenant.id, conversation.id)  # prepares the statement
     whole, _ = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation.id))
     rest, _ = await wire.weight(
-        lambda: wire.store.load_payload_source(tenant.id, conversation.id, held_blobs=[image.sha256])
+        lambda: wire.store.load_payload_source(tenant.id, conversation.id, cached_blobs=[image.sha256])
     )
     assert whole - rest >= len(data)
     assert rest < 4096

@@ -262,10 +262,10 @@ async def test_a_schema_is_checked_in_the_worker(checker: ConfinedAssertions) ->
 
 
 async def test_nothing_holds_for_an_answer_that_did_not_come(checker: ConfinedAssertions) -> None:
-    lost = replace(SAID, facts=AnswerFacts(error_code="provider_cut"))
+    lost = replace(SAID, facts=AnswerFacts(error_code="provider_disconnected"))
     (result,) = await checker.check("acme", asserting("True"), lost)
 
-    assert (result.passed, result.message) == (False, "There is no answer: provider_cut.")
+    assert (result.passed, result.message) == (False, "There is no answer: provider_disconnected.")
 
 
 # --- the server

@@ -8,7 +8,12 @@ import httpx2
 import pytest
 
 from server.conversation.block import TextBlock
-from server.conversation.errors import ProviderCut, ProviderOverloaded, ProviderQuotaExceeded, ProviderRateLimited
+from server.conversation.errors import (
+    ProviderDisconnected,
+    ProviderOverloaded,
+    ProviderQuotaExceeded,
+    ProviderRateLimited,
+)
 from server.conversation.event import ProviderEvent, TextDelta, UsageReported
 from server.conversation.payload import Layer, Payload, PayloadMessage
 from server.conversation.turn import StopReason
@@ -96,7 +101,7 @@ async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None
 async def test_what_was_heard_is_not_said_again(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="cut", times=1, after_chunks=4)
     call = RetryingCall(provider, payload(provider), QUICK)
-    with pytest.raises(ProviderCut):
+    with pytest.raises(ProviderDisconnected):
         _ = [event async for event in call.events()]
     assert call.stream.answer.blocks
     assert len(call.attempts) == 1
@@ -149,7 +154,7 @@ async def test_how_each_attempt_failed_is_kept(emulator: str, provider: Anthropi
     await arm(emulator, kind="cut", times=1, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
     _ = [event async for event in call.events()]
-    assert call.failure_codes == ["provider_overloaded", "provider_cut"]
+    assert call.failure_codes == ["provider_overloaded", "provider_disconnected"]
     assert len(call.attempts) == 3
 
 

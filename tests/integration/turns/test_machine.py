@@ -361,7 +361,7 @@ class TurnMachine(RuleBasedStateMachine):
     async def _is_reaped(self, conversation_id: str) -> bool:
         """Whoever comes after the lease has run out ends the turn; this one wants nothing else."""
         program, tenant_id = self.world.program, self.world.tenant_id
-        await program.store.surrender_leases(self.world.doomed.owner)
+        await program.store.expire_leases(self.world.doomed.owner)
         try:
             await program.turn_service.take_turn(tenant_id, tool_results(conversation_id, ["call_of_nobody"]))
         except HistoryRuleBroken:

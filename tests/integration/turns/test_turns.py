@@ -193,7 +193,7 @@ class TestATurn:
         events = await read_all(handle)
         ended = await handle.wait()
         assert ended.turn.state is TurnState.FAILED
-        assert ended.turn.error_code == "provider_cut"
+        assert ended.turn.error_code == "provider_disconnected"
         assert ended.turn.blocks
         assert "".join(event.text for _, event in events if isinstance(event, TextDelta)) == text_of(ended)
         after = await say(program.turn_service, tenant.id, user_task(conversation.id, "Go on."))

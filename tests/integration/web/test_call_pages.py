@@ -78,7 +78,7 @@ async def test_bytes_and_numbers_are_downloaded_as_they_are(
     [
         (GEMINI, FaultKind.BAD_AUTH, 0, "provider_authentication"),
         (GEMINI, FaultKind.CONTEXT_EXCEEDED, 0, "context_too_long"),
-        (ANTHROPIC, FaultKind.CUT, 4, "provider_cut"),
+        (ANTHROPIC, FaultKind.CUT, 4, "provider_disconnected"),
         (GEMINI, FaultKind.EMPTY_STREAM, 0, "provider_empty"),
         (GEMINI, FaultKind.MALFORMED_JSON, 1, "provider_malformed"),
     ],

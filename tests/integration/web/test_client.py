@@ -180,7 +180,7 @@ async def test_a_turn_that_fails_keeps_what_had_arrived(client: StrataClient, em
     emulated.anthropic.fails(FaultKind.CUT, after_chunks=6)
     with pytest.raises(TurnFailed) as caught:
         await client.send(conversation.id, "Tell me a story.")
-    assert caught.value.code == "provider_cut"
+    assert caught.value.code == "provider_disconnected"
     assert caught.value.hint
     assert (await client.load_turn(conversation.id, 2)) == caught.value.ended.turn
     assert (await client.send(conversation.id, "Go on.")).turn.state == TurnState.COMPLETE

@@ -281,14 +281,14 @@ async def test_a_failed_turn_is_the_problem_of_its_error_with_what_had_arrived(
     emulated[provider].fails(FaultKind.CUT, after_chunks=4)
     answer = await talk.ask("POST", turns(conversation), {"input": "Hello"})
     problem = answer.json()
-    assert (answer.status_code, problem["code"]) == (502, "provider_cut")
+    assert (answer.status_code, problem["code"]) == (502, "provider_disconnected")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["x-should-retry"] == "false"
     assert "retry-after" not in answer.headers
     assert (problem["conversation_id"], problem["turn_seq"]) == (conversation, 2)
     assert problem["turn"] == await talk.expect(200, "GET", turns(conversation, 2))
     assert problem["turn"]["state"] == "failed"
-    assert problem["turn"]["error"]["code"] == "provider_cut"
+    assert problem["turn"]["error"]["code"] == "provider_disconnected"
     heard = await talk.hear("GET", f"{turns(conversation, 2)}/events")
     assert heard[-1][1] == "turn.failed"
     assert heard[-1][2]["error"] == problem["turn"]["error"]

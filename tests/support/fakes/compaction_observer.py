@@ -18,7 +18,7 @@ class Observed:
     def compaction_ended(self, report: CompactionReport) -> None:
         self.reports.append(report)
 
-    def compaction_needed(self, conversation_id: str, reason: str) -> None:
+    def compaction_queued(self, conversation_id: str, reason: str) -> None:
         self.queued.append((conversation_id, reason))
 
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.caching.expectation import CacheExpectation, MissReason, Request, expect_cache, explain_miss
+from server.caching.expectation import CacheExpectation, MissReason, Request, expect_cache_read, explain_miss
 from server.conversation.call import CallTrace
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.usage import Usage
@@ -62,7 +62,7 @@ NEXT = request(STATIC, FIRST, ANSWER, SECOND)
 def expect(
     current: Request = NEXT, *, previous: Request = BEFORE, usage: Usage = USAGE, elapsed: float = 60
 ) -> CacheExpectation:
-    return expect_cache(previous, trace(usage), current, CLAUDE, elapsed_seconds=elapsed)
+    return expect_cache_read(previous, trace(usage), current, CLAUDE, elapsed_seconds=elapsed)
 
 
 def test_all_that_the_call_before_left_is_expected() -> None:
@@ -70,7 +70,7 @@ def test_all_that_the_call_before_left_is_expected() -> None:
 
 
 def test_the_first_call_expects_nothing() -> None:
-    assert expect_cache(None, None, NEXT, CLAUDE, elapsed_seconds=0) == CacheExpectation()
+    assert expect_cache_read(None, None, NEXT, CLAUDE, elapsed_seconds=0) == CacheExpectation()
 
 
 def test_nobody_can_say_what_a_call_left_that_was_not_answered() -> None:
@@ -126,7 +126,7 @@ def test_a_request_below_the_minimum_is_not_cached() -> None:
 def gemini(previous: Request, current: Request, usage: Usage, elapsed: float = 60) -> CacheExpectation:
     before = replace(trace(usage, {}), provider="gemini", model=GEMINI.model)
     sides = [replace(side, provider="gemini", model=GEMINI.model) for side in (previous, current)]
-    return expect_cache(sides[0], before, sides[1], GEMINI, elapsed_seconds=elapsed)
+    return expect_cache_read(sides[0], before, sides[1], GEMINI, elapsed_seconds=elapsed)
 
 
 def test_in_the_layered_order_the_static_text_is_expected() -> None:
@@ -162,7 +162,7 @@ def test_in_the_append_only_order_the_whole_request_is_expected_of_gemini() -> N
 
 def test_what_an_explicit_cache_stood_for_is_not_in_the_implicit_one() -> None:
     before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
-    found = expect_cache(BEFORE, before, NEXT, CLAUDE, elapsed_seconds=1)
+    found = expect_cache_read(BEFORE, before, NEXT, CLAUDE, elapsed_seconds=1)
     assert found == CacheExpectation(possible_tokens=9_000, reason=MissReason.CACHE_GONE)
 
 
@@ -178,7 +178,7 @@ def test_what_an_explicit_cache_no_longer_stands_for_was_changed_by_somebody(
     changes: dict[str, Any], reason: MissReason
 ) -> None:
     before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
-    found = expect_cache(BEFORE, before, replace(NEXT, **changes), CLAUDE, elapsed_seconds=1)
+    found = expect_cache_read(BEFORE, before, replace(NEXT, **changes), CLAUDE, elapsed_seconds=1)
     assert found == CacheExpectation(possible_tokens=9_000, reason=reason)
 
 
@@ -237,7 +237,7 @@ def test_no_more_is_expected_than_was_sent_and_a_gap_has_a_reason(
     elapsed: float,
     profile: Any,
 ) -> None:
-    found = expect_cache(
+    found = expect_cache_read(
         request(*before, order=order), trace(usage), request(*after, order=order), profile, elapsed_seconds=elapsed
     )
     assert (found.tokens or 0) <= found.possible_tokens <= usage.input_tokens

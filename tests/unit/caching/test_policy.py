@@ -17,7 +17,7 @@ from server.caching.policy import (
     place_markers,
     plan_lifetimes,
 )
-from server.conversation.payload import Payload, count_static_marks
+from server.conversation.payload import Payload, count_static_breakpoints
 from server.providers.pricing import find_price
 from tests.contracts.provider_rig import build_payload
 
@@ -50,7 +50,7 @@ def test_there_are_never_more_markers_than_allowed(
     markers = place_markers(
         message_count, has_tools=has_tools, static_pieces=static_pieces, limit=limit, is_wide=is_wide
     )
-    used = len(markers.messages) + markers.tools + count_static_marks(static_pieces, limit)
+    used = len(markers.messages) + markers.tools + count_static_breakpoints(static_pieces, limit)
     assert used <= limit
     assert list(markers.messages) == sorted(set(markers.messages))
     assert all(0 <= place < message_count for place in markers.messages)
@@ -131,7 +131,7 @@ asked_payloads = st.one_of(
             marks_tools=tools,
             cache_seconds=seconds,
             static_cache_seconds=static,
-            wants_diagnosis=wants,
+            requests_diagnosis=wants,
             previous_response_id=previous if wants else None,
         ),
         st.lists(st.integers(0, 9), max_size=3).map(tuple),

@@ -37,7 +37,7 @@ FAILED = TurnEnded(
         seq=2,
         kind="model_response",
         state="failed",
-        error=TurnError(code="provider_cut", message="It broke.", hint="Again."),
+        error=TurnError(code="provider_disconnected", message="It broke.", hint="Again."),
     ),
     conversation=STATUS,
 )
@@ -86,7 +86,7 @@ def test_reasoning_can_be_left_out() -> None:
 
 def test_a_failure_stands_behind_what_had_arrived() -> None:
     text = shown(TextDelta(text="Hel"), FAILED)
-    assert text == "Hel\nIt broke. Again. [provider_cut]\nturn 2 · price not known\n"
+    assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price not known\n"
 
 
 @given(st.lists(DELTAS))
@@ -162,4 +162,4 @@ def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
     screen.note("Note.")
     screen.complain("No.")
     assert out.getvalue().endswith("␛[2J")
-    assert err.getvalue() == "strata: It broke. Again. [provider_cut]\nstrata: Note.\nstrata: No.\n"
+    assert err.getvalue() == "strata: It broke. Again. [provider_disconnected]\nstrata: Note.\nstrata: No.\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from server.compaction.plan import (
     CompactionDecision,
     CompactionReason,
-    HoldReason,
+    SkipReason,
     plan_compaction,
     plan_requested_compaction,
 )
@@ -90,7 +90,7 @@ def test_what_pays_at_once_is_moved_at_once() -> None:
     decision = decide(state_of(6))
     assert decision.plan is not None
     assert (decision.plan.first_seq, decision.plan.last_seq) == (1, 4)
-    assert decision.plan.reason is CompactionReason.RENT
+    assert decision.plan.reason is CompactionReason.CARRYING_COST
     assert decision.plan.price_tokens <= 0
     assert decision.plan.saved_tokens_per_call == pytest.approx(2_000 - 0.1 * 1_200)
     assert decision.plan.saved_usd_per_call is not None
@@ -98,7 +98,7 @@ def test_what_pays_at_once_is_moved_at_once() -> None:
 
 
 def test_the_newest_exchanges_stay() -> None:
-    assert decide(state_of(4)).hold is HoldReason.NOTHING_TO_MOVE
+    assert decide(state_of(4)).skip_reason is SkipReason.NOTHING_TO_MOVE
     decision = decide(state_of(9), policy=CompactionPolicy(keep_exchanges=1))
     assert decision.plan is not None
     assert decision.plan.last_seq == 16
@@ -108,7 +108,7 @@ def test_a_cached_buffer_is_carried_until_the_rent_has_reached_the_price() -> No
     counts = [count for count in range(5, 60) if decide(append_only(count), CLAUDE).plan is not None]
     first = counts[0]
     waiting = decide(append_only(first - 1), CLAUDE)
-    assert waiting.hold is HoldReason.NOT_YET_WORTH_IT
+    assert waiting.skip_reason is SkipReason.NOT_YET_WORTH_IT
     # Reading costs 0.1 or, moved, 0.06; writing segment and tail costs 1.25, less what the same would have cost before.
     moved = 1_000 * (first - 4)
     rent = 0.04 * sum(1_000 * count for count in range(first - 4))
@@ -120,8 +120,8 @@ def test_a_cached_buffer_is_carried_until_the_rent_has_reached_the_price() -> No
 def test_a_cold_cache_makes_it_free() -> None:
     state = append_only(6)
     hot = decide(state, CLAUDE)
-    assert hot.hold is HoldReason.NOT_YET_WORTH_IT
-    assert hot.ask_again_at == NOW + timedelta(seconds=300)
+    assert hot.skip_reason is SkipReason.NOT_YET_WORTH_IT
+    assert hot.recheck_at == NOW + timedelta(seconds=300)
     cold = decide(state, CLAUDE, later_seconds=300)
     assert cold.plan is not None
     assert cold.plan.reason is CompactionReason.COLD_CACHE
@@ -131,28 +131,28 @@ def test_where_the_cache_is_usually_cold_nothing_is_paid_while_it_is_warm() -> N
     due = append_only(59)
     assert decide(due, CLAUDE).plan is not None
     waiting = decide(replace(due, typical_gap_seconds=3_600), CLAUDE)
-    assert waiting.hold is HoldReason.WAITS_FOR_COLD_CACHE
-    assert waiting.ask_again_at == NOW + timedelta(seconds=300)
+    assert waiting.skip_reason is SkipReason.WAITS_FOR_COLD_CACHE
+    assert waiting.recheck_at == NOW + timedelta(seconds=300)
 
 
 def test_a_conversation_that_is_about_to_end_is_left_alone() -> None:
     ending = append_only(21, typical_exchange_count=23.0)
     going_on = append_only(21, typical_exchange_count=200.0)
-    assert decide(ending, CLAUDE).hold is HoldReason.NOT_YET_WORTH_IT
+    assert decide(ending, CLAUDE).skip_reason is SkipReason.NOT_YET_WORTH_IT
     assert decide(going_on, CLAUDE).plan is not None
 
 
 def test_what_saves_nothing_is_not_moved() -> None:
     verbatim = [exchange(number, segment_tokens=1_000) for number in range(40)]
-    assert decide(append_only(verbatim), CLAUDE).hold is HoldReason.SAVES_NOTHING
+    assert decide(append_only(verbatim), CLAUDE).skip_reason is SkipReason.SAVES_NOTHING
 
 
 def test_a_prefix_below_the_minimum_is_not_counted_as_cached() -> None:
     """6,000 tokens are cached; behind a cut 2,500 would not be, so that each call would cost more."""
     small = [exchange(number, sent_tokens=1_000, segment_tokens=100) for number in range(5)]
     state = append_only(small, static_tokens=1_000)
-    assert decide(state, GEMINI, CompactionPolicy(keep_exchanges=1)).hold is HoldReason.SAVES_NOTHING
-    assert decide(replace(state, static_tokens=9_000), GEMINI).hold is HoldReason.NOT_YET_WORTH_IT
+    assert decide(state, GEMINI, CompactionPolicy(keep_exchanges=1)).skip_reason is SkipReason.SAVES_NOTHING
+    assert decide(replace(state, static_tokens=9_000), GEMINI).skip_reason is SkipReason.NOT_YET_WORTH_IT
 
 
 def test_calls_in_tool_loops_count_as_calls() -> None:
@@ -163,7 +163,7 @@ def test_calls_in_tool_loops_count_as_calls() -> None:
 
 def test_the_threshold_goes_down_to_its_target() -> None:
     policy = replace(THRESHOLD, max_tokens=8_000, target_tokens=6_000)
-    assert decide(state_of(8), policy=policy).hold is HoldReason.BELOW_THRESHOLD
+    assert decide(state_of(8), policy=policy).skip_reason is SkipReason.BELOW_THRESHOLD
     decision = decide(state_of(9), policy=policy)
     assert decision.plan is not None
     assert decision.plan.reason is CompactionReason.THRESHOLD_TOKENS
@@ -172,7 +172,7 @@ def test_the_threshold_goes_down_to_its_target() -> None:
 
 def test_the_threshold_counts_turns_too() -> None:
     policy = replace(THRESHOLD, max_turns=12, max_tokens=None)
-    assert decide(state_of(6), policy=policy).hold is HoldReason.BELOW_THRESHOLD
+    assert decide(state_of(6), policy=policy).skip_reason is SkipReason.BELOW_THRESHOLD
     decision = decide(state_of(7), policy=policy)
     assert decision.plan is not None
     assert decision.plan.reason is CompactionReason.THRESHOLD_TURNS
@@ -182,16 +182,16 @@ def test_the_threshold_counts_turns_too() -> None:
 @pytest.mark.parametrize(
     ("newest", "hold"),
     [
-        ({"is_open": True, "is_whole": False}, HoldReason.BLOCKED_BY_OPEN_CALL),
-        ({"is_whole": False}, HoldReason.EXCHANGE_UNFINISHED),
+        ({"is_open": True, "is_whole": False}, SkipReason.BLOCKED_BY_OPEN_CALL),
+        ({"is_whole": False}, SkipReason.EXCHANGE_UNFINISHED),
     ],
 )
-def test_nothing_is_cut_while_an_exchange_is_under_way(newest: dict[str, bool], hold: HoldReason) -> None:
+def test_nothing_is_cut_while_an_exchange_is_under_way(newest: dict[str, bool], hold: SkipReason) -> None:
     state = state_of([*(exchange(number) for number in range(9)), exchange(9, **newest)])
     price = find_price(GEMINI.model, NOW, 0)
     for policy in (COST, THRESHOLD):
-        assert decide(state, policy=policy).hold is hold
-        assert plan_requested_compaction(state, GEMINI, price, policy, NOW).hold is hold
+        assert decide(state, policy=policy).skip_reason is hold
+        assert plan_requested_compaction(state, GEMINI, price, policy, NOW).skip_reason is hold
 
 
 def test_who_asks_gets_all_that_need_not_stay() -> None:
@@ -203,7 +203,7 @@ def test_who_asks_gets_all_that_need_not_stay() -> None:
 
 def test_switched_off_is_off() -> None:
     off = CompactionPolicy(kind=PolicyKind.OFF)
-    assert decide(state_of(50), policy=off) == CompactionDecision(hold=HoldReason.SWITCHED_OFF)
+    assert decide(state_of(50), policy=off) == CompactionDecision(skip_reason=SkipReason.SWITCHED_OFF)
 
 
 def test_a_short_window_is_made_room_in_whether_it_pays_or_not() -> None:
@@ -235,7 +235,7 @@ def test_a_short_window_cuts_before_an_open_call_only_where_thinking_is_not_boun
     assert free.plan.last_seq == 10
     bound = decide(state, BOUND)
     assert bound.plan is None
-    assert bound.hold is HoldReason.BLOCKED_BY_OPEN_CALL
+    assert bound.skip_reason is SkipReason.BLOCKED_BY_OPEN_CALL
     assert bound.window_short
 
 
@@ -310,8 +310,8 @@ def test_any_buffer_gives_a_valid_plan_or_a_reason(
 ) -> None:
     decision = decide(state, profile, policy)
     plan = decision.plan
-    assert (plan is None) is (decision.hold is not None)
-    assert decision.ask_again_at is None or decision.ask_again_at > NOW
+    assert (plan is None) is (decision.skip_reason is not None)
+    assert decision.recheck_at is None or decision.recheck_at > NOW
     if plan is None:
         return
     ends = [one.last_seq for one in state.exchanges]
@@ -348,7 +348,7 @@ def test_where_the_numbers_of_the_turns_begin_does_not_matter(
         ],
     )
     here, there = decide(state, profile, policy), decide(moved, profile, policy)
-    assert here.hold is there.hold
-    assert here.ask_again_at == there.ask_again_at
+    assert here.skip_reason is there.skip_reason
+    assert here.recheck_at == there.recheck_at
     if here.plan is not None and there.plan is not None:
         assert replace(there.plan, first_seq=here.plan.first_seq, last_seq=here.plan.last_seq) == here.plan

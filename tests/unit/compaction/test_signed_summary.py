@@ -74,7 +74,7 @@ def test_the_messages_are_those_of_the_turn_behind_the_cut() -> None:
     payload = build(talk.source(CLAUDE), 4)
     talk.say("Next.")
     sent = talk.build(CLAUDE).payload
-    assert payload.sums_up
+    assert payload.requests_summary
     assert data_of(payload.messages) == data_of(sent.messages)[:4]
     assert (payload.static_text, payload.tools, payload.model) == (sent.static_text, sent.tools, sent.model)
     assert (payload.settings.max_output_tokens, payload.settings.stop_sequences) == (None, ())

@@ -62,7 +62,7 @@ class Conversing:
         length = self._static_tokens * BYTES_PER_TOKEN - len(b"[]")
         state = read_state(source, static_length=length, estimate=self._estimate, typical_exchange_count=typical)
         decision = decide_compaction(source, state, now=exchanges[number - 1].ends_at)
-        again = decision.ask_again_at
+        again = decision.recheck_at
         if again is not None and again <= exchanges[number].starts_at:
             decision = decide_compaction(source, state, now=again)
         if decision.plan is not None:

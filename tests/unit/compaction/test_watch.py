@@ -195,7 +195,7 @@ class Alarms:
     broken: bool = False
     noted: list[dict[str, Any]] = field(default_factory=list)
 
-    async def note_stuck(self, tenant_id: str, conversation_id: str, **details: Any) -> None:
+    async def record_blocked(self, tenant_id: str, conversation_id: str, **details: Any) -> None:
         if self.broken:
             raise DatabaseUnavailable
         self.noted.append({"tenant_id": tenant_id, "conversation_id": conversation_id, **details})

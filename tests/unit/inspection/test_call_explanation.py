@@ -29,7 +29,7 @@ from server.inspection.call_explanation import (
 from server.inspection.judge_payload import JUDGE
 from server.payload import history
 from server.payload import messages as history_messages
-from server.payload.signatures import Withheld
+from server.payload.signatures import WithheldReason
 from server.replay.rerun.answers import NOT_ASKED
 from server.replay.rerun.call import CALL_LOST
 from tests.support.builders import A_TIME, call_end, call_start
@@ -104,7 +104,7 @@ def test_every_word_that_is_recorded_has_a_sentence() -> None:
     assert all(explain_miss(reason).endswith(".") for reason in MissReason)
     assert all("says" not in explain_miss(reason) for reason in MissReason)
     assert explain_miss("system_changed") == "The provider says: system_changed."
-    assert all(explain_withheld(reason) != reason for reason in Withheld)
+    assert all(explain_withheld(reason) != reason for reason in WithheldReason)
     assert all(explain_stop(reason) for reason in StopReason)
     assert all(explain_error(kind.code).message for kind in every_error())
     assert explain_error("nonsense").message == ""

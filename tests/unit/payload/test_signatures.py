@@ -8,7 +8,7 @@ import pytest
 from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
-from server.payload.signatures import SignatureScope, Withheld, find_withheld, note_withheld
+from server.payload.signatures import SignatureScope, WithheldReason, find_withheld, note_withheld
 from server.providers.model_profile import find_profile
 from tests.support.fakes.conversation import Talk
 
@@ -41,25 +41,25 @@ def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
         ("gemini-3.8-flash", {}, "gemini-3.8-flash", None),
         ("gemini-3.8-flash", {}, "gemini-3.1-pro-preview", None),
         ("gemini-3.8-flash", {"prefix_hash": ELSEWHERE}, "gemini-3.8-flash", None),
-        ("gemini-3.8-flash", {"account": "other"}, "gemini-3.8-flash", Withheld.ACCOUNT),
-        ("gemini-3.8-flash", {"account": None}, "gemini-3.8-flash", Withheld.ACCOUNT),
-        ("gemini-3.8-flash", {}, "gemini-4-argon", Withheld.FAMILY),
-        ("gemini-2.5-flash", {}, "gemini-3.8-flash", Withheld.FAMILY),
-        (None, {}, "gemini-3.8-flash", Withheld.FAMILY),
-        ("gemini-3.8-flash", {}, "claude-fable-5-2", Withheld.PROVIDER),
-        ("claude-fable-5-2", {}, "gemini-3.8-flash", Withheld.PROVIDER),
+        ("gemini-3.8-flash", {"account": "other"}, "gemini-3.8-flash", WithheldReason.ACCOUNT),
+        ("gemini-3.8-flash", {"account": None}, "gemini-3.8-flash", WithheldReason.ACCOUNT),
+        ("gemini-3.8-flash", {}, "gemini-4-argon", WithheldReason.FAMILY),
+        ("gemini-2.5-flash", {}, "gemini-3.8-flash", WithheldReason.FAMILY),
+        (None, {}, "gemini-3.8-flash", WithheldReason.FAMILY),
+        ("gemini-3.8-flash", {}, "claude-fable-5-2", WithheldReason.PROVIDER),
+        ("claude-fable-5-2", {}, "gemini-3.8-flash", WithheldReason.PROVIDER),
         ("claude-fable-5-2", {}, "claude-fable-5-2", None),
         ("claude-fable-5-2", {"account": "other"}, "claude-fable-5-2", None),
         ("claude-opus-5-5", {}, "claude-fable-5-2", None),
-        ("claude-fable-5-2", {"prefix_hash": ELSEWHERE}, "claude-fable-5-2", Withheld.PREFIX),
-        ("claude-fable-5-2", {"prefix_hash": None}, "claude-fable-5-2", Withheld.PREFIX),
+        ("claude-fable-5-2", {"prefix_hash": ELSEWHERE}, "claude-fable-5-2", WithheldReason.PREFIX),
+        ("claude-fable-5-2", {"prefix_hash": None}, "claude-fable-5-2", WithheldReason.PREFIX),
         ("claude-fable-5-2", {"prefix_hash": ELSEWHERE}, "claude-sonnet-5", None),
         ("gemini-3.8-flash", {"blocks": (SIGNED_CALL,)}, "gemini-3.8-flash", None),
         (
             "gemini-3.8-flash",
             {"blocks": (ToolCallBlock(id="a", name="f", arguments={}), SIGNED_CALL)},
             "gemini-3.8-flash",
-            Withheld.UNSIGNED,
+            WithheldReason.UNSIGNED,
         ),
         (
             "gemini-2.5-flash",
@@ -70,7 +70,7 @@ def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
     ],
 )
 def test_signatures_are_withheld_for_a_reason(
-    made_by: str | None, fields: dict[str, Any], asked: str, reason: Withheld | None
+    made_by: str | None, fields: dict[str, Any], asked: str, reason: WithheldReason | None
 ) -> None:
     talk = Talk()
     turn = answer(talk, made_by, **fields)
@@ -83,7 +83,7 @@ def test_results_under_another_prefix_end_all_thinking_before_them_for_good() ->
     answer(talk, model)
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     talk.say("Never mind.")
-    before = {2: Withheld.PREFIX, 4: Withheld.PREFIX}
+    before = {2: WithheldReason.PREFIX, 4: WithheldReason.PREFIX}
     assert find_withheld(talk.turns, scope(model)) == before
     talk.turns.pop()
     answer(talk, model, native=Native(dialect="anthropic", data=b""))
@@ -102,11 +102,11 @@ def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     answer(talk, model, prefix_hash=ELSEWHERE)
     answer(talk, model)
-    assert find_withheld(talk.turns, scope(model)) == {4: Withheld.PREFIX, 6: Withheld.PREFIX}
+    assert find_withheld(talk.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
 
 
 def test_what_is_withheld_is_noted_by_reason() -> None:
-    reasons = {8: Withheld.FAMILY, 2: Withheld.PROVIDER, 4: Withheld.FAMILY}
+    reasons = {8: WithheldReason.FAMILY, 2: WithheldReason.PROVIDER, 4: WithheldReason.FAMILY}
     assert list(note_withheld(reasons)) == [
         {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]},
         {"kind": "signatures_withheld", "reason": "family", "seqs": [4, 8]},
@@ -122,5 +122,5 @@ def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_anot
     behind = answer(talk, "claude-fable-5-2")
     asked = replace(scope("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
     withheld = find_withheld(talk.turns, asked)
-    assert withheld == {other.seq: Withheld.PREFIX, never.seq: Withheld.PREFIX}
-    assert find_withheld([before, behind], scope("claude-fable-5-2")) == {before.seq: Withheld.PREFIX}
+    assert withheld == {other.seq: WithheldReason.PREFIX, never.seq: WithheldReason.PREFIX}
+    assert find_withheld([before, behind], scope("claude-fable-5-2")) == {before.seq: WithheldReason.PREFIX}

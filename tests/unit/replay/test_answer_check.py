@@ -62,7 +62,7 @@ def differs_at(raw: bytes, **changes: Any) -> str | None:
     ("raw", "changes"),
     [
         (WHOLE, {}),
-        (CUT, {"code": "provider_cut", **FAILED}),
+        (CUT, {"code": "provider_disconnected", **FAILED}),
         (CUT, {"code": "provider_ended_early", **FAILED}),
         (CUT, {"code": "lease_lost", **FAILED}),
         (BROKEN, {"code": "provider_overloaded", **FAILED}),
@@ -87,18 +87,22 @@ def test_what_was_written_for_the_bytes_matches_them(raw: bytes, changes: dict[s
         (CUT, {}, "state"),
         (ERROR, {"status": 503}, "state"),
         (WHOLE, {"stop_reason": StopReason.LENGTH}, "stop_reason"),
-        (WHOLE, {"code": "provider_cut"}, "error_code"),
+        (WHOLE, {"code": "provider_disconnected"}, "error_code"),
         (CUT, {"code": "provider_empty", **FAILED}, "error_code"),
-        (BROKEN, {"code": "provider_cut", **FAILED}, "error_code"),
-        (CUT, {"code": "provider_cut", **FAILED, "stop_reason": StopReason.END_TURN}, "stop_reason"),
+        (BROKEN, {"code": "provider_disconnected", **FAILED}, "error_code"),
+        (CUT, {"code": "provider_disconnected", **FAILED, "stop_reason": StopReason.END_TURN}, "stop_reason"),
         (CUT, {"code": "turn_interrupted", **ABORTED, "blocks": ()}, "blocks[0]"),
         (WHOLE, {"native": b"{}"}, "native at byte 1"),
         (WHOLE, {"dialect": "anthropic"}, "dialect at character 0"),
         (WHOLE, {"provider": None}, "provider"),
         (WHOLE, {"model": "gemini-3.1-pro"}, "model at character 14"),
         (WHOLE, {"account": "acct-2"}, "account at character 5"),
-        (WHOLE, {"error_code": "provider_cut"}, "error_code"),
-        (CUT, {"code": "provider_cut", **FAILED, "error_code": "provider_ended_early"}, "error_code at character 9"),
+        (WHOLE, {"error_code": "provider_disconnected"}, "error_code"),
+        (
+            CUT,
+            {"code": "provider_disconnected", **FAILED, "error_code": "provider_ended_early"},
+            "error_code at character 9",
+        ),
         (WHOLE, {**ABORTED, "state": TurnState.CANCELLED, "error_code": "turn_interrupted"}, "error_code"),
         (CUT, {**ABORTED, "error_code": "turn_interrupted"}, "call.error_code"),
         (WHOLE, {"status": None}, "call.status"),
@@ -110,7 +114,7 @@ def test_what_the_bytes_do_not_say_is_told(raw: bytes, changes: dict[str, Any], 
 
 
 def test_an_attempt_before_the_last_is_compared_by_its_call_alone() -> None:
-    past, end = stored(CUT, code="provider_cut")
+    past, end = stored(CUT, code="provider_disconnected")
     retried = replace(past, answer=None)
     assert check_answer(retried, end, GeminiFold) is None
     other = replace(end, usage=Usage(output_tokens=1))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.conversation.errors import (
-    ProviderCut,
+    ProviderDisconnected,
     ProviderFailed,
     ProviderOverloaded,
     ProviderQuotaExceeded,
@@ -38,5 +38,5 @@ def test_it_ends_after_an_hour_of_waiting() -> None:
 
 def test_other_failures_have_what_the_policy_gives_them() -> None:
     assert plan(RetryAllowance(POLICY), ProviderQuotaExceeded()) is None
-    assert plan(RetryAllowance(POLICY), ProviderCut(), call_seconds=60) is None
+    assert plan(RetryAllowance(POLICY), ProviderDisconnected(), call_seconds=60) is None
     assert plan(RetryAllowance(POLICY), ProviderOverloaded(retry_after_seconds=45)) is None

@@ -17,7 +17,7 @@ def metrics() -> Metrics:
     return Metrics(version="1", assistant_labels=True)
 
 
-def report(outcome: CompactionOutcome, reason: str = "rent") -> CompactionReport:
+def report(outcome: CompactionOutcome, reason: str = "carrying_cost") -> CompactionReport:
     return CompactionReport(
         conversation_id="conv_x",
         outcome=outcome,
@@ -39,13 +39,13 @@ def shown(metrics: Metrics, name: str) -> float:
 
 def test_compactions_are_counted_and_told(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "strata.compaction"):
-        metrics.compactions.compaction_needed("conv_x", "rent")
+        metrics.compactions.compaction_queued("conv_x", "carrying_cost")
         metrics.compactions.compaction_ended(report(CompactionOutcome.COMPACTED))
         metrics.compactions.compaction_ended(report(CompactionOutcome.UNCHANGED, "not_yet_worth_it"))
     assert [record.message for record in caplog.records] == ["compaction.compacted"]
     assert caplog.records[0].__dict__["saved_usd_per_call"] == 0.001
-    assert shown(metrics, 'strata_compactions_queued_total{reason="rent"}') == 1
-    assert shown(metrics, 'strata_compactions_total{outcome="compacted",reason="rent"}') == 1
+    assert shown(metrics, 'strata_compactions_queued_total{reason="carrying_cost"}') == 1
+    assert shown(metrics, 'strata_compactions_total{outcome="compacted",reason="carrying_cost"}') == 1
     assert shown(metrics, 'strata_compactions_total{outcome="unchanged",reason="not_yet_worth_it"}') == 1
     assert shown(metrics, "strata_compacted_tokens_total") == 100
 

@@ -83,7 +83,7 @@ def test_gemini_has_the_name_that_the_conventions_give_it(watched: Watched) -> N
     [
         (529, "provider_overloaded", "provider_overloaded"),
         (404, None, "404"),
-        (200, "provider_cut", "provider_cut"),
+        (200, "provider_disconnected", "provider_disconnected"),
     ],
 )
 def test_a_call_that_failed_says_how(watched: Watched, status: int, code: str | None, error_type: str) -> None:
@@ -99,7 +99,7 @@ def test_a_call_that_failed_says_how(watched: Watched, status: int, code: str | 
 @pytest.mark.parametrize(
     ("state", "code", "error_type"),
     [
-        (TurnState.FAILED, "provider_cut", "provider_cut"),
+        (TurnState.FAILED, "provider_disconnected", "provider_disconnected"),
         (TurnState.INTERRUPTED, None, "interrupted"),
         (TurnState.CANCELLED, None, None),
     ],

@@ -63,9 +63,9 @@ class TestLog:
         ],
     )
     def test_what_went_wrong_is_a_warning(self, watched: Watched, state: TurnState, event: str, level: str) -> None:
-        watched.observer.turn_ended(lease(), model_turn(state=state, error_code="provider_cut"), TIMES)
+        watched.observer.turn_ended(lease(), model_turn(state=state, error_code="provider_disconnected"), TIMES)
         (line,) = watched.lines
-        assert (line["event"], line["level"], line["error_code"]) == (event, level, "provider_cut")
+        assert (line["event"], line["level"], line["error_code"]) == (event, level, "provider_disconnected")
 
     def test_a_turn_that_failed_before_its_assistant_was_known_names_none(self, watched: Watched) -> None:
         watched.observer.turn_ended(lease(), model_turn(provider="", model=""), TIMES)

@@ -111,7 +111,7 @@ def test_events_have_the_names_and_fields_that_are_documented() -> None:
         ToolCallEnd(call_id="call_1", name="get_weather", arguments={"city": "Oslo"}),
         UsageReported(usage=USAGE),
         TurnEnded(turn=TURN, conversation=STATUS),
-        TurnEnded(turn=replace(TURN, state=TurnState.FAILED, error_code="provider_cut"), conversation=STATUS),
+        TurnEnded(turn=replace(TURN, state=TurnState.FAILED, error_code="provider_disconnected"), conversation=STATUS),
         TurnEnded(turn=replace(TURN, state=TurnState.CANCELLED), conversation=STATUS),
     ]
     found = read(b"".join(encode_event(number, event) for number, event in enumerate(said)))
@@ -132,7 +132,7 @@ def test_events_have_the_names_and_fields_that_are_documented() -> None:
         "pending_tool_calls": [{"id": "call_1", "name": "get_weather", "arguments": {"city": "Oslo"}}],
     }
     assert found[8][2]["error"] == found[8][2]["turn"]["error"]
-    assert found[8][2]["error"]["code"] == "provider_cut"
+    assert found[8][2]["error"]["code"] == "provider_disconnected"
 
 
 def test_an_interrupted_turn_has_failed() -> None:

@@ -182,7 +182,7 @@ def test_additions_do_not_replace_what_is_set_here() -> None:
 def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> None:
     plain = build_payload(MODEL, [b"{}"], settings=CallSettings(extra={"compaction": {"type": "x"}}))
     assert (build_extra(plain, {}), build_headers(plain)) == ({}, {})
-    asking = replace(plain, sums_up=True)
+    asking = replace(plain, requests_summary=True)
     assert build_extra(asking, {}) == {"compaction": {"type": "summarize"}}
     assert build_headers(asking) == {"anthropic-beta": "compact-2026-09-04"}
     opened = replace(plain, messages=tuple(replace(message, is_signed_summary=True) for message in plain.messages))

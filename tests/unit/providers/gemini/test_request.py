@@ -238,7 +238,7 @@ def test_contents_are_joined_as_they_are() -> None:
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_signed_summaries_are_not_gemini_s(is_asked: bool) -> None:  # noqa: FBT001  reason: a parameter
-    payload = build_payload("gemini-3.8-flash", [b"{}"], sums_up=is_asked)
+    payload = build_payload("gemini-3.8-flash", [b"{}"], requests_summary=is_asked)
     opened = replace(payload, messages=tuple(replace(message, is_signed_summary=True) for message in payload.messages))
     with pytest.raises(Internal):
         build_config(opened, find_profile("gemini", "gemini-3.8-flash"), LAYERS)

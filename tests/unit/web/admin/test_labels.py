@@ -1,7 +1,7 @@
 """Texts that pages show in place of codes."""
 
 from server.compaction.compactor import NOT_BEGUN, UNDONE
-from server.compaction.plan import CompactionReason, HoldReason
+from server.compaction.plan import CompactionReason, SkipReason
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import Action
 from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, TENANT, new_id
@@ -38,11 +38,11 @@ def test_an_object_leads_to_its_page_and_nothing_else_does() -> None:
 
 
 def test_every_reason_of_a_compaction_is_a_sentence() -> None:
-    for reason in (*CompactionReason, *HoldReason, NOT_BEGUN, UNDONE):
+    for reason in (*CompactionReason, *SkipReason, NOT_BEGUN, UNDONE):
         assert describe_reason(report(CompactionOutcome.UNCHANGED, reason)).endswith(".")
     assert describe_reason(report(CompactionOutcome.UNCHANGED, "tomorrow")) == "tomorrow"
     for outcome in CompactionOutcome:
-        assert describe_outcome(report(outcome, "rent")).endswith(".")
+        assert describe_outcome(report(outcome, "carrying_cost")).endswith(".")
         assert outcome.value in NOTICES
 
 

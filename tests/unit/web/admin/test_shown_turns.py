@@ -78,7 +78,7 @@ def test_only_images_that_are_taken_are_drawn() -> None:
 
 
 def test_an_error_is_explained_where_this_release_knows_it() -> None:
-    known = shown(state=TurnState.FAILED, error_code="provider_cut").error
+    known = shown(state=TurnState.FAILED, error_code="provider_disconnected").error
     assert known is not None
     assert known.message
     assert shown(state=TurnState.FAILED, error_code="of_another_release").error is None
