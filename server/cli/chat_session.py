@@ -39,8 +39,8 @@ from server.web.client import (
     TurnEnded,
     TurnOptions,
     TurnStream,
+    call_tool,
 )
-from server.web.client.tool_loop import call_tool
 
 _SHOWN_TURNS: Final = 6
 _NOT_RUNNING: Final = "turn_not_running"

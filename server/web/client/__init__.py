@@ -1,11 +1,13 @@
-"""A Python client for a Strata server: typed, async, and able to take up a stream where it broke.
+"""A typed, async Python client for a Strata server, which resumes broken streams.
 
     async with StrataClient("http://127.0.0.1:8400", key) as client:
         async with client.stream(conversation_id, "Hello") as stream:
             async for event in stream:
                 ...
 
-docs/guides/python-client.md has the rest. The command `strata chat` is built on it.
+`client` has one method per route, `stream` the events of a turn, `tool_loop` a task with local tools, `connection` HTTP
+and retries, `requests` and `answers` the values that are sent and received. The names in `__all__` are the public
+surface; `strata chat` uses nothing else. docs/guides/python-client.md is the guide.
 """
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
@@ -31,7 +33,7 @@ from server.web.client.answers import (
     TurnStart,
 )
 from server.web.client.client import StrataClient
-from server.web.client.connection import Timeouts
+from server.web.client.connection import RetryBudget, Timeouts
 from server.web.client.errors import (
     AnswerMalformed,
     ClientError,
@@ -40,7 +42,6 @@ from server.web.client.errors import (
     ToolRoundsExceeded,
     TurnFailed,
 )
-from server.web.client.event import ClientEvent, UnknownEvent
 from server.web.client.requests import (
     AssistantDraft,
     ConversationChange,
@@ -50,9 +51,8 @@ from server.web.client.requests import (
     ToolResult,
     TurnOptions,
 )
-from server.web.client.retries import RetryBudget
-from server.web.client.tool_loop import ToolFunction, ToolLoop, ToolRan
-from server.web.client.turn_stream import TurnStream
+from server.web.client.stream import ClientEvent, TurnStream, UnknownEvent
+from server.web.client.tool_loop import ToolFunction, ToolLoop, ToolRan, call_tool
 
 __all__ = [
     "AnswerMalformed",
@@ -99,4 +99,5 @@ __all__ = [
     "TurnStream",
     "UnknownEvent",
     "UsageReported",
+    "call_tool",
 ]

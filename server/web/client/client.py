@@ -1,7 +1,8 @@
-"""The client: every route of the API as a method."""
+"""The client: one method per route under `/v1`."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -18,9 +19,6 @@ from server.web.client.answers import (
     Turn,
     TurnEnded,
     TurnStart,
-)
-from server.web.client.connection import Ask, Connection, Timeouts
-from server.web.client.decoding import (
     assistant_from_json,
     compaction_from_json,
     compaction_report_from_json,
@@ -28,8 +26,8 @@ from server.web.client.decoding import (
     erasure_from_json,
     turn_from_json,
     turn_start_from_json,
-    understanding,
 )
+from server.web.client.connection import Connection, OnRetry, Request, RetryBudget, Timeouts, decoding
 from server.web.client.requests import (
     AssistantDraft,
     ConversationChange,
@@ -41,9 +39,8 @@ from server.web.client.requests import (
     conversation_body,
     turn_body,
 )
-from server.web.client.retries import OnRetry, RetryBudget, never_mind
-from server.web.client.tool_loop import LoopStart, ToolFunction, ToolLoop
-from server.web.client.turn_stream import TurnStream
+from server.web.client.stream import TurnStream
+from server.web.client.tool_loop import ToolFunction, ToolLoop
 
 Item = TypeVar("Item")
 
@@ -54,10 +51,11 @@ _MAX_ROUNDS: Final = 50
 
 
 class StrataClient:
-    """Speaks to one server with one key. Use it as an async context manager, from one event loop.
+    """A client of one server with one key. Use it as an async context manager, from one event loop.
 
-    Every method raises `ClientError`: `StrataProblem` where the server says no, `ServerUnreachable` where it says
-    nothing. What is safe to send again is sent again while there is patience.
+    Every method raises `ClientError`: `StrataProblem` if the server refuses the request, `ServerUnreachable` if it does
+    not answer. Requests that are safe to repeat are repeated within the retry budget. Lists are read page by page as
+    they are iterated.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class StrataClient:
         *,
         timeouts: Timeouts | None = None,
         retry_budget: RetryBudget | None = None,
-        on_retry: OnRetry = never_mind,
+        on_retry: OnRetry | None = None,
     ) -> None:
         self._connection = Connection(
             base_url,
@@ -91,28 +89,28 @@ class StrataClient:
     # --- assistants
 
     async def create_assistant(self, draft: AssistantDraft) -> Assistant:
-        ask = Ask(method="POST", path=_ASSISTANTS, body=assistant_body(draft))
-        return await self._one(ask, assistant_from_json)
+        request = Request(method="POST", path=_ASSISTANTS, body=assistant_body(draft))
+        return await self._one(request, assistant_from_json)
 
     async def revise_assistant(self, assistant_id: str, draft: AssistantDraft) -> Assistant:
-        """Its next version; the same one where nothing is different."""
-        ask = Ask(method="PUT", path=_assistant(assistant_id), body=assistant_body(draft), repeatable=True)
-        return await self._one(ask, assistant_from_json)
+        """Create the next version, or return the current one if nothing differs."""
+        request = Request(method="PUT", path=_assistant(assistant_id), body=assistant_body(draft), repeatable=True)
+        return await self._one(request, assistant_from_json)
 
     async def load_assistant(self, assistant_id: str, version: int | None = None) -> Assistant:
-        """The newest version, or this one."""
+        """Load the newest version, or the given one."""
         query = _given(version=version)
         return await self._one(_get(_assistant(assistant_id), query), assistant_from_json)
 
     def list_assistants(self) -> AsyncIterator[Assistant]:
-        """All of them, in their newest versions; pages are read as they are needed."""
+        """List all assistants in their newest versions."""
         return self._pages(_ASSISTANTS, {}, assistant_from_json)
 
     # --- conversations
 
     async def create_conversation(self, draft: ConversationDraft) -> Conversation:
-        ask = Ask(method="POST", path=_CONVERSATIONS, body=conversation_body(draft))
-        return await self._one(ask, conversation_from_json)
+        request = Request(method="POST", path=_CONVERSATIONS, body=conversation_body(draft))
+        return await self._one(request, conversation_from_json)
 
     async def load_conversation(self, conversation_id: str) -> Conversation:
         return await self._one(_get(_conversation(conversation_id)), conversation_from_json)
@@ -125,7 +123,7 @@ class StrataClient:
         created_after: datetime | None = None,
         created_before: datetime | None = None,
     ) -> AsyncIterator[Conversation]:
-        """Those that fit, newest first; pages are read as they are needed."""
+        """List the conversations that match all filters, newest first."""
         query = _given(
             assistant_id=assistant_id,
             identifier=identifier,
@@ -135,69 +133,69 @@ class StrataClient:
         return self._pages(_CONVERSATIONS, query, conversation_from_json)
 
     async def change_conversation(self, conversation_id: str, change: ConversationChange) -> Conversation:
-        ask = Ask(method="PATCH", path=_conversation(conversation_id), body=change_body(change))
-        return await self._one(ask, conversation_from_json)
+        request = Request(method="PATCH", path=_conversation(conversation_id), body=change_body(change))
+        return await self._one(request, conversation_from_json)
 
     async def replace_context(
         self, conversation_id: str, context: Mapping[str, JsonValue], *, expected_revision: int | None = None
     ) -> Conversation:
-        """The Dynamic layer's content, as a whole."""
+        """Replace the content of the dynamic layer."""
         headers = {"if-match": f'"{expected_revision}"'} if expected_revision is not None else {}
-        ask = Ask(
+        request = Request(
             method="PUT",
             path=f"{_conversation(conversation_id)}/context",
             body=dict(context),
             headers=headers,
             repeatable=expected_revision is None,
         )
-        return await self._one(ask, conversation_from_json)
+        return await self._one(request, conversation_from_json)
 
     async def delete_conversation(self, conversation_id: str, *, dry_run: bool = False) -> Erasure:
-        """What went, or with `dry_run` what would go."""
-        ask = Ask(
+        """Erase a conversation; with `dry_run` only count the rows."""
+        request = Request(
             method="DELETE",
             path=_conversation(conversation_id),
             query={"dry_run": "true"} if dry_run else {},
             repeatable=dry_run,
         )
-        return await self._one(ask, erasure_from_json)
+        return await self._one(request, erasure_from_json)
 
     async def fork_conversation(self, conversation_id: str, at_seq: int) -> Conversation:
-        """A new conversation with the turns up to this one."""
-        ask = Ask(method="POST", path=f"{_conversation(conversation_id)}/fork", body={"at_seq": at_seq})
-        return await self._one(ask, conversation_from_json)
+        """Create a conversation with the turns up to and including `at_seq`."""
+        request = Request(method="POST", path=f"{_conversation(conversation_id)}/fork", body={"at_seq": at_seq})
+        return await self._one(request, conversation_from_json)
 
     # --- compactions
 
     async def compact_conversation(
         self, conversation_id: str, *, force: bool = False, dry_run: bool = False
     ) -> CompactionReport:
-        """Has the policy look at the conversation now; with `force` all that need not stay is moved."""
-        ask = Ask(
+        """Apply the compaction policy now; with `force` move every exchange that may be moved."""
+        request = Request(
             method="POST",
             path=_compactions(conversation_id),
             body={"force": force, "dry_run": dry_run},
             repeatable=dry_run,
         )
-        return await self._one(ask, compaction_report_from_json)
+        return await self._one(request, compaction_report_from_json)
 
     def list_compactions(self, conversation_id: str) -> AsyncIterator[Compaction]:
-        """All of them, newest first; pages are read as they are needed."""
+        """List all compactions, newest first."""
         return self._pages(_compactions(conversation_id), {}, compaction_from_json)
 
     async def undo_compaction(self, conversation_id: str) -> CompactionReport:
-        """Takes the latest one back."""
-        ask = Ask(method="DELETE", path=f"{_compactions(conversation_id)}/latest")
-        return await self._one(ask, compaction_report_from_json)
+        """Undo the latest compaction."""
+        request = Request(method="DELETE", path=f"{_compactions(conversation_id)}/latest")
+        return await self._one(request, compaction_report_from_json)
 
     # --- turns
 
     def list_turns(self, conversation_id: str, *, order: Literal["asc", "desc"] = "asc") -> AsyncIterator[Turn]:
-        """All of them; pages are read as they are needed."""
+        """List all turns."""
         return self._pages(_turns(conversation_id), {"order": order}, turn_from_json)
 
     async def load_turn(self, conversation_id: str, seq: int) -> Turn:
-        """One turn. A running one has the state `running`."""
+        """Load one turn. The state of a running one is `running`."""
         return await self._one(_get(f"{_turns(conversation_id)}/{seq}"), turn_from_json)
 
     async def send(
@@ -208,9 +206,9 @@ class StrataClient:
         tool_results: Sequence[ToolResult] | None = None,
         options: TurnOptions | None = None,
     ) -> TurnEnded:
-        """Takes a turn and waits for its end. Raises `TurnFailed` where it failed.
+        """Take a turn and wait for its end. Raises `TurnFailed` if it failed.
 
-        It listens to the stream, so that a connection which breaks in a long wait costs nothing.
+        Reads the stream, so that a connection that breaks during a long wait does not matter.
         """
         async with self.stream(conversation_id, task, tool_results=tool_results, options=options) as stream:
             return await stream.result()
@@ -223,7 +221,7 @@ class StrataClient:
         tool_results: Sequence[ToolResult] | None = None,
         options: TurnOptions | None = None,
     ) -> TurnStream:
-        """Takes a turn when it is entered, and gives its events."""
+        """Return a context manager that takes a turn when it is entered and iterates over its events."""
         return TurnStream(self._connection, _take(conversation_id, task, tool_results, options or TurnOptions()))
 
     async def start(
@@ -234,21 +232,23 @@ class StrataClient:
         tool_results: Sequence[ToolResult] | None = None,
         options: TurnOptions | None = None,
     ) -> TurnStart:
-        """Takes a turn and does not wait for it: `follow` or `load_turn` tell how it goes on."""
-        ask = _take(conversation_id, task, tool_results, options or TurnOptions(), prefer="respond-async")
-        answer, headers = await self._connection.ask_with_headers(ask)
-        with understanding("turn"):
+        """Take a turn without waiting for it. Use `follow` or `load_turn` for its result."""
+        request = _take(conversation_id, task, tool_results, options or TurnOptions(), prefer="respond-async")
+        answer, headers = await self._connection.fetch_with_headers(request)
+        with decoding("turn"):
             return turn_start_from_json(answer, replayed="idempotency-replayed" in headers)
 
     def follow(self, conversation_id: str, seq: int, *, after: int = 0) -> TurnStream:
-        """The events of a turn that is running or has ended, those behind number `after`."""
-        ask = _get(f"{_turns(conversation_id)}/{seq}/events")
-        return TurnStream(self._connection, ask, seq=seq, last_event_id=after)
+        """Return the events of a running or ended turn that come after number `after`."""
+        request = _get(f"{_turns(conversation_id)}/{seq}/events")
+        return TurnStream(self._connection, request, seq=seq, last_event_id=after)
 
     async def cancel(self, conversation_id: str, turn_seq: int | None = None) -> TurnStart:
-        """Ends the running turn; what had arrived is kept. Its state is `running` where that takes a while."""
-        ask = Ask(method="POST", path=f"{_conversation(conversation_id)}/cancel", body=_given(turn_seq=turn_seq))
-        return await self._one(ask, lambda answer: turn_start_from_json(answer, replayed=False))
+        """Cancel the running turn and keep the part that has arrived. Its state is `running` if it has not ended."""
+        request = Request(
+            method="POST", path=f"{_conversation(conversation_id)}/cancel", body=_given(turn_seq=turn_seq)
+        )
+        return await self._one(request, lambda answer: turn_start_from_json(answer, replayed=False))
 
     def run_tools(
         self,
@@ -259,15 +259,14 @@ class StrataClient:
         options: TurnOptions | None = None,
         max_rounds: int = _MAX_ROUNDS,
     ) -> ToolLoop:
-        """Takes a turn, runs the tools that the model asks for, sends their results, until it asks for none."""
-        start = LoopStart(
-            conversation_id=conversation_id, task=task, options=options or TurnOptions(), max_rounds=max_rounds
+        """Take a turn, run the tools that the model calls, send their results, and repeat until it calls none."""
+        return ToolLoop(
+            partial(self.stream, conversation_id), task, tools, options=options or TurnOptions(), max_rounds=max_rounds
         )
-        return ToolLoop(self, start, tools)
 
-    async def _one(self, ask: Ask, decode: Callable[[Mapping[str, Any]], Item]) -> Item:
-        answer = await self._connection.ask(ask)
-        with understanding(f"answer to {ask.method} {ask.path}"):
+    async def _one(self, request: Request, decode: Callable[[Mapping[str, Any]], Item]) -> Item:
+        answer = await self._connection.fetch(request)
+        with decoding(f"answer to {request.method} {request.path}"):
             return decode(answer)
 
     async def _pages(
@@ -275,8 +274,8 @@ class StrataClient:
     ) -> AsyncIterator[Item]:
         cursor: str | None = None
         while True:
-            page = await self._connection.ask(_get(path, {**query, "limit": _PAGE_LIMIT, **_given(cursor=cursor)}))
-            with understanding(f"list at {path}"):
+            page = await self._connection.fetch(_get(path, {**query, "limit": _PAGE_LIMIT, **_given(cursor=cursor)}))
+            with decoding(f"list at {path}"):
                 items = [decode(item) for item in page["data"]]
                 cursor = page["next_cursor"]
             for item in items:
@@ -291,11 +290,11 @@ def _take(
     tool_results: Sequence[ToolResult] | None,
     options: TurnOptions,
     prefer: str | None = None,
-) -> Ask:
+) -> Request:
     headers = {"idempotency-key": options.idempotency_key or str(uuid4())}
     if prefer is not None:
         headers["prefer"] = prefer
-    return Ask(
+    return Request(
         method="POST",
         path=_turns(conversation_id),
         body=turn_body(task, tool_results, options),
@@ -304,8 +303,8 @@ def _take(
     )
 
 
-def _get(path: str, query: Mapping[str, str | int] | None = None) -> Ask:
-    return Ask(method="GET", path=path, query=query or {}, repeatable=True)
+def _get(path: str, query: Mapping[str, str | int] | None = None) -> Request:
+    return Request(method="GET", path=path, query=query or {}, repeatable=True)
 
 
 def _given(**members: Any) -> dict[str, Any]:

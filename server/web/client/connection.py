@@ -1,25 +1,27 @@
-"""HTTP to one server: requests out, JSON and problems in."""
+"""HTTP to one server: requests, retries, decoded answers and errors."""
 
+import asyncio
+import json
+import random
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
 
 from server.conversation.block import JsonValue
-from server.web.client.decoding import decode_json, understanding
 from server.web.client.errors import AnswerMalformed, ClientError, ServerUnreachable, StrataProblem
-from server.web.client.requests import encode_body
-from server.web.client.retries import OnRetry, RetryBudget, Waiting
 
 EVENT_STREAM: Final = "text/event-stream"
 _PROBLEM: Final = "application/problem+json"
 _GATEWAY: Final = frozenset({502, 503, 504})
-"""What something between us and the server answers while the server is away."""
+"""Statuses of a proxy that cannot reach the server."""
 _WAITING_MAY_HELP: Final = frozenset({409, 429, 503})
 _MEMBERS: Final = frozenset({"type", "title", "status", "code", "detail", "hint", "request_id"})
 _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -28,17 +30,31 @@ _NO_SERVER: Final = "Is the server running, and is the address right?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long to wait for the server's next byte."""
+    """How long to wait for the next byte of the server."""
 
     connect_seconds: float = 10.0
     answer_seconds: float = 60.0
     silence_seconds: float = 45.0
-    """In a stream. A server says something every 15 seconds at the latest; longer silence is a dead connection."""
+    """In a stream. The server sends an event or a comment every 15 seconds at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request."""
+class RetryBudget:
+    """How long to retry. The wait doubles with each attempt and is shortened at random, to spread out many clients."""
+
+    seconds: float = 60.0
+    """From the first failure, or from the last progress of a stream. 0: no retries."""
+    first_wait_seconds: float = 0.25
+    max_wait_seconds: float = 8.0
+
+
+OnRetry: TypeAlias = Callable[[ClientError, float], None]
+"""Called before each retry with the error and the wait in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request to the server."""
 
     method: str
     path: str
@@ -46,15 +62,64 @@ class Ask:
     query: Mapping[str, str | int] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = False
-    """Sending it twice has the effect of once."""
+    """Sending it twice has the same effect as sending it once."""
+
+
+class Retries:
+    """The attempts of one operation.
+
+    A request is repeated only if that does no harm: if it never left, if it is repeatable by its nature or its
+    idempotency key, or if the server refused it with a `retry-after`.
+    """
+
+    __slots__ = ("_budget", "_deadline", "_on_retry", "_wait_seconds")
+
+    def __init__(self, budget: RetryBudget, on_retry: OnRetry | None) -> None:
+        self._budget = budget
+        self._on_retry = on_retry
+        self._deadline: float | None = None
+        self._wait_seconds = budget.first_wait_seconds
+
+    def reset(self) -> None:
+        """Start the budget anew, after progress."""
+        self._deadline = None
+        self._wait_seconds = self._budget.first_wait_seconds
+
+    async def wait_after(self, error: ClientError, *, repeatable: bool) -> None:
+        """Wait until the next attempt. Raises the error if there is none."""
+        least = _min_wait(error, repeatable=repeatable)
+        if least is None:
+            raise error
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._budget.seconds
+        wait = max(least, self._wait_seconds * random.uniform(0.5, 1))  # noqa: S311  reason: spreads load, keeps no secret
+        if now + wait > self._deadline:
+            raise error
+        self._wait_seconds = min(self._wait_seconds * 2, self._budget.max_wait_seconds)
+        if self._on_retry is not None:
+            self._on_retry(error, wait)
+        await asyncio.sleep(wait)
+
+
+def _min_wait(error: ClientError, *, repeatable: bool) -> float | None:
+    """Return the shortest wait before the same request; None if it must not be repeated."""
+    match error:
+        case ServerUnreachable():
+            return 0.0 if repeatable or not error.sent else None
+        case StrataProblem():
+            return error.retry_after_seconds
+        case _:
+            return None
 
 
 class Connection:
-    """Connections are kept open between requests; `close` ends them."""
+    """A pool of connections to one server, with one key."""
 
     def __init__(
-        self, base_url: str, api_key: str, *, timeouts: Timeouts, retry_budget: RetryBudget, on_retry: OnRetry
+        self, base_url: str, api_key: str, *, timeouts: Timeouts, retry_budget: RetryBudget, on_retry: OnRetry | None
     ) -> None:
+        """Raises `ServerUnreachable` for an address or a key that can never work. The message omits the key."""
         _check(base_url, api_key)
         self.base_url = base_url
         self._timeouts = timeouts
@@ -69,115 +134,130 @@ class Connection:
     async def close(self) -> None:
         await self._client.aclose()
 
-    def waiting(self) -> Waiting:
-        """For the attempts at one thing."""
-        return Waiting(self._retry_budget, self._on_retry)
+    def new_retries(self) -> Retries:
+        return Retries(self._retry_budget, self._on_retry)
 
-    async def ask(self, ask: Ask) -> Any:
-        """The JSON of the answer."""
-        return (await self.ask_with_headers(ask))[0]
+    async def fetch(self, request: Request) -> Any:
+        """Return the JSON of the answer, retrying within the budget."""
+        return (await self.fetch_with_headers(request))[0]
 
-    async def ask_with_headers(self, ask: Ask) -> tuple[Any, Mapping[str, str]]:
-        """The JSON of the answer and its headers. Tries again as long as there is patience and no harm in it."""
-        waiting = self.waiting()
+    async def fetch_with_headers(self, request: Request) -> tuple[Any, Mapping[str, str]]:
+        """Return the JSON of the answer and its headers, retrying within the budget."""
+        retries = self.new_retries()
         while True:
             try:
-                answer = await self._send(ask, stream=False)
+                response = await self._send(request, stream=False)
             except ClientError as error:
-                await waiting.wait_after(error, repeatable=ask.repeatable)
+                await retries.wait_after(error, repeatable=request.repeatable)
                 continue
-            return decode_json(answer.content, f"answer to {ask.method} {ask.path}"), answer.headers
+            with decoding(f"answer to {request.method} {request.path}"):
+                return json.loads(response.content), response.headers
 
-    async def open_stream(self, ask: Ask) -> httpx2.Response:
-        """An answer whose body is a stream that has not been read. One attempt; the caller closes it."""
-        answer = await self._send(ask, stream=True)
-        if answer.status_code == HTTPStatus.NO_CONTENT:
-            await answer.aclose()
-            raise AnswerMalformed("The turn has ended, and no event is left behind the one that was named.")
-        if answer.headers.get("content-type", "").partition(";")[0].strip() != EVENT_STREAM:
-            await answer.aclose()
-            raise AnswerMalformed(f"The server did not answer {ask.method} {ask.path} with a stream of events.")
-        return answer
+    async def open_stream(self, request: Request) -> httpx2.Response:
+        """Return an answer with an unread stream of events, which the caller closes. Makes one attempt."""
+        response = await self._send(request, stream=True)
+        if response.status_code == HTTPStatus.NO_CONTENT:
+            await response.aclose()
+            raise AnswerMalformed("The turn has ended, and there are no events after the given one.")
+        if response.headers.get("content-type", "").partition(";")[0].strip() != EVENT_STREAM:
+            await response.aclose()
+            raise AnswerMalformed(f"The server did not answer {request.method} {request.path} with a stream of events.")
+        return response
 
-    async def _send(self, ask: Ask, *, stream: bool) -> httpx2.Response:
-        headers = {"accept": EVENT_STREAM if stream else "application/json", **ask.headers}
-        if ask.body is not None:
+    async def _send(self, request: Request, *, stream: bool) -> httpx2.Response:
+        headers = {"accept": EVENT_STREAM if stream else "application/json", **request.headers}
+        if request.body is not None:
             headers["content-type"] = "application/json"
         silence = self._timeouts.silence_seconds if stream else self._timeouts.answer_seconds
-        request = self._client.build_request(
-            ask.method,
-            ask.path,
-            content=encode_body(ask.body) if ask.body is not None else None,
-            params=dict(ask.query) or None,
+        built = self._client.build_request(
+            request.method,
+            request.path,
+            content=_encode_body(request.body) if request.body is not None else None,
+            params=dict(request.query) or None,
             headers=headers,
             timeout=httpx2.Timeout(silence, connect=self._timeouts.connect_seconds),
         )
         try:
-            answer = await self._client.send(request, stream=stream)
-            if answer.is_success:
-                return answer
+            response = await self._client.send(built, stream=stream)
+            if response.is_success:
+                return response
             try:
-                await answer.aread()
+                await response.aread()
             finally:
-                await answer.aclose()
+                await response.aclose()
         except httpx2.TransportError as error:
             raise self.unreachable(error) from error
-        raise self._problem(answer)
+        raise self._problem(response)
 
     def unreachable(self, error: httpx2.TransportError) -> ServerUnreachable:
-        """What a fault of the wire means here."""
+        """Return the error for a failure of the transport."""
         sent = not isinstance(error, _NEVER_SENT)
         what = str(error) or type(error).__name__
-        sentence = "The connection to" if sent else "There is no connection to"
-        lost = f"{sentence} {self.base_url}{' was lost' if sent else ''} ({what})."
-        return ServerUnreachable(lost, hint=_NO_SERVER, sent=sent)
+        message = f"The connection to {self.base_url} was lost" if sent else f"Cannot connect to {self.base_url}"
+        return ServerUnreachable(f"{message} ({what}).", hint=_NO_SERVER, sent=sent)
 
-    def _problem(self, answer: httpx2.Response) -> ClientError:
-        if answer.headers.get("content-type", "").partition(";")[0].strip() != _PROBLEM:
-            if answer.status_code in _GATEWAY:
+    def _problem(self, response: httpx2.Response) -> ClientError:
+        if response.headers.get("content-type", "").partition(";")[0].strip() != _PROBLEM:
+            if response.status_code in _GATEWAY:
                 return ServerUnreachable(
-                    f"{self.base_url} answers {answer.status_code}: the server behind it is away.", sent=True
+                    f"{self.base_url} answers {response.status_code}: a proxy cannot reach the server.", sent=True
                 )
             return AnswerMalformed(
-                f"{self.base_url} answers {answer.status_code} {answer.reason_phrase}, "
-                "and not as a Strata server does.",
+                f"{self.base_url} answers {response.status_code} {response.reason_phrase}, "
+                "which is not the answer of a Strata server.",
                 hint="Is the address right?",
             )
-        members = decode_json(answer.content, "problem")
-        with understanding("problem"):
+        with decoding("problem"):
+            members = json.loads(response.content)
             return StrataProblem(
                 members["detail"],
                 code=members["code"],
-                status=answer.status_code,
+                status=response.status_code,
                 hint=members.get("hint") or "",
                 request_id=members.get("request_id") or "",
-                retry_after_seconds=_retry_after(answer.status_code, answer.headers),
+                retry_after_seconds=_retry_after(response.status_code, response.headers),
                 members={name: value for name, value in members.items() if name not in _MEMBERS},
             )
 
 
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Raise `AnswerMalformed` for the errors that decoders raise."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise AnswerMalformed(
+            f"The server's {what} cannot be read ({type(error).__name__}: {error}).",
+            hint="Is it a Strata server of about the same release as this client?",
+        ) from error
+
+
+def _encode_body(body: JsonValue) -> bytes:
+    """Encode JSON in ASCII, which can hold any text, including unpaired surrogates."""
+    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The authorities that this machine's clients trust. Reading them takes longer than a request, hence once."""
+    """Load the trusted certificate authorities, once: it takes longer than a request."""
     return httpx2.create_ssl_context()
 
 
 def _check(base_url: str, api_key: str) -> None:
-    """Refuses at once what could never work, and does not repeat a key."""
     try:
         parts, url = urlsplit(base_url), httpx2.URL(base_url)
     except (ValueError, httpx2.InvalidURL):
         parts, url = urlsplit(""), httpx2.URL()
     if parts.scheme not in {"http", "https"} or not url.host:
         raise ServerUnreachable(
-            f"{base_url!r} is no address of a server.", hint="It looks like http://127.0.0.1:8400.", sent=False
+            f"{base_url!r} is not the address of a server.", hint="It looks like http://127.0.0.1:8400.", sent=False
         )
     if not (api_key and api_key.isascii() and api_key.isprintable()):
-        raise ServerUnreachable("The key is empty, or has characters that no key has.", sent=False)
+        raise ServerUnreachable("The key is empty or has characters that keys do not have.", sent=False)
 
 
 def _retry_after(status: int, headers: Mapping[str, str]) -> float | None:
-    """The server's word on whether to send the same again, and when. Without its word it is not sent again."""
+    """Return the wait that the server's headers ask for; None if the request must not be repeated."""
     verdict = headers.get("x-should-retry", "").lower()
     written = headers.get("retry-after", "")
     seconds = float(written) if written.isdecimal() else None

@@ -1,14 +1,14 @@
-"""What can go wrong for a client.
+"""Errors of the client.
 
     ClientError
-    ├── ServerUnreachable      no connection, or it broke and could not be taken up again
-    ├── AnswerMalformed        what came is not what a Strata server says
-    ├── ToolRoundsExceeded     the model asks for tools without end
-    └── StrataProblem          the server says no, with a code, a sentence and a hint
-        └── TurnFailed         the turn was taken and failed; what had arrived is kept
+    ├── ServerUnreachable      no connection, or it broke and could not be restored
+    ├── AnswerMalformed        the answer is not one of a Strata server
+    ├── ToolRoundsExceeded     the model called tools in too many turns in a row
+    └── StrataProblem          the server refused the request, with a code, a message and a hint
+        └── TurnFailed         the turn was accepted and failed; the part that arrived is kept
 
-They stand apart from `server.conversation.errors`: those are what a server says about itself, these what a client sees.
-A problem has the server's `code`, so the two meet there.
+They are separate from `server.conversation.errors`, which are the errors of a server. A `StrataProblem` has the `code`
+of one of those.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from server.web.client.answers import TurnEnded
 
 
 class ClientError(Exception):
-    """Something went wrong between a client and its server."""
+    """Base class of the client's errors."""
 
     def __init__(self, detail: str, *, hint: str = "") -> None:
         self.detail = detail
@@ -30,7 +30,7 @@ class ClientError(Exception):
 
 
 class ServerUnreachable(ClientError):
-    """There is no connection to the server. `sent`: the request may have reached it all the same."""
+    """There is no connection to the server. `sent`: the request may have reached it nevertheless."""
 
     def __init__(self, detail: str, *, hint: str = "", sent: bool) -> None:
         self.sent = sent
@@ -38,11 +38,11 @@ class ServerUnreachable(ClientError):
 
 
 class AnswerMalformed(ClientError):
-    """What came is not what a Strata server says."""
+    """The answer is not one of a Strata server."""
 
 
 class ToolRoundsExceeded(ClientError):
-    """The model asked for tools again and again. The conversation waits for the results of its last calls."""
+    """The model called tools in too many turns in a row. The conversation waits for the results of its last calls."""
 
 
 class StrataProblem(ClientError):
@@ -59,18 +59,18 @@ class StrataProblem(ClientError):
         retry_after_seconds: float | None = None,
         members: Mapping[str, Any] | None = None,
     ) -> None:
-        """`status` is None where it came inside a stream. `members` are those that only some codes have."""
+        """`status` is None if the error came inside a stream. `members` are those that only some codes have."""
         self.code = code
         self.status = status
         self.request_id = request_id
         self.retry_after_seconds = retry_after_seconds
-        """How long to wait before the same request may succeed; None where waiting does not help."""
+        """How long to wait before the same request may succeed; None if waiting does not help."""
         self.members: Mapping[str, Any] = members or {}
         super().__init__(detail, hint=hint)
 
 
 class TurnFailed(StrataProblem):
-    """The turn was taken and did not end well. `ended` has what had arrived; the conversation goes on from there."""
+    """The turn was accepted and failed or was interrupted. `ended` has the part of the answer that arrived."""
 
     def __init__(self, ended: TurnEnded) -> None:
         self.ended = ended

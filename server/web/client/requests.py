@@ -1,7 +1,6 @@
-"""What a client can ask for, as values. Where the domain has the word already, it is used."""
+"""Values that a client sends, and their bodies. Types of `server.conversation` are used if there is one."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias, assert_never
@@ -13,7 +12,7 @@ from server.conversation.conversation import ConversationDraft, OnBusy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantDraft:
-    """An assistant to be made, or the next version of one. Without a provider or a model the server chooses."""
+    """A new assistant, or the next version of one. The server chooses the provider and the model if they are None."""
 
     name: str
     provider: str | None = None
@@ -28,10 +27,10 @@ class AssistantDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationChange:
-    """What is None stays as it is."""
+    """Changes of a conversation. Members that are None are not changed."""
 
     assistant_version: int | None = None
-    """The version to go on with. `latest` below says it without a number."""
+    """The version to continue with, unless `latest` is set."""
     latest: bool = False
     args: Mapping[str, JsonValue] | None = None
     context: Mapping[str, JsonValue] | None = None
@@ -48,14 +47,14 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePart:
-    """An image in a task. The server looks at the bytes for what it is."""
+    """An image in a task. The server detects its type from the bytes."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool gave for one call."""
+    """The result of one tool call."""
 
     tool_call_id: str
     output: JsonValue
@@ -63,41 +62,36 @@ class ToolResult:
 
 
 Task: TypeAlias = str | Sequence[TextPart | ImagePart]
-"""Something new from the user."""
+"""New input of the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """How a turn is taken."""
+    """Options of a turn."""
 
     on_busy: OnBusy = OnBusy.REJECT
     expected_revision: int | None = None
     args: Mapping[str, JsonValue] | None = None
-    """Prompt arguments for this turn alone."""
+    """Prompt arguments for this turn only."""
     language: str | None = None
     abandon_pending_calls: bool = False
-    """A new task although tool calls wait for results."""
+    """Accept a new task although tool calls wait for results."""
     idempotency_key: str | None = None
-    """Not given, the client makes one: it needs it to repeat a request whose answer was lost."""
-
-
-def encode_body(body: JsonValue) -> bytes:
-    """JSON in ASCII: every text survives, lone surrogates included."""
-    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+    """None: the client creates one. It is needed to repeat a request whose answer was lost."""
 
 
 def assistant_body(draft: AssistantDraft) -> dict[str, JsonValue]:
-    """The body of POST and PUT of an assistant."""
+    """Build the body of POST and PUT of an assistant."""
     return {name: value for name, value in asdict(draft).items() if value is not None}
 
 
 def conversation_body(draft: ConversationDraft) -> dict[str, JsonValue]:
-    """The body of POST /v1/conversations."""
+    """Build the body of POST /v1/conversations."""
     return {name: value for name, value in asdict(draft).items() if value is not None and value != {}}
 
 
 def change_body(change: ConversationChange) -> dict[str, JsonValue]:
-    """The body of PATCH of a conversation."""
+    """Build the body of PATCH of a conversation."""
     body = {name: value for name, value in asdict(change).items() if value is not None and name != "latest"}
     return {**body, "assistant_version": "latest"} if change.latest else body
 
@@ -105,9 +99,9 @@ def change_body(change: ConversationChange) -> dict[str, JsonValue]:
 def turn_body(
     task: Task | None, tool_results: Sequence[ToolResult] | None, options: TurnOptions
 ) -> dict[str, JsonValue]:
-    """The body of POST of a turn. Of a task and tool results there is exactly one."""
+    """Build the body of POST of a turn. Raises `ValueError` unless there is either a task or tool results."""
     if (task is None) == (tool_results is None):
-        raise ValueError("a turn is a task or tool results, one of the two")
+        raise ValueError("a turn has either a task or tool results")
     body: dict[str, JsonValue] = {"on_busy": options.on_busy.value}
     if tool_results is not None:
         body["tool_results"] = [asdict(result) for result in tool_results]

@@ -1,29 +1,26 @@
-"""A task with tools that run here: the model asks, they answer, until it has nothing more to ask."""
+"""A task whose tools run in the client: call the model, run the tools that it calls, send their results, repeat."""
 
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from server.conversation.block import JsonValue, ToolCallBlock
-from server.conversation.turn import TurnState
 from server.web.client.answers import TurnEnded
-from server.web.client.errors import AnswerMalformed, ToolRoundsExceeded, TurnFailed
-from server.web.client.event import ClientEvent
+from server.web.client.errors import ToolRoundsExceeded
 from server.web.client.requests import Task, ToolResult, TurnOptions
-from server.web.client.turn_stream import TurnStream
+from server.web.client.stream import ClientEvent, TurnStream, check_ended
 
 ToolFunction: TypeAlias = Callable[..., Awaitable[JsonValue] | JsonValue]
-"""Called with the model's arguments by name. A plain function runs in a thread, so it may wait."""
+"""Called with the model's arguments as keywords. A plain function runs in a thread, so it may block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRan:
-    """A tool gave its result, which goes to the model with those of the other calls."""
+    """A tool has returned; its result is sent together with those of the other calls."""
 
     call: ToolCallBlock
     result: ToolResult
@@ -32,30 +29,29 @@ class ToolRan:
 LoopEvent: TypeAlias = ClientEvent | ToolRan
 
 
-class OpensStreams(Protocol):
-    """What a loop needs of a client."""
-
-    def stream(
-        self,
-        conversation_id: str,
-        task: Task | None = None,
-        *,
-        tool_results: Sequence[ToolResult] | None = None,
-        options: TurnOptions | None = None,
-    ) -> AbstractAsyncContextManager[TurnStream]: ...
-
-
 class ToolLoop:
-    """Gives the events of every turn of the loop, and between turns a `ToolRan` for each call.
+    """An iterator over the events of every turn of the loop and, between turns, a `ToolRan` for each call.
 
-    What a tool raises is a result too, marked as an error: the model can do something about it. Calls of one turn run
-    side by side and their results go back in one request, in the order of the calls.
+    An exception of a tool becomes a result that is marked as an error, so that the model can react to it. The calls of
+    one turn run concurrently; their results are sent in one request, in the order of the calls. Iterating raises
+    `ToolRoundsExceeded` after `max_rounds` turns that end with calls.
     """
 
-    def __init__(self, opener: OpensStreams, start: "LoopStart", tools: Mapping[str, ToolFunction]) -> None:
-        self._opener = opener
-        self._start = start
+    def __init__(
+        self,
+        open_stream: Callable[..., TurnStream],
+        task: Task,
+        tools: Mapping[str, ToolFunction],
+        *,
+        options: TurnOptions,
+        max_rounds: int,
+    ) -> None:
+        """`open_stream` is `StrataClient.stream` for one conversation."""
+        self._open_stream = open_stream
+        self._task = task
         self._tools = tools
+        self._options = options
+        self._max_rounds = max_rounds
         self._ended: TurnEnded | None = None
         self._events = self._run()
 
@@ -71,22 +67,16 @@ class ToolLoop:
         return self._events
 
     async def result(self) -> TurnEnded:
-        """Reads to the end and gives how the last turn ended. Raises `TurnFailed` where it failed."""
+        """Read to the end and return how the last turn ended. Raises `TurnFailed` if it failed."""
         async for _ in self._events:
             pass
-        if self._ended is None:
-            raise AnswerMalformed("The loop was left before a turn had ended.")
-        if self._ended.turn.state in {TurnState.FAILED, TurnState.INTERRUPTED}:
-            raise TurnFailed(self._ended)
-        return self._ended
+        return check_ended(self._ended)
 
     async def _run(self) -> AsyncGenerator[LoopEvent, None]:
-        task: Task | None = self._start.task
+        task: Task | None = self._task
         results: list[ToolResult] | None = None
-        for number in range(self._start.max_rounds):
-            async with self._opener.stream(
-                self._start.conversation_id, task, tool_results=results, options=self._start.options_of(number)
-            ) as stream:
+        for number in range(self._max_rounds):
+            async with self._open_stream(task, tool_results=results, options=self._options_of(number)) as stream:
                 async for event in stream:
                     if isinstance(event, TurnEnded):
                         self._ended = event
@@ -101,37 +91,27 @@ class ToolLoop:
                 results.append(result)
                 yield ToolRan(call=call, result=result)
         raise ToolRoundsExceeded(
-            f"The model has asked for tools {self._start.max_rounds} times in a row.",
+            f"The model has called tools in {self._max_rounds} turns in a row.",
             hint="Send the results of its last calls, or a new task that abandons them.",
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStart:
-    """What a loop begins with."""
-
-    conversation_id: str
-    task: Task
-    options: TurnOptions
-    max_rounds: int
-
-    def options_of(self, number: int) -> TurnOptions:
-        """The revision is expected of the first turn alone, and each has a key of its own."""
+    def _options_of(self, number: int) -> TurnOptions:
+        """Return the options of a round. Only the first expects a revision, and each has its own idempotency key."""
         if number == 0:
-            return self.options
-        key = f"{self.options.idempotency_key}.{number}" if self.options.idempotency_key else None
-        return replace(self.options, expected_revision=None, abandon_pending_calls=False, idempotency_key=key)
+            return self._options
+        key = f"{self._options.idempotency_key}.{number}" if self._options.idempotency_key else None
+        return replace(self._options, expected_revision=None, abandon_pending_calls=False, idempotency_key=key)
 
 
 async def call_tool(tools: Mapping[str, ToolFunction], call: ToolCallBlock) -> ToolResult:
-    """The result of one call, an error or not. Never raises but for cancellation."""
+    """Run the tool of a call and return its result. Its exceptions become results that are marked as errors."""
     tool = tools.get(call.name)
     if tool is None:
         return _failure(call, f"There is no tool called {call.name}.")
     try:
         output = await _run_function(tool, call.arguments)
         json.dumps(output, allow_nan=False)
-    # A tool is a stranger's code: whatever it raises is an answer that the model can read and act on.
+    # A tool may raise anything; the model gets the error as its result.
     except Exception as error:  # noqa: BLE001  reason: handed to the model
         return _failure(call, f"{type(error).__name__}: {error}")
     return ToolResult(tool_call_id=call.id, output=output)
@@ -140,9 +120,9 @@ async def call_tool(tools: Mapping[str, ToolFunction], call: ToolCallBlock) -> T
 async def _run_function(tool: ToolFunction, arguments: Mapping[str, JsonValue]) -> JsonValue:
     if inspect.iscoroutinefunction(tool):
         return await tool(**arguments)
-    given: Any = await asyncio.to_thread(tool, **arguments)
-    return await given if inspect.isawaitable(given) else given
+    returned: Any = await asyncio.to_thread(tool, **arguments)
+    return await returned if inspect.isawaitable(returned) else returned
 
 
-def _failure(call: ToolCallBlock, sentence: str) -> ToolResult:
-    return ToolResult(tool_call_id=call.id, output=sentence, is_error=True)
+def _failure(call: ToolCallBlock, message: str) -> ToolResult:
+    return ToolResult(tool_call_id=call.id, output=message, is_error=True)

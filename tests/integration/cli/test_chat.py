@@ -127,8 +127,8 @@ async def test_a_turn_that_fails_ends_a_pipe_with_1(env: dict[str, str], emulate
 @pytest.mark.parametrize(
     ("options", "extra", "code", "sentence"),
     [
-        ([], {"STRATA_URL": "http://127.0.0.1:1"}, 69, "There is no connection to http://127.0.0.1:1"),
-        ([], {"STRATA_URL": "nonsense"}, 69, "'nonsense' is no address of a server."),
+        ([], {"STRATA_URL": "http://127.0.0.1:1"}, 69, "Cannot connect to http://127.0.0.1:1"),
+        ([], {"STRATA_URL": "nonsense"}, 69, "'nonsense' is not the address of a server."),
         ([], {"STRATA_API_KEY": "strata_wrong"}, 77, "[key_rejected]"),
         ([], {"STRATA_API_KEY": ""}, 78, "There is no API key."),
         (["--conversation", "conv_none"], {}, 66, "[conversation_not_found]"),

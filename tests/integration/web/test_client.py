@@ -38,7 +38,7 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360f8cfc000000301010018dd8db00000000049454e44ae426082"
 )
-QUICK = RetryBudget(seconds=20, first_wait_seconds=0.001, longest_wait_seconds=0.05)
+QUICK = RetryBudget(seconds=20, first_wait_seconds=0.001, max_wait_seconds=0.05)
 CALLS = Reply(
     thinking="I have to look.",
     tool_calls=(
@@ -250,6 +250,6 @@ async def test_following_beyond_the_end_says_that_nothing_is_left(client: Strata
     conversation = await talk_to(client, "gemini", "gemini-3.1-pro-preview")
     async with client.stream(conversation.id, "Hello") as stream:
         await stream.result()
-    with pytest.raises(AnswerMalformed, match="no event is left"):
+    with pytest.raises(AnswerMalformed, match="no events after"):
         async with client.follow(conversation.id, 2, after=stream.last_event_id) as again:
             await again.result()

@@ -7,7 +7,7 @@ import pytest
 from server.web.client import RetryBudget, StrataClient
 from tests.support.fakes.scripted_strata import KEY, ScriptedStrata, open_scripted_strata
 
-QUICK = RetryBudget(seconds=5, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
+QUICK = RetryBudget(seconds=5, first_wait_seconds=0.0001, max_wait_seconds=0.001)
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ async def test_a_turn_says_all_that_was_asked_for(client: StrataClient, strata: 
 
 @pytest.mark.parametrize("given", [{}, {"task": "x", "tool_results": []}])
 def test_a_turn_is_a_task_or_tool_results(client: StrataClient, given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="either a task or tool results"):
         client.stream(CONVERSATION_ID, **given)
 
 
@@ -291,11 +291,11 @@ async def test_an_answer_that_cannot_be_read_is_malformed(
 
 async def test_no_server_is_said_in_a_sentence_and_the_reason_is_told_at_each_attempt() -> None:
     told: list[tuple[ClientError, float]] = []
-    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.02)
+    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, max_wait_seconds=0.02)
     async with StrataClient(
         "http://127.0.0.1:1", KEY, retry_budget=retry_budget, on_retry=lambda *why: told.append(why)
     ) as client:
-        with pytest.raises(ServerUnreachable, match=r"no connection to http://127\.0\.0\.1:1") as caught:
+        with pytest.raises(ServerUnreachable, match=r"Cannot connect to http://127\.0\.0\.1:1") as caught:
             await client.create_conversation(ConversationDraft(assistant_id="asst_1"))
     assert not caught.value.sent
     assert len(told) > 1

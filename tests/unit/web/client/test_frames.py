@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.web.client.frames import Frame, FrameReader
+from server.web.client.stream import Frame, FrameReader
 from tests.unit.providers.wire.splitting import split
 
 ENDS = [b"\n", b"\r\n", b"\r"]

@@ -107,7 +107,7 @@ async def test_each_turn_of_a_loop_has_a_key_of_its_own_and_the_revision_is_for_
 async def test_a_loop_without_end_is_ended(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, CALLS[0])] * 3)
     async with client.run_tools(CONVERSATION_ID, "Add.", {"add": add}, max_rounds=3) as loop:
-        with pytest.raises(ToolRoundsExceeded, match="3 times"):
+        with pytest.raises(ToolRoundsExceeded, match="3 turns"):
             await loop.result()
     assert len(strata.requests) == 3
 

@@ -27,8 +27,7 @@ from server.web.client import (
     UnknownEvent,
     UsageReported,
 )
-from server.web.client.decoding import event_from_frame
-from server.web.client.frames import FrameReader
+from server.web.client.stream import FrameReader, event_from_frame
 from tests.support.fakes.scripted_strata import (
     CONVERSATION_ID,
     KEY,
@@ -223,7 +222,7 @@ async def test_a_followed_turn_survives_cuts_too(client: StrataClient, strata: S
 async def test_patience_ends_when_nothing_new_comes(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.extend([200] * 100_000)
-    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, longest_wait_seconds=0.01)
+    retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, max_wait_seconds=0.01)
     async with StrataClient(strata.url, KEY, retry_budget=retry_budget) as client:
         with pytest.raises(ServerUnreachable):
             await read_all(client)
