@@ -20,7 +20,7 @@ from server.conversation.errors import DataDirectoryForbidden, TenantNotFound
 from server.conversation.page import PAGE_LIMIT
 from server.emulator.anthropic.app import build_anthropic_app
 from server.emulator.gemini.app import build_gemini_app
-from server.emulator.latency import LIKE_A_MODEL
+from server.emulator.latency import MODEL_LATENCY
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.postgres.access.key_ring import PostgresKeyRing
@@ -66,8 +66,8 @@ async def _demo(settings: Settings) -> None:
 async def _start_emulators(stack: AsyncExitStack) -> dict[str, str]:
     """Both providers as local servers, at the pace of a model; gives their URLs."""
     return {
-        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(latency=LIKE_A_MODEL)))),
-        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(latency=LIKE_A_MODEL)))),
+        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(latency=MODEL_LATENCY)))),
+        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(latency=MODEL_LATENCY)))),
     }
 
 

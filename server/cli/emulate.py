@@ -8,7 +8,7 @@ import click
 
 from server.cli.run import run
 from server.emulator.exchange import ASGIApp
-from server.emulator.latency import FULL_SPEED, LIKE_A_MODEL
+from server.emulator.latency import FULL_SPEED, MODEL_LATENCY
 from server.emulator.script import Script, ScriptInvalid, load_script
 from server.emulator.server import serve_emulator
 from server.emulator.state import EmulatorState, build_state
@@ -85,7 +85,7 @@ def _serve(
     full_speed: bool,
     seed: int,
 ) -> None:
-    state = build_state(script=script, latency=FULL_SPEED if full_speed else LIKE_A_MODEL, seed=seed)
+    state = build_state(script=script, latency=FULL_SPEED if full_speed else MODEL_LATENCY, seed=seed)
 
     def announce(url: str) -> None:
         click.echo(f"{name} is emulated on {url}. Point an SDK at it, with any key:", err=True)

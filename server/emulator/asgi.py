@@ -1,27 +1,27 @@
-"""The application around a provider's handler: it logs each request and answers those about the emulator itself.
+"""The ASGI application around a provider's handler: logs every request and serves the emulator's own routes.
 
-GET    /__healthz                 it runs
-GET    /__requests[?after=N]      what was asked, oldest first
-DELETE /__requests                forget it
+GET    /__healthz                 health check
+GET    /__requests[?after=N]      logged requests, oldest first
+DELETE /__requests                clear the log
 POST   /__faults                  {"kind", "times", "after_chunks", "retry_after_seconds", "message"}; for `raw` also
                                   {"body_base64", "status", "content_type"}
-DELETE /__faults                  disarm them
-DELETE /__signatures              from now on, reject every signature that was given until now
+DELETE /__faults                  remove all armed faults
+DELETE /__signatures              reject every signature that was issued before
 """
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from server.emulator.exchange import ClientGone, Exchange, Receive, Scope, Send, read_request
-from server.emulator.faults import FAULT_HEADER, FaultInvalid, parse_fault_header, parse_fault_order
+from server.emulator.faults import FAULT_HEADER, FaultInvalid, parse_fault_body, parse_fault_header
 from server.emulator.state import EmulatorState
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
-"""Answers one request to the provider's API."""
+"""Responds to one request to the provider's API."""
 
 
-class EmulatorAsgi:
-    """An ASGI application. What does not begin with `/__` goes to the provider's handler."""
+class EmulatorApp:
+    """An ASGI application. Paths that do not begin with `/__` go to the provider's handler."""
 
     def __init__(self, state: EmulatorState, handler: Handler) -> None:
         self.state = state
@@ -29,7 +29,7 @@ class EmulatorAsgi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _run_lifespan(receive, send)
             return
         try:
             request = await read_request(scope, receive)
@@ -78,7 +78,7 @@ class EmulatorAsgi:
 
     async def _arm(self, exchange: Exchange) -> None:
         try:
-            fault, times = parse_fault_order(exchange.request.read_json())
+            fault, times = parse_fault_body(exchange.request.read_json())
         except ValueError as error:
             await exchange.answer_json(400, {"error": {"message": str(error)}})
             return
@@ -86,7 +86,7 @@ class EmulatorAsgi:
         await exchange.answer_json(200, {"armed": len(self.state.faults)})
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _run_lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

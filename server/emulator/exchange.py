@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as plain ASGI: an emulator has to place every byte, and to break off between two."""
+"""One HTTP request and its response, as plain ASGI: an emulator controls every byte and may stop between two."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -15,7 +15,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CLOSE_CONNECTION: Final = "strata.emulator.close_connection"
-"""The ASGI extension by which `server.py` lets an application break its connection: its `close` does it."""
+"""The ASGI extension with which `server.py` lets an application close its connection, by calling its `close`."""
 
 
 class ClientGone(Exception):
@@ -37,14 +37,14 @@ class Request:
 
 
 class Exchange:
-    """A request, and the one answer it gets: whole by `answer`, or in pieces by `start`, `send` and `finish`."""
+    """A request and its response: whole with `answer`, or in pieces with `start`, `send` and `finish`."""
 
     def __init__(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         self.request = request
         self.status: int | None = None
-        """Of the answer, once it has begun."""
+        """The status of the response, once it has started."""
         self.fault: FaultKind | None = None
-        """The fault that befell it, for the log."""
+        """The fault that was applied, for the log."""
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -52,7 +52,7 @@ class Exchange:
     async def answer(
         self, status: int, body: bytes, *, content_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """The whole answer at once."""
+        """Send the whole response at once."""
         length = {"content-length": str(len(body))}
         await self.start(status, content_type=content_type, headers={**(headers or {}), **length})
         await self._send({"type": "http.response.body", "body": body})
@@ -62,11 +62,11 @@ class Exchange:
         await self.answer(status, body, content_type="application/json; charset=utf-8", headers=headers)
 
     async def answer_raw(self, fault: Fault) -> None:
-        """The bytes of a `raw` fault."""
+        """Send the bytes of a `raw` fault."""
         await self.answer(fault.status, fault.body, content_type=fault.content_type or "text/event-stream")
 
     async def start(self, status: int, *, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """The head of an answer whose body follows by `send`."""
+        """Send the head of a response whose body follows with `send`."""
         self.status = status
         named = {"content-type": content_type, **(headers or {})}
         await self._send(
@@ -81,22 +81,22 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
-        """The regular end of the body."""
+        """End the body regularly."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def cut(self) -> None:
-        """Breaks the connection: what was sent arrives, the end of the body never does."""
+        """Close the connection: the client receives what was sent, but never the end of the body."""
         self._scope["extensions"][CLOSE_CONNECTION]["close"]()
         await self.wait_for_disconnect()
 
     async def wait_for_disconnect(self) -> None:
-        """Until the connection is gone."""
+        """Wait until the client has closed the connection."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 async def read_request(scope: Scope, receive: Receive) -> Request:
-    """The whole request. Raises `ClientGone`."""
+    """Read the whole request. Raises `ClientGone`."""
     body = bytearray()
     more = True
     while more:

@@ -1,4 +1,4 @@
-"""Faults on demand: for one request by a header, or for the next ones by a call to the emulator."""
+"""Faults on demand: for one request with a header, or for the next requests with a call to the emulator."""
 
 import base64
 import binascii
@@ -16,17 +16,17 @@ _STATUSES: Final = range(200, 600)
 
 
 class FaultInvalid(ValueError):
-    """The fault that was asked for does not exist, or its options make no sense."""
+    """The requested fault does not exist, or its options are not valid."""
 
 
 class ArmedFaults:
-    """Faults that wait for the next requests, first come, first served."""
+    """Armed faults, applied to the next requests in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[Fault] = deque()
 
     def arm(self, fault: Fault, times: int = 1) -> None:
-        """The fault befalls that many requests."""
+        """Apply the fault to the next `times` requests."""
         self._waiting.extend([fault] * times)
 
     def take(self) -> Fault | None:
@@ -53,8 +53,8 @@ def parse_fault_header(value: str) -> Fault:
     )
 
 
-def parse_fault_order(body: Any) -> tuple[Fault, int]:
-    """The fault and how often, from the body of `POST /__faults`. Raises `FaultInvalid`."""
+def parse_fault_body(body: Any) -> tuple[Fault, int]:
+    """Parse the fault and its count from the body of `POST /__faults`. Raises `FaultInvalid`."""
     if not isinstance(body, Mapping) or not set(body) <= _OPTIONS:
         raise FaultInvalid(f"The body is an object with these keys: {', '.join(sorted(_OPTIONS))}.")
     options = dict(body)
@@ -72,7 +72,7 @@ def build_fault(
     status: object = 200,
     content_type: object = "",
 ) -> Fault:
-    """A fault from loose values. Raises `FaultInvalid`."""
+    """Build a fault from unchecked values. Raises `FaultInvalid`."""
     if kind not in list(FaultKind):
         raise FaultInvalid(f"There is no fault {kind!r}; there are {', '.join(FaultKind)}.")
     delay = None if retry_after_seconds is None else _number(retry_after_seconds, "retry_after", float)

@@ -1,7 +1,7 @@
-"""What the emulated model says when no script tells it: something that fits the request, and always the same.
+"""Replies without a script: deterministic, and related to the request.
 
-It is no model. It calls the tools that the prompt speaks of, with arguments made from their schemas and the prompt, and
-turns their results into an answer, so that a demonstration is worth watching and a tool loop can be driven through.
+This is not a model. It calls the tools that the prompt mentions, with arguments built from their schemas and the
+prompt, and turns tool results into a text, so that a demonstration looks plausible and a tool loop can be completed.
 """
 
 import json
@@ -47,7 +47,9 @@ class ToolOffer:
 
 
 def improvise(prompt: str, history_length: int, tools: Sequence[ToolOffer], tool_results: Sequence[str]) -> Reply:
-    """An answer to the prompt. With tool results it speaks about those; else it calls the tools the prompt wants."""
+    """Build a reply. If there are tool results the reply is about them; else it calls the tools that the prompt
+    mentions.
+    """
     if tool_results:
         return _answer_with(prompt, tool_results)
     calls = tuple(call for tool in tools if _is_wanted(tool, prompt) for call in _call(tool, prompt))
@@ -90,13 +92,13 @@ def _is_wanted(tool: ToolOffer, prompt: str) -> bool:
 
 
 def _stems(text: str) -> set[str]:
-    """The words that mean something, without their plural."""
+    """The significant words, without plural endings."""
     words = {word.casefold() for part in text.split("_") for word in _WORD.findall(_CAMEL.sub(" ", part))}
     return {word.removesuffix("s") for word in words - _COMMON}
 
 
 def _call(tool: ToolOffer, prompt: str) -> list[ToolCall]:
-    """One call, or one per place where the prompt names several and the tool takes one at a time."""
+    """One call, or one per place if the prompt names several and the tool takes one at a time."""
     wanted = _mapping(tool.schema, "properties")
     place = next((name for name in wanted if name.casefold() in _PLACES), None)
     places = _names(prompt) if place else []
@@ -114,7 +116,7 @@ def _arguments(properties: Mapping[str, Any], schema: Mapping[str, Any], prompt:
 
 
 def build_value(rule: Mapping[str, Any], name: str, prompt: str) -> Any:
-    """A value that the JSON schema allows, taken from the prompt where it can be."""
+    """A value that the JSON schema allows, taken from the prompt if possible."""
     if options := _list(rule, "enum"):
         return next((option for option in options if str(option).casefold() in prompt.casefold()), options[0])
     number = _NUMBER.search(prompt)
@@ -141,7 +143,7 @@ def _kind(rule: Mapping[str, Any]) -> str:
 
 
 def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A schema comes from the client as it is; what does not look like one is passed over."""
+    """A mapping of the schema. Schemas come from the client unchecked, so anything else counts as empty."""
     value = schema.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -162,7 +164,7 @@ def _words_for(name: str, prompt: str) -> str:
 
 
 def _names(prompt: str) -> list[str]:
-    """The capitalised words that do not merely begin a sentence."""
+    """The capitalised words that are not at the beginning of a sentence."""
     found = [match for match in _NAME.finditer(prompt) if not _begins_sentence(prompt, match.start())]
     return list(dict.fromkeys(match[0].removesuffix("'s") for match in found if match[0] != "I"))
 

@@ -1,4 +1,4 @@
-"""How fast the emulated model speaks."""
+"""How fast the emulated model responds."""
 
 import asyncio
 import re
@@ -15,24 +15,24 @@ class Latency:
     seconds_per_chunk: float
 
     async def wait_first(self) -> None:
-        """The time until the first chunk."""
+        """Wait before the first chunk."""
         await _sleep(self.first_chunk_seconds)
 
     async def wait_next(self) -> None:
-        """The time between two chunks."""
+        """Wait between two chunks."""
         await _sleep(self.seconds_per_chunk)
 
     def slowed(self) -> "Latency":
-        """The same on a bad day: two seconds before each chunk."""
+        """A copy with two seconds before each chunk."""
         return replace(self, first_chunk_seconds=_SLOW_SECONDS, seconds_per_chunk=_SLOW_SECONDS)
 
 
 FULL_SPEED: Final = Latency(first_chunk_seconds=0, seconds_per_chunk=0)
-LIKE_A_MODEL: Final = Latency(first_chunk_seconds=0.4, seconds_per_chunk=0.03)
+MODEL_LATENCY: Final = Latency(first_chunk_seconds=0.4, seconds_per_chunk=0.03)
 
 
 def pieces(text: str) -> list[str]:
-    """The text in pieces of a word each; joined they are the text again."""
+    """Split a text into words; joined, the words are the text again."""
     return _WORD.findall(text)
 
 

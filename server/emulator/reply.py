@@ -1,4 +1,4 @@
-"""What the emulated model says next: an answer, or a way to fail."""
+"""What the emulated model does next: a reply or a fault."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer of the model. All three may be empty; then it ends its turn without a word."""
+    """One reply of the model. All three may be empty: then the turn ends without content."""
 
     thinking: str = ""
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     server_calls: tuple[ToolCall, ...] = ()
-    """Claude only: calls of the provider's own tools. Beside `tool_calls` their results open the next answer, else they
-    follow at once."""
+    """Claude only: calls of the provider's server tools. With `tool_calls` present their results begin the next reply,
+    else they follow immediately."""
 
 
 class FaultKind(StrEnum):
-    """What can go wrong on the provider's side. Each provider renders a kind as its own documents describe it."""
+    """Faults of a provider. Each emulator renders a kind as its provider documents it."""
 
     RATE_LIMITED = "rate_limited"
-    """429 that says how long to wait."""
+    """429 with a retry delay."""
     RATE_LIMITED_NO_DELAY = "rate_limited_no_delay"
-    """429 that does not."""
+    """429 without a retry delay."""
     INTERNAL = "internal"
     """500."""
     UNAVAILABLE = "unavailable"
@@ -42,17 +42,17 @@ class FaultKind(StrEnum):
     GATEWAY_TIMEOUT = "gateway_timeout"
     """504."""
     OVERLOADED_MID_STREAM = "overloaded_mid_stream"
-    """The stream began well and then carries an overload error."""
+    """An overload error in the middle of a stream."""
     ERROR_MID_STREAM = "error_mid_stream"
-    """The same with an internal error."""
+    """An internal error in the middle of a stream."""
     CUT = "cut"
     """The connection breaks in the middle of the body."""
     EARLY_END = "early_end"
-    """The body ends cleanly, but before the answer does."""
+    """The body ends regularly, but before the response is complete."""
     EMPTY_STREAM = "empty_stream"
-    """200 and nothing at all."""
+    """200 with an empty body."""
     SILENCE = "silence"
-    """Nothing more comes until the client goes. After no chunks not even the head of the response."""
+    """No more bytes until the client disconnects. With `after_chunks` 0 not even the response head is sent."""
     SLOW = "slow"
     """A long time between chunks."""
     MALFORMED_JSON = "malformed_json"
@@ -62,39 +62,39 @@ class FaultKind(StrEnum):
     BLOCKED_PROMPT = "blocked_prompt"
     """Gemini only: the prompt is blocked, no candidate follows."""
     MAX_TOKENS = "max_tokens"
-    """The answer is cut off by the token limit."""
+    """The response is cut off by the token limit."""
     PAUSE = "pause"
-    """`pause_turn` of Claude, CONTINUATION of Gemini: send it back to go on."""
+    """`pause_turn` of Claude, CONTINUATION of Gemini: the client sends the response back to continue."""
     EMPTY_STOP = "empty_stop"
-    """A regular end of the turn with nothing visible in it."""
+    """A regular end of the turn without visible content."""
     CONTEXT_EXCEEDED = "context_exceeded"
     """The request is larger than the context window."""
     SIGNATURE_REJECTED = "signature_rejected"
     """400 about a signature, whatever the request holds."""
     UNKNOWN_PARTS = "unknown_parts"
-    """A good answer with fields, parts or blocks that nobody has documented yet."""
+    """A valid response with undocumented fields, parts or blocks."""
     BAD_AUTH = "bad_auth"
     """401, whatever the key."""
     NO_CREDIT = "no_credit"
     """The account has no money left: 400 of Claude, 429 without a delay of Gemini."""
     RAW = "raw"
-    """Exactly the bytes that were given, with the status and content type that were given."""
+    """Exactly the given bytes, with the given status and content type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     kind: FaultKind
     after_chunks: int = 0
-    """How much of the answer comes first, for the faults of a running stream."""
+    """How many chunks are sent before the fault, for faults of a running stream."""
     retry_after_seconds: float | None = None
     message: str = ""
-    """In place of the provider's usual text."""
+    """Replaces the provider's usual error text."""
     body: bytes = b""
     """Of `raw`."""
     status: int = 200
     """Of `raw`."""
     content_type: str = ""
-    """Of `raw`; empty: that of an event stream."""
+    """Of `raw`. Empty: `text/event-stream`."""
 
 
 Turn: TypeAlias = Reply | Fault

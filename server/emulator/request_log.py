@@ -1,4 +1,4 @@
-"""What was asked of an emulator, so that a test or a curious person can look."""
+"""The log of the requests that an emulator received."""
 
 import json
 from collections import deque
@@ -18,23 +18,23 @@ _REMOVED: Final = "[removed]"
 
 @dataclass(slots=True, kw_only=True)
 class LoggedRequest:
-    """One request. Status and fault are filled in when the answer is known."""
+    """One request. Status and fault are set when the response is known."""
 
     number: int
     at: float
-    """Seconds, by the emulator's clock."""
+    """Seconds on the emulator's clock."""
     method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: Any
-    """The JSON, or the text where it is none."""
+    """The decoded JSON, or the text if it is not JSON."""
     status: int | None = None
     fault: str | None = None
 
 
 class RequestLog:
-    """The last 10,000 requests, numbered from 1. Credentials are never kept."""
+    """The last 10,000 requests, numbered from 1. Credentials are never stored."""
 
     def __init__(self) -> None:
         self._kept: deque[LoggedRequest] = deque(maxlen=_KEPT)
@@ -59,7 +59,7 @@ class RequestLog:
         return [asdict(logged) for logged in self._kept if logged.number > after]
 
     def clear(self) -> None:
-        """Forgets all of them; the numbers go on."""
+        """Remove all requests; numbering continues."""
         self._kept.clear()
 
 

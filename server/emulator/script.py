@@ -1,20 +1,20 @@
-"""Scripts: what the emulated model says, written down in YAML.
+"""Scripts: the replies of the emulated model, in YAML.
 
 A script is a list of steps, or a mapping with that list under `steps`. A step is a reply or a fault:
 
-    - text: Hello.                        # with `thinking` and `tool_calls` where wanted
-    - when: weather                       # only where the newest user text contains it, in whatever case
+    - text: Hello.                        # `thinking` and `tool_calls` are optional
+    - when: weather                       # only if the newest user text contains it, ignoring case
       tool_calls:
         - name: get_weather
           arguments: {city: Paris}
     - fault: rate_limited                 # with `retry_after` (seconds), `after_chunks`, `message`
       times: 2
-      then:                               # what follows, a step or a list; it takes over `when`
+      then:                               # the next step or steps; they inherit `when`
         text: Here I am again.
 
-Each request takes the first step that fits and is not used up. `when` and `after_tools` (whether the newest content
-holds tool results) and `at` (the number of the model request, from 1) say what fits; `times` how often, 1 by itself,
-`always` for ever. Where no step fits, the emulator improvises.
+Each request takes the first matching step that is not used up. A step matches by `when`, `after_tools` (whether the
+newest content holds tool results) and `at` (the number of the model request, from 1). `times` says how often a step is
+used: 1 by default, `always` for no limit. If no step matches, the emulator improvises.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,12 +37,12 @@ _ALWAYS: Final = "always"
 
 
 class ScriptInvalid(ValueError):
-    """The script is not one. The message names the line."""
+    """The script is not valid. The message names the line."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One step; it counts down until it is used up."""
+    """One step, with the number of uses left."""
 
     turn: Turn
     when: str = ""
@@ -60,13 +60,13 @@ class Step:
 
 
 class Script:
-    """The steps that are left."""
+    """The steps that are not used up."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = list(steps)
 
     def take(self, request_number: int, prompt: str, *, after_tools: bool) -> Turn | None:
-        """What the model does now; None where the script has nothing to say."""
+        """The step for this request, or None if no step matches."""
         for step in self._steps:
             if step.fits(request_number, prompt, after_tools=after_tools):
                 step.times_left -= 1
@@ -75,7 +75,7 @@ class Script:
 
 
 def load_script(source: Path | str) -> Script:
-    """The script in a file, or, given a text, the script in it. Raises `ScriptInvalid`."""
+    """Load a script from a file or from a text. Raises `ScriptInvalid`."""
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Serving an emulator: for a person until Ctrl-C, for a test as long as a block lasts."""
+"""Serve an emulator: for a person until Ctrl-C, for a test while a context manager is open."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ _GRACE_SECONDS: Final = 1
 
 
 async def serve_emulator(app: ASGIApp, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM; `announce` is told the URL. Raises `AddressInUse`."""
+    """Serve until SIGINT or SIGTERM. `announce` is called with the URL. Raises `AddressInUse`."""
     listener = bind(host, port)
     announce(url_of(listener))
     await _build(app, handle_signals=True).serve(sockets=[listener])
@@ -19,13 +19,13 @@ async def serve_emulator(app: ASGIApp, host: str, port: int, announce: Callable[
 
 @asynccontextmanager
 async def emulating(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The emulator beside other work; gives its URL. Port 0 is a free one."""
+    """Serve while the block runs; yields the URL. Port 0 picks a free port."""
     async with serving_beside(_build(app, handle_signals=False), bind(host, port)) as url:
         yield url
 
 
 class _BreakableProtocol(LimitedProtocol):
-    """Gives the application a way to close its connection in the middle of a body, which ASGI does not have."""
+    """Adds an extension with which the application can close its connection inside a body; ASGI has none."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -1,4 +1,4 @@
-"""Signatures that only their maker can make, and both alphabets of base64 to write them in."""
+"""Unforgeable signatures, and base64 in both alphabets."""
 
 import base64
 import binascii
@@ -19,7 +19,9 @@ class Signer:
         self._numbers = count(1)
 
     def sign(self, *fields: str | bytes) -> bytes:
-        """A nonce and the HMAC over it and the fields; no two are alike, not even for the same fields."""
+        """A nonce and the HMAC over the nonce and the fields. Two signatures are never equal, even for the same
+        fields.
+        """
         nonce = self._digest(b"nonce", str(next(self._numbers)))[:_NONCE_BYTES]
         return nonce + self._digest(b"signature", nonce, *fields)
 
@@ -29,7 +31,7 @@ class Signer:
         return hmac.compare_digest(proof, self._digest(b"signature", nonce, *fields))
 
     def replace_secret(self) -> None:
-        """From now on nothing that was signed before is valid."""
+        """Invalidate every signature made so far."""
         self._secret = self._digest(b"next secret")
 
     def _digest(self, *fields: str | bytes) -> bytes:
@@ -42,7 +44,7 @@ class Signer:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """The bytes, in whichever of the two alphabets and with or without padding; None where it is no base64."""
+    """Decode either alphabet, with or without padding; None if the text is not base64."""
     standard = text.rstrip("=").translate(_TO_STANDARD)
     try:
         return base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)

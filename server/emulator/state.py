@@ -1,4 +1,4 @@
-"""What the handlers of one emulator share."""
+"""The state that the handlers of one emulator share."""
 
 import hashlib
 import time
@@ -16,7 +16,7 @@ from server.emulator.script import Script
 from server.emulator.signing import Signer
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds since the epoch. Tests give one that they can move."""
+"""Seconds since the Unix epoch. Tests pass a clock that they can move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,12 @@ class EmulatorState:
     faults: ArmedFaults
     seed: int
     model_requests: Iterator[int] = field(default_factory=lambda: count(1))
-    """Numbers the requests that reach the model."""
+    """The numbers of the requests that reach the model."""
 
     def take_fault(self, exchange: Exchange) -> Fault | None:
-        """The fault that this request asks for by its header, else the next armed one. Noted for the log."""
+        """The fault that the request names in its header, else the next armed fault, if any. It is written to the
+        log.
+        """
         header = exchange.request.headers.get(FAULT_HEADER)
         fault = parse_fault_header(header) if header else self.faults.take()
         if fault is not None:
@@ -40,9 +42,9 @@ class EmulatorState:
         return fault
 
     def next_turn(self, exchange: Exchange, *, prompt: str, after_tools: bool) -> Turn | None:
-        """What the script says to this request, a fault noted for the log; None leaves it to improvisation.
+        """The scripted reply or fault for this request, or None if the reply is to be improvised.
 
-        To be asked once per request that reaches the model.
+        Call it once per request that reaches the model. A fault is written to the log.
         """
         turn = self.script.take(next(self.model_requests), prompt, after_tools=after_tools)
         if isinstance(turn, Fault):
@@ -53,7 +55,9 @@ class EmulatorState:
 def build_state(
     *, script: Script | None = None, latency: Latency = FULL_SPEED, clock: Clock = time.time, seed: int = 0
 ) -> EmulatorState:
-    """A fresh state. Signatures made under a seed are valid in every emulator with that seed, also after a restart."""
+    """Build a new state. Signatures made with a seed are valid in every emulator with that seed, also after a
+    restart.
+    """
     return EmulatorState(
         signer=Signer(hashlib.sha256(f"emulator:{seed}".encode()).digest()),
         script=script or Script(()),

@@ -1,4 +1,4 @@
-"""Counting tokens without a tokenizer: an estimate that is always the same for the same text."""
+"""Token counts without a tokenizer: a deterministic estimate."""
 
 import json
 from typing import Any, Final
@@ -7,17 +7,17 @@ _CHARACTERS_PER_TOKEN: Final = 4
 
 
 def count_tokens(text: str) -> int:
-    """About a token for four characters, at least one for a text that is not empty."""
+    """One token per four characters, at least one for a text that is not empty."""
     return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
 
 def count_json(value: Any) -> int:
-    """The tokens of a JSON value, whatever the order of its keys."""
+    """The tokens of a JSON value, independent of the order of its keys."""
     return count_tokens(canonical_json(value))
 
 
 def canonical_json(value: Any) -> str:
-    """One text per JSON value: sorted keys, no blanks, and 1.0 is 1, as it is for the providers."""
+    """The canonical text of a JSON value: sorted keys, no spaces, and 1.0 written as 1, as the providers do."""
     return json.dumps(_plain(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""An answer in both of its forms: one message, or the events of a stream."""
+"""A response in both forms: one message, or the events of a stream."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Event: TypeAlias = dict[str, Any]
 
 _DELTAS_PER_PING: Final = 25
 _FIRST_TOKENS: Final = 1
-"""What `message_start` says of the output: that there will be some."""
+"""The output tokens that `message_start` reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Answer:
 
 
 def render_message(answer: Answer) -> dict[str, Any]:
-    """The whole message."""
+    """The response as one message."""
     composed = answer.composed
     message = _render_head(answer, answer.output_tokens)
     message["content"] = [_renew(block.whole, composed) for block in composed.blocks]
@@ -50,7 +50,7 @@ def render_message(answer: Answer) -> dict[str, Any]:
 
 
 def render_events(answer: Answer) -> Iterator[Event]:
-    """The stream, with a ping after the first block has begun and then every now and then."""
+    """The response as stream events, with a ping after the first block has started and then now and then."""
     yield {"type": "message_start", "message": _render_head(answer, _FIRST_TOKENS)}
     if answer.composed.is_novel:
         yield {"type": "emulated_novelty", "novelty": "an event that no document names"}
@@ -127,5 +127,5 @@ def _render_end(answer: Answer) -> Event:
 
 
 def _renew(block: dict[str, Any], composed: Composed) -> dict[str, Any]:
-    """The block, and in a novel answer with a field that no document names."""
+    """The block; with the fault `unknown_parts` also an undocumented field."""
     return {**block, "emulated_note": "keep me"} if composed.is_novel and block["type"] == "text" else block

@@ -1,8 +1,8 @@
-"""The emulated API: its routes, its headers, and the way from an admitted request to its answer.
+"""The emulated API: routes, headers, and the path from a valid request to its response.
 
-POST /v1/messages                   an answer, whole or as a stream
-POST /v1/messages/count_tokens      the same checks, and only the number
-GET  /v1/models, /v1/models/{id}    what the models can do
+POST /v1/messages                   a response, whole or as a stream
+POST /v1/messages/count_tokens      the same checks, only the count
+GET  /v1/models, /v1/models/{id}    the models and their capabilities
 """
 
 import json
@@ -20,10 +20,10 @@ from server.emulator.anthropic.errors import ApiProblem, Refused, invalid
 from server.emulator.anthropic.model_cards import render_model, render_page
 from server.emulator.anthropic.model_rules import load_model
 from server.emulator.anthropic.question import improvise_reply, read_question
-from server.emulator.anthropic.sending import Performance, refuse_by, send_events, send_message
+from server.emulator.anthropic.sending import SendOptions, refuse_by, send_events, send_message
 from server.emulator.anthropic.state import AnthropicState
 from server.emulator.anthropic.validation import Admitted, admit
-from server.emulator.asgi import EmulatorAsgi
+from server.emulator.asgi import EmulatorApp
 from server.emulator.exchange import ASGIApp, Exchange
 from server.emulator.reply import Fault, FaultKind
 from server.emulator.state import EmulatorState
@@ -35,8 +35,8 @@ _MODELS: Final = "/v1/models"
 
 
 def build_anthropic_app(state: EmulatorState) -> ASGIApp:
-    """The emulator as an ASGI application, with a memory of its own."""
-    return EmulatorAsgi(state, AnthropicApi(AnthropicState(state)).answer)
+    """Build the emulator as an ASGI application with its own state."""
+    return EmulatorApp(state, AnthropicApi(AnthropicState(state)).answer)
 
 
 class AnthropicApi:
@@ -44,7 +44,7 @@ class AnthropicApi:
         self._anthropic_state = anthropic_state
 
     async def answer(self, exchange: Exchange) -> None:
-        """Whatever the request is, it gets an answer with a request id."""
+        """Respond to any request, with a request id."""
         request_id = self._anthropic_state.new_id("req")
         headers = {"request-id": request_id}
         try:
@@ -78,7 +78,7 @@ class AnthropicApi:
         state = self._anthropic_state.state
         started_at = state.clock()
         admitted = admit(_read_body(exchange), caller, self._anthropic_state, counting=False)
-        fault, composed = self._speak(exchange, admitted)
+        fault, composed = self._choose_reply(exchange, admitted)
         if fault is not None and fault.kind is FaultKind.RAW:
             await exchange.answer_raw(fault)
             return
@@ -86,7 +86,7 @@ class AnthropicApi:
         answer = self._build_answer(admitted, composed, plan)
         headers |= self._limits(answer, started_at)
         self._remember(admitted, answer)
-        performance = Performance(
+        options = SendOptions(
             fault=fault,
             latency=state.latency,
             headers=headers,
@@ -94,12 +94,12 @@ class AnthropicApi:
             begin=lambda: self._anthropic_state.cache.commit(plan),
         )
         if admitted.body.get("stream"):
-            await send_events(exchange, render_events(answer), performance)
+            await send_events(exchange, render_events(answer), options)
         else:
-            await send_message(exchange, render_message(answer), performance)
+            await send_message(exchange, render_message(answer), options)
 
-    def _speak(self, exchange: Exchange, admitted: Admitted) -> tuple[Fault | None, Composed]:
-        """What the model says, and what goes wrong with it. Raises `Refused` for faults in place of an answer."""
+    def _choose_reply(self, exchange: Exchange, admitted: Admitted) -> tuple[Fault | None, Composed]:
+        """The model's reply and its fault. Raises `Refused` for faults that replace the response."""
         body = admitted.body
         is_stream = bool(body.get("stream"))
         fault = self._anthropic_state.state.take_fault(exchange)
@@ -178,7 +178,7 @@ class AnthropicApi:
             self._anthropic_state.paused[prefix.digest] = True
 
     def _limits(self, answer: Answer, now: float) -> dict[str, str]:
-        """The headers about rate limits. Cache reads do not count."""
+        """The rate limit headers. Cache reads do not count."""
         paid = answer.usage.total_tokens - answer.usage.read_tokens
         used = {"input-tokens": paid, "output-tokens": answer.output_tokens, "tokens": paid + answer.output_tokens}
         reset = datetime.fromtimestamp(int(now) + 60, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -193,7 +193,7 @@ class AnthropicApi:
 
 
 def _read_body(exchange: Exchange) -> Any:
-    """The JSON of the request. Raises `Refused`."""
+    """Decode the JSON body. Raises `Refused`."""
     if len(exchange.request.body) > _LARGEST_BODY_BYTES:
         raise Refused(ApiProblem(type="request_too_large", message="Request exceeds the maximum size"))
     try:

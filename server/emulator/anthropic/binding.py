@@ -1,10 +1,10 @@
-"""Which thinking blocks of a request still hold.
+"""Which thinking blocks of a request are still valid.
 
-Each block's seal records the model and account that made it, a hash of all that stood before it, and the thinking
-block before it. In the order of the checks: a seal that is not ours is a 400 on every model. Inside a tool loop the
-latest assistant message must hold the thinking it was given, unchanged. A block of another account, or of a model
-this one may not read, is left out in silence. A block whose past has changed, or whose predecessor is missing between
-others, is a 400, is dropped, or only reported: that depends on the model, the account and what the request asks for.
+The signature of a block records the model and account that made it, a hash of everything before it, and the previous
+thinking block. The checks, in order: a signature that this emulator did not make is a 400 on every model. Inside a tool
+loop the latest assistant message must contain the thinking it was returned with, unchanged. A block of another account,
+or of a model that this model may not read, is left out silently. A block whose prefix has changed, or whose predecessor
+is missing, is a 400, is dropped, or is only reported, depending on the model, the account and the request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import MODELS, Model, PrefixCheck
 from server.emulator.anthropic.prefix import Prefix, PrefixStart, hash_json, walk
 from server.emulator.anthropic.prompt import PlacedBlock, find_open_tool_step
-from server.emulator.anthropic.signatures import Claims, seal, unseal
+from server.emulator.anthropic.signatures import Claims, sign_claims, verify_claims
 from server.emulator.signing import Signer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What the checks left behind."""
+    """The result of the checks."""
 
     transformations: tuple[dict[str, str], ...]
     last_thinking_id: str
-    """The block that the next one follows; empty when there is none."""
+    """The last valid thinking block; empty if there is none."""
     dropped: frozenset[str]
-    """Paths of the blocks the model does not see."""
+    """Paths of the blocks that were dropped."""
     thinking_tokens: Mapping[str, int]
-    """What each block costs as input, by path."""
+    """The input tokens of each block, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class _Claimed:
     claims: Claims
 
 
-def seal_thinking(  # noqa: PLR0913  reason: a seal records all of it
+def seal_thinking(  # noqa: PLR0913  reason: a sign_claims records all of it
     signer: Signer,
     *,
     id_: str,
@@ -52,8 +52,8 @@ def seal_thinking(  # noqa: PLR0913  reason: a seal records all of it
     text: str | None,
     tokens: int,
 ) -> str:
-    """The signature of a new block. `text` is None where it is not shown and so cannot be altered."""
-    return seal(
+    """The signature of a new block. `text` is None if it is not displayed and so cannot be altered."""
+    return sign_claims(
         signer,
         {
             "kind": "thinking",
@@ -80,7 +80,7 @@ def check_thinking(
     start: Prefix,
     issued: Mapping[str, tuple[str, ...]],
 ) -> Bound:
-    """The outcome for all thinking blocks of the request; `issued` are those given with each tool call.
+    """Check all thinking blocks of the request. `issued`: the blocks that were returned with each tool call.
 
     Raises `Refused`.
     """
@@ -106,7 +106,7 @@ def check_thinking(
 
 def _open(signer: Signer, placed: PlacedBlock, *, is_latest: bool) -> Claims:
     block = placed.block
-    claims = unseal(signer, block["signature"] if block["type"] == "thinking" else block["data"])
+    claims = verify_claims(signer, block["signature"] if block["type"] == "thinking" else block["data"])
     if claims is None or claims["kind"] != "thinking":
         raise invalid(f"{placed.path}: {_complaint(placed)}")
     if block["type"] == "thinking" and claims["text"] not in {None, hash_json(block["thinking"])}:
@@ -157,7 +157,7 @@ def _behaviour(body: Mapping[str, Any], model: Model, caller: Caller) -> str:
 
 
 class _Check:
-    """Goes through the blocks in order and keeps the chain: what was dropped for its past is no predecessor."""
+    """Checks the blocks in order and follows the chain; a block that was dropped for its prefix is no predecessor."""
 
     def __init__(self, *, model: Model, caller: Caller, opening: PrefixStart, behaviour: str) -> None:
         self.last_id = ""
@@ -168,7 +168,7 @@ class _Check:
         self._opening = opening
         self._behaviour = behaviour
         self._falling: PlacedBlock | None = None
-        """The block dropped last; thinking directly after it falls with it."""
+        """The block that was dropped last; thinking directly after it is dropped too."""
 
     def look_at(self, block: _Claimed) -> None:
         unreadable = self._find_silent_reason(block)

@@ -1,4 +1,4 @@
-"""The blocks of an answer, each in both of its forms: whole, and as the events of a stream."""
+"""The blocks of a response, each in both forms: whole, and as stream events."""
 
 import json
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ _JSON_PIECE: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     whole: dict[str, Any]
-    """As it stands in a message."""
+    """The block inside a message."""
     start: dict[str, Any]
-    """As it begins in a stream."""
+    """The block in `content_block_start`."""
     deltas: tuple[dict[str, Any], ...] = ()
     output_tokens: int = 0
     thinking_id: str = ""
-    """Of thinking: what its seal calls it."""
+    """Of thinking: the id that its signature records."""
 
     @property
     def is_thinking(self) -> bool:
@@ -28,7 +28,7 @@ class Block:
 
 
 def build_thinking(*, text: str, signature: str, thinking_id: str, is_shown: bool, output_tokens: int) -> Block:
-    """Where it is not shown the text stays empty and only the signature comes: exactly one, at the end."""
+    """A thinking block. If it is not displayed the text is empty and only one signature comes, at the end."""
     shown = text if is_shown else ""
     return Block(
         whole={"type": "thinking", "thinking": shown, "signature": signature},
@@ -57,7 +57,7 @@ def build_text(text: str) -> Block:
 
 
 def build_server_call(*, id_: str, name: str, arguments: Mapping[str, Any]) -> Block:
-    """A call of one of the provider's own tools."""
+    """A call of a server tool."""
     shell = {"type": "server_tool_use", "id": id_, "name": name, "input": {}}
     written = json.dumps(dict(arguments), ensure_ascii=False)
     return Block(
@@ -69,7 +69,7 @@ def build_server_call(*, id_: str, name: str, arguments: Mapping[str, Any]) -> B
 
 
 def build_server_result(*, call_id: str, name: str) -> Block:
-    """What the provider's own tool gave: whole at its start."""
+    """The result of a server tool: complete in `content_block_start`."""
     found = [{"type": "web_search_result", "url": "https://example.org/", "title": "Example", "encrypted_content": "x"}]
     whole = {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": found}
     return Block(whole=whole, start=whole)
@@ -78,7 +78,7 @@ def build_server_result(*, call_id: str, name: str) -> Block:
 def build_tool_use(
     *, id_: str, name: str, arguments: Mapping[str, Any], cut_at: int | None = None, toolset_name: str = ""
 ) -> Block:
-    """`cut_at` breaks the JSON of the arguments off after so many letters, as the token limit does."""
+    """A tool call. `cut_at` cuts the JSON of the arguments after so many characters, as the token limit does."""
     written = json.dumps(dict(arguments), ensure_ascii=False)
     sent = written if cut_at is None else written[:cut_at]
     shell = {"type": "tool_use", "id": id_, "name": name, "input": {}}
@@ -94,7 +94,7 @@ def build_tool_use(
 
 
 def build_compaction(whole: dict[str, Any]) -> Block:
-    """The signature comes with the start: a delta brings the text only."""
+    """A compaction block. The signature comes with the start; a delta carries only the text."""
     return Block(
         whole=whole,
         start={**whole, "content": None},
@@ -104,7 +104,7 @@ def build_compaction(whole: dict[str, Any]) -> Block:
 
 
 def build_unknown() -> Block:
-    """A block of a type that no document names, and a delta likewise. It is taken back as it is."""
+    """A block of an undocumented type with an undocumented delta. Requests may contain it again."""
     shell = {"type": "emulated_novelty", "novelty": {"kept": True, "text": ""}}
     return Block(
         whole={**shell, "novelty": {"kept": True, "text": "new"}},

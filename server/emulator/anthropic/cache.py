@@ -1,9 +1,8 @@
-"""The prompt cache, simulated: what a request would have read from it, written to it and paid in full.
+"""A simulated prompt cache: what a request reads from it, writes to it and pays in full.
 
-One entry per breakpoint, under a hash of exactly all that stands before and at it. A breakpoint finds entries that
-earlier requests wrote at its own block or up to 19 blocks before it, not further. Entries live from the start of the
-request that wrote or last read them, and can be read once that request's answer has begun. Short prefixes are not
-cached.
+There is one entry per breakpoint, under a hash of everything up to it. A breakpoint finds entries that earlier requests
+wrote at its own block or up to 19 blocks before it. Entries live from the start of the request that wrote or last read
+them, and can be read once that request's response has started. Prefixes below the minimum are not cached.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ _SECONDS: Final = {"5m": 300.0, "1h": 3_600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUsage:
-    """The three never overlap; together they are the whole input."""
+    """The three counts never overlap; their sum is the whole input."""
 
     input_tokens: int
     read_tokens: int
@@ -40,11 +39,11 @@ class CacheUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """What a request found, and what it will leave behind once its answer begins."""
+    """What a request reads, and what it writes once its response starts."""
 
     usage: CacheUsage
     entries: tuple[tuple[str, str], ...]
-    """Key and time to live of what is written, or read and so refreshed."""
+    """Key and time to live of the entries that are written or refreshed."""
     started_at: float
 
 
@@ -63,7 +62,7 @@ class PromptCache:
         self._expiries: dict[str, tuple[float, str]] = {}
 
     def plan(self, links: Sequence[Link], *, minimum_tokens: int, now: float) -> CachePlan:
-        """What this request reads and writes; nothing changes before `commit`."""
+        """Plan what this request reads and writes; nothing changes before `commit`."""
         totals = _running_totals(links)
         breakpoints = [index for index, link in enumerate(links) if link.ttl is not None]
         hit = max((self._find_hit(links, index, now) for index in breakpoints), default=-1)
@@ -89,7 +88,7 @@ class PromptCache:
         )
 
     def commit(self, plan: CachePlan) -> None:
-        """The answer begins: what was written can be read from now on."""
+        """Store the entries: the response starts, and later requests can read them."""
         for key, ttl in plan.entries:
             self._expiries[key] = (plan.started_at + _SECONDS[ttl], ttl)
 
@@ -114,9 +113,9 @@ def chain_links(
     body: Mapping[str, Any],
     model: Model,
 ) -> list[Link]:
-    """The prompt as a chain of hashes, in which every link stands for all before it.
+    """The prompt as a chain of hashes, in which every link covers everything before it.
 
-    The model stands before everything, what else invalidates cached messages before the first of them.
+    The model comes first; the settings that invalidate cached messages come before the first message.
     """
     links: list[Link] = []
     digest = _digest("", [account, body["model"], body.get("speed") or "standard"])
@@ -132,7 +131,7 @@ def chain_links(
 
 
 def message_settings(body: Mapping[str, Any], model: Model, items: Sequence[PromptItem]) -> list[Any]:
-    """The settings whose change makes cached messages useless: tool choice, thinking, effort, any image at all.
+    """The settings that invalidate cached messages: tool choice, thinking, effort, and whether there is any image.
 
     A default that is written out is no change.
     """

@@ -1,4 +1,4 @@
-"""Where a request wants its prompt cached, and the rules about that."""
+"""Cache markers of a request, and the rules for them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _NEVER_CACHED: Final = frozenset({"thinking", "redacted_thinking"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptItem:
-    """A tool, a block of `system` or a block of a message, in the order in which the prompt is built."""
+    """A tool, a `system` block or a block of a message, in prompt order."""
 
     path: str
     layer: str
@@ -23,7 +23,7 @@ class PromptItem:
 
 
 def list_items(body: Mapping[str, Any]) -> list[PromptItem]:
-    """All of the prompt in its order: tools, system, messages."""
+    """All items of the prompt in order: tools, system, messages."""
     return [*_list_tools(body), *_list_system(body), *_list_messages(body)]
 
 
@@ -56,7 +56,7 @@ def _list_messages(body: Mapping[str, Any]) -> Iterator[PromptItem]:
 
 
 def _ttl_of(value: Mapping[str, Any]) -> str | None:
-    """The marker of a block, or the last one inside it."""
+    """The marker of a block, or the last marker inside it."""
     marker = value.get("cache_control")
     if marker:
         return str(marker.get("ttl", "5m"))

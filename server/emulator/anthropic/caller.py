@@ -1,8 +1,8 @@
-"""Who asks, under which version of the API, and which betas are switched on.
+"""The caller: account, API version and betas.
 
-Any key is accepted but `invalid`. The account is the key up to its first `/`, so that `acme/1` and `acme/2` are two
+Every key is accepted except `invalid`. The account is the key up to its first `/`, so `acme/1` and `acme/2` are two
 keys of one account. A key that begins with `old-` belongs to an account from before 2026-08-31, for which most models
-do not enforce the check of what stands before a thinking block.
+do not enforce the prefix check of thinking blocks.
 """
 
 import hashlib
@@ -70,13 +70,13 @@ _KNOWN_BETAS: Final = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     organization_id: str
-    """The same for all keys of an account. Not the key itself: it goes into signatures, which people store."""
+    """The same for all keys of an account. It is not the key itself, because it becomes part of stored signatures."""
     is_old_account: bool
     version: str
     betas: frozenset[str]
 
     def has_beta(self, *names: str) -> bool:
-        """Whether any of these is switched on."""
+        """Whether any of these betas is on."""
         return not self.betas.isdisjoint(names)
 
 

@@ -1,8 +1,8 @@
-"""On-demand compaction: a signed summary that stands in the place of the messages it sums up.
+"""On-demand compaction: a signed summary that replaces the messages it summarises.
 
-Its seal carries the state of the prefix at their end, so that thinking in the turns kept behind it still finds the past
-it was made in. That holds only where `system` and `tools` are the same, the first kept turn is of the other role, and
-the model that wrote the summary records prefixes; otherwise the conversation begins anew at the summary.
+Its signature carries the prefix state at the end of those messages, so that thinking in the turns kept after it still
+has its prefix. That holds only if `system` and `tools` are unchanged, the first kept turn has the other role, and the
+model that wrote the summary records prefixes; otherwise the prefix starts at the summary.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from server.emulator.anthropic.errors import Refused, invalid
 from server.emulator.anthropic.models import Model
 from server.emulator.anthropic.prefix import Prefix, PrefixStart, close_prefix, hash_json
 from server.emulator.anthropic.prompt import PlacedBlock, place_blocks, read_text
-from server.emulator.anthropic.signatures import Claims, seal, unseal
+from server.emulator.anthropic.signatures import Claims, sign_claims, verify_claims
 from server.emulator.signing import Signer
 
 _SENTENCES: Final = {
@@ -32,9 +32,9 @@ _QUOTED_CHARACTERS: Final = 200
 
 
 def find_start(body: Mapping[str, Any], caller: Caller, *, signer: Signer, opening: PrefixStart) -> Prefix:
-    """What stands before the first message: `system` and `tools`, or the state a compaction block carries.
+    """The prefix before the first message: `system` and `tools`, or the state of a compaction block.
 
-    Raises `Refused` where a compaction block is not as it was given.
+    Raises `Refused` if a compaction block was altered.
     """
     blocks = [placed for placed in place_blocks(body["messages"]) if placed.block["type"] == "compaction"]
     written = [placed for placed in blocks if placed.block.get("content") is not None]
@@ -54,7 +54,7 @@ def find_start(body: Mapping[str, Any], caller: Caller, *, signer: Signer, openi
 
 
 def check_request(body: Mapping[str, Any], model: Model, *, is_paused: bool) -> None:
-    """A request for a summary has something to sum up, and ends between turns. Raises `Refused`."""
+    """Check a request for a summary: there are messages to summarise, and it ends between turns. Raises `Refused`."""
     if not model.compacts:
         raise invalid("compaction: on-demand compaction is not supported on this model")
     if body.get("context_management") is not None:
@@ -80,11 +80,11 @@ def build_block(
         "prefix": end.digest if model.preserves_thinking else None,
         "role": end.role,
     }
-    return {"type": "compaction", "content": content, "signature": seal(signer, claims), "tool_changes": []}
+    return {"type": "compaction", "content": content, "signature": sign_claims(signer, claims), "tool_changes": []}
 
 
 def summarize(body: Mapping[str, Any]) -> str:
-    """A summary that is always the same for the same messages: what each side said first and last."""
+    """A deterministic summary: the first and last text of each side."""
     said: dict[str, list[str]] = {"user": [], "assistant": []}
     for message in body["messages"]:
         text = read_text(message["content"]).strip()
@@ -119,7 +119,7 @@ def _begin_anew(placed: PlacedBlock, opening: PrefixStart) -> Prefix:
 
 def _open(placed: PlacedBlock, signer: Signer) -> Claims:
     block = placed.block
-    claims = unseal(signer, block.get("signature"))
+    claims = verify_claims(signer, block.get("signature"))
     if claims is None or claims["kind"] != "compaction":
         raise _refuse("compaction_signature_invalid", placed.path)
     if claims["content"] != hash_json(block["content"]):

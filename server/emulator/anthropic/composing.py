@@ -1,4 +1,4 @@
-"""From what the model says to the blocks of its answer: signed, cut at stop sequences and at the token limit."""
+"""From a reply to the blocks of a response: signed, cut at stop sequences and at the token limit."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,20 +30,20 @@ _LETTERS_PER_TOKEN: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """What the model has said, and why it stopped."""
+    """The blocks of a response and its stop reason."""
 
     blocks: tuple[Block, ...]
     stop_reason: str
     stop_sequence: str | None = None
     stop_details: dict[str, Any] | None = None
     is_novel: bool = False
-    """Whether it holds things that nobody has documented."""
+    """Whether it contains undocumented fields and blocks."""
     container: dict[str, Any] | None = None
-    """Where the provider ran code."""
+    """The container of code execution."""
 
 
 def compose(admitted: Admitted, reply: Reply, anthropic_state: AnthropicState, fault: Fault | None) -> Composed:
-    """The answer to an admitted request, as a fault may have it."""
+    """Compose the response to a valid request, changed by a fault if there is one."""
     category = find_refusal(admitted.body)
     if category is not None:
         fault = Fault(kind=FaultKind.REFUSAL, message=category)
@@ -61,7 +61,7 @@ def _runs_code(block: dict[str, Any]) -> bool:
 
 
 def _end(admitted: Admitted, blocks: tuple[Block, ...], fault: Fault | None) -> Composed:
-    """Why the answer stops, as a fault may have it."""
+    """The stop reason, changed by a fault if there is one."""
     kind = fault.kind if fault else None
     match kind:
         case FaultKind.REFUSAL | FaultKind.BLOCKED_PROMPT:
@@ -80,7 +80,7 @@ def _end(admitted: Admitted, blocks: tuple[Block, ...], fault: Fault | None) -> 
 
 
 def _shorten(reply: Reply, fault: Fault | None) -> Reply:
-    """What is left of the reply when it breaks off by itself."""
+    """The part of the reply before a pause."""
     words = pieces(reply.text)
     match fault.kind if fault else None:
         case FaultKind.REFUSAL | FaultKind.BLOCKED_PROMPT:
@@ -132,7 +132,7 @@ def _build_thinking(admitted: Admitted, text: str, anthropic_state: AnthropicSta
     is_shown = admitted.model.displays_thinking if shown is None else shown != "omitted"
     tokens = count_tokens(text)
     thinking_id = anthropic_state.new_id("thinking")
-    seal = seal_thinking(
+    sign_claims = seal_thinking(
         anthropic_state.state.signer,
         id_=thinking_id,
         model=admitted.model,
@@ -144,8 +144,10 @@ def _build_thinking(admitted: Admitted, text: str, anthropic_state: AnthropicSta
         tokens=tokens,
     )
     if is_redacted:
-        return build_redacted(data=seal, thinking_id=thinking_id, output_tokens=tokens)
-    return build_thinking(text=text, signature=seal, thinking_id=thinking_id, is_shown=is_shown, output_tokens=tokens)
+        return build_redacted(data=sign_claims, thinking_id=thinking_id, output_tokens=tokens)
+    return build_thinking(
+        text=text, signature=sign_claims, thinking_id=thinking_id, is_shown=is_shown, output_tokens=tokens
+    )
 
 
 def _may_think(admitted: Admitted) -> bool:
@@ -159,7 +161,7 @@ def _may_think(admitted: Admitted) -> bool:
 
 
 def _limit(body: dict[str, Any], blocks: Sequence[Block]) -> Composed:
-    """The blocks up to the first stop sequence or the token limit."""
+    """Cut the blocks at the first stop sequence or the token limit."""
     kept: list[Block] = []
     left = body["max_tokens"]
     for block in blocks:
@@ -180,7 +182,7 @@ def _limit(body: dict[str, Any], blocks: Sequence[Block]) -> Composed:
 
 
 def _cut(block: Block, tokens: int) -> list[Block]:
-    """What fits of a block. Thinking that does not fit is signed all the same, so it stays whole."""
+    """The part of a block that fits. Thinking is signed as a whole, so it is never cut."""
     letters = tokens * _LETTERS_PER_TOKEN
     whole = block.whole
     if whole["type"] == "text":

@@ -1,4 +1,4 @@
-"""Why the cache missed: the request compared with the earlier one it names."""
+"""Cache diagnostics: the request compared with the earlier request it names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from server.emulator.anthropic.models import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """What the answer to a request is remembered by."""
+    """What is stored of a request for later comparison."""
 
     model: tuple[str, str]
     layers: Mapping[str, tuple[str, ...]]
@@ -38,7 +38,7 @@ def take_fingerprint(
 
 
 def diagnose(earlier: Fingerprint | None, now: Fingerprint) -> dict[str, Any] | None:
-    """The `diagnostics` of the answer; None where the earlier prompt is the beginning of this one."""
+    """The `diagnostics` of the response; None if the earlier prompt is a prefix of this one."""
     if earlier is None:
         return _because("previous_message_not_found")
     total = sum(sum(counts) for counts in earlier.tokens.values())

@@ -1,4 +1,4 @@
-"""How Claude says no: a type, a sentence, and for some causes a machine-readable code."""
+"""Errors: a type, a message, and for some causes a machine-readable code."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +20,7 @@ STATUS_BY_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiProblem:
-    """The body of an error answer. `status` overrides the usual one of its type."""
+    """The body of an error response. `status` overrides the usual status of its type."""
 
     type: str
     message: str
@@ -40,7 +40,7 @@ class ApiProblem:
 
 
 class Refused(Exception):
-    """The request ends here, with the problem it carries."""
+    """The request is rejected with this problem."""
 
     def __init__(self, problem: ApiProblem) -> None:
         super().__init__(problem.message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def invalid(message: str, *, error_code: str | None = None) -> Refused:
-    """A 400: the request is wrong and stays wrong however often it is sent."""
+    """A 400: the request is invalid, and retrying does not help."""
     return Refused(ApiProblem(type="invalid_request_error", message=message, error_code=error_code))
 
 

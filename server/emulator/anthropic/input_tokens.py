@@ -11,13 +11,13 @@ from server.emulator.tokens import count_json, count_tokens
 
 _IMAGE_TOKENS: Final = 1_500
 _BLOCK_TOKENS: Final = 3
-"""What a block costs besides its words."""
+"""The overhead of a block."""
 
 
 def count_items(
     items: Sequence[PromptItem], messages: Sequence[dict[str, Any]], model: Model, bound: Bound
 ) -> dict[str, int]:
-    """The tokens of each item, by path. What the model does not get to see costs nothing."""
+    """The tokens of each item, by path. Items that the model does not get cost nothing."""
     hidden = bound.dropped | _find_cleared(messages)
     if not model.keeps_old_thinking:
         hidden |= _find_old_thinking(items)
@@ -49,7 +49,9 @@ def _count_block(block: Mapping[str, Any]) -> int:
 
 
 def _find_cleared(messages: Sequence[dict[str, Any]]) -> set[str]:
-    """Turn-scoped system messages whose turn is over: they stay in the array and are not shown any more."""
+    """Paths of turn-scoped system messages whose turn is over: they stay in the array but are not shown to the
+    model.
+    """
     last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     return {
         f"messages.{number}.content.{index}"
@@ -60,7 +62,7 @@ def _find_cleared(messages: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def _find_old_thinking(items: Sequence[PromptItem]) -> set[str]:
-    """Thinking before the newest words of the user."""
+    """Paths of thinking blocks before the newest user text."""
     spoken = [index for index, item in enumerate(items) if item.role == "user" and item.value["type"] != "tool_result"]
     newest = spoken[-1] if spoken else 0
     return {item.path for item in items[:newest] if item.value.get("type") in THINKING_TYPES}

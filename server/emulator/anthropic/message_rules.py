@@ -6,7 +6,7 @@ from typing import Any, Final
 from server.emulator.anthropic.caller import VERSION_2023, Caller
 from server.emulator.anthropic.errors import extra_input, invalid
 from server.emulator.anthropic.models import Model
-from server.emulator.anthropic.prompt import PlacedBlock, Stretch, content_blocks, join_stretches, place_blocks
+from server.emulator.anthropic.prompt import MessageRun, PlacedBlock, content_blocks, join_runs, place_blocks
 
 _ONLY_ASSISTANT: Final = frozenset({"thinking", "redacted_thinking", "tool_use", "server_tool_use", "compaction"})
 _ONLY_USER: Final = frozenset({"tool_result", "image", "container_upload"})
@@ -15,7 +15,7 @@ _SERVER_RESULT: Final = "_tool_result"
 
 
 def check_messages(body: dict[str, Any], model: Model, caller: Caller) -> None:
-    """Everything about the order of messages and blocks but how they end. Raises `Refused`."""
+    """Check the order of messages and blocks, except how they end. Raises `Refused`."""
     messages = body["messages"]
     placed = place_blocks(messages)
     _check_first_role(messages)
@@ -24,14 +24,14 @@ def check_messages(body: dict[str, Any], model: Model, caller: Caller) -> None:
     for block in placed:
         _check_place(block, caller)
     _check_unique_ids(placed)
-    stretches = join_stretches(messages)
-    _check_results_follow(stretches)
-    _check_results_belong(stretches)
-    _check_server_tools(stretches)
+    runs = join_runs(messages)
+    _check_results_follow(runs)
+    _check_results_belong(runs)
+    _check_server_tools(runs)
 
 
 def check_ending(body: dict[str, Any], model: Model, *, continues_paused_turn: bool) -> None:
-    """The conversation ends where the model is to speak. Raises `Refused`."""
+    """Check that the conversation ends with a turn for the model to answer. Raises `Refused`."""
     last = [message for message in body["messages"] if message["role"] != "system"][-1]
     if last["role"] != "assistant" or continues_paused_turn:
         return
@@ -143,14 +143,14 @@ def _check_unique_ids(placed: Sequence[PlacedBlock]) -> None:
             seen.add(block.block["id"])
 
 
-def _check_results_follow(stretches: Sequence[Stretch]) -> None:
-    """Each call is answered at the very start of the next message; a text before the results hides them."""
-    for stretch, following in zip(stretches, [*stretches[1:], None], strict=True):
-        if not stretch.tool_use_ids or stretch.role != "assistant":
+def _check_results_follow(runs: Sequence[MessageRun]) -> None:
+    """Check that the results of all calls begin the next message; a text before the results hides them."""
+    for run, following in zip(runs, [*runs[1:], None], strict=True):
+        if not run.tool_use_ids or run.role != "assistant":
             continue
         answered = _leading_results(following)
-        if missing := [id_ for id_ in stretch.tool_use_ids if id_ not in answered]:
-            holder = next(block.message for block in stretch.blocks if block.block.get("id") == missing[0])
+        if missing := [id_ for id_ in run.tool_use_ids if id_ not in answered]:
+            holder = next(block.message for block in run.blocks if block.block.get("id") == missing[0])
             raise invalid(
                 f"messages.{holder}: `tool_use` ids were found without `tool_result` blocks immediately after: "
                 f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
@@ -158,21 +158,21 @@ def _check_results_follow(stretches: Sequence[Stretch]) -> None:
             )
 
 
-def _leading_results(stretch: Stretch | None) -> set[str]:
+def _leading_results(run: MessageRun | None) -> set[str]:
     found: set[str] = set()
-    for placed in stretch.blocks if stretch is not None and stretch.role == "user" else ():
+    for placed in run.blocks if run is not None and run.role == "user" else ():
         if placed.block["type"] != "tool_result":
             break
         found.add(placed.block["tool_use_id"])
     return found
 
 
-def _check_results_belong(stretches: Sequence[Stretch]) -> None:
+def _check_results_belong(runs: Sequence[MessageRun]) -> None:
     calls: list[str] = []
     toolsets: dict[str, str | None] = {}
-    for stretch in stretches:
+    for run in runs:
         seen: set[str] = set()
-        for placed in stretch.blocks:
+        for placed in run.blocks:
             if placed.block["type"] != "tool_result":
                 continue
             id_ = placed.block["tool_use_id"]
@@ -189,33 +189,33 @@ def _check_results_belong(stretches: Sequence[Stretch]) -> None:
             if toolsets.get(id_) != placed.block.get("toolset_name"):
                 raise invalid(f"{placed.path}.toolset_name: does not match the `toolset_name` of the `tool_use` block")
             seen.add(id_)
-        calls = stretch.tool_use_ids
+        calls = run.tool_use_ids
         toolsets = {
             placed.block["id"]: placed.block.get("toolset_name")
-            for placed in stretch.blocks
+            for placed in run.blocks
             if placed.block["type"] == "tool_use"
         }
 
 
-def _check_server_tools(stretches: Sequence[Stretch]) -> None:
-    """Calls of the provider's own tools have their results in the same message, but for one that was paused.
+def _check_server_tools(runs: Sequence[MessageRun]) -> None:
+    """Check that server tool calls have their results in the same message, unless the turn was paused.
 
-    Beside a call of the client's they may come after its results, which then stand alone: first in the next answer.
+    With a client tool call beside them, the results may come after its result: first in the next assistant message.
     """
-    for number, stretch in enumerate(stretches[:-1]):
-        holders = [stretch]
-        results = stretches[number + 1]
-        if stretch.tool_use_ids and results.block_types == {"tool_result"}:
-            if number + 2 == len(stretches):
+    for number, run in enumerate(runs[:-1]):
+        holders = [run]
+        results = runs[number + 1]
+        if run.tool_use_ids and results.block_types == {"tool_result"}:
+            if number + 2 == len(runs):
                 continue
-            holders.append(stretches[number + 2])
+            holders.append(runs[number + 2])
         answered = {
             placed.block.get("tool_use_id")
             for holder in holders
             for placed in holder.blocks
             if _is_server_result(placed.block)
         }
-        for placed in stretch.blocks:
+        for placed in run.blocks:
             call = placed.block
             if call["type"] == "server_tool_use" and call["id"] not in answered:
                 raise invalid(

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: what the API says about its models."""
+"""`GET /v1/models`: the models and their capabilities."""
 
 from collections.abc import Mapping
 from typing import Any, Final

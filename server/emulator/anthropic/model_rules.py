@@ -1,4 +1,4 @@
-"""What a model does not take: kinds of thinking, levels of effort, forced tools, too many tokens."""
+"""Rules by model: thinking types, effort levels, forced tools, token limits."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,7 +22,7 @@ def load_model(name: str) -> Model:
 
 
 def thinking_type(body: Mapping[str, Any], model: Model) -> str:
-    """How the model thinks in this request: as it says, else as the model does by default."""
+    """The thinking type of this request: as requested, else the model's default."""
     stated = body.get("thinking", {}).get("type")
     if stated is None and body.get("tool_choice", {}).get("type") in {"any", "tool"}:
         return "disabled"  # a forced call begins at once

@@ -1,4 +1,4 @@
-"""The models and what sets them apart. A rule that differs between models reads its answer here."""
+"""The models and their differences. Every rule that differs between models is data here."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,11 +6,11 @@ from typing import Final
 
 
 class PrefixCheck(StrEnum):
-    """Whose requests fail when what stands before a thinking block has changed since."""
+    """For which accounts a request fails if the prefix of a thinking block has changed."""
 
     EVERY_ACCOUNT = "every_account"
     NEW_ACCOUNTS = "new_accounts"
-    """Old ones only when they ask for it."""
+    """Old accounts only if the request asks for it."""
     NOBODY = "nobody"
 
 
@@ -44,22 +44,22 @@ class Model:
     line: str
     created_at: str
     reads: frozenset[str]
-    """The models whose thinking it may see, besides its own."""
+    """The other models whose thinking it may read."""
     cache_minimum_tokens: int
     thinking_types: frozenset[str] = frozenset({"adaptive"})
     """The values of `thinking.type` it accepts."""
     thinks_by_default: bool = True
     displays_thinking: bool = False
-    """Whether thinking comes with its text unless the request says otherwise."""
+    """Whether thinking is displayed by default."""
     effort_levels: tuple[str, ...] = _LOW_TO_MAX
     default_effort: str = "high"
     highest_effort_without_thinking: str | None = None
     prefix_check: PrefixCheck = PrefixCheck.NOBODY
     preserves_thinking: bool = False
-    """Whether its signatures record what stood before the block."""
+    """Whether its signatures record the prefix of the block."""
     binds_to_account: bool = False
     keeps_old_thinking: bool = True
-    """Whether thinking of earlier turns stays in the prompt; where not, it is taken out and costs nothing."""
+    """Whether thinking of earlier turns stays in the prompt; otherwise it is removed and costs nothing."""
     takes_system_messages: bool = True
     takes_forced_tools: bool = True
     takes_prefill: bool = False

@@ -1,7 +1,7 @@
-"""What stands before a block, as one hash: `system`, `tools` and every earlier block.
+"""The prefix of a block as one hash: `system`, `tools` and every earlier block.
 
-Thinking and cache markers are left out, and neither the order of keys nor how messages of one role are split changes
-it; every other value does. The hash is folded block by block, so that a compaction block can carry the state it
+Thinking and cache markers are left out. Neither the order of keys nor the way messages of one role are split changes
+the hash; every other value does. The hash is folded block by block, so that a compaction block can carry the state it
 replaces.
 """
 
@@ -21,20 +21,20 @@ class Prefix:
     """Of the last block in it."""
 
     def extended(self, role: str, block: Mapping[str, Any]) -> "Prefix":
-        """With one more block. Thinking leaves it as it is."""
+        """The prefix with one more block. Thinking does not change it."""
         if block["type"] in {"thinking", "redacted_thinking"}:
             return self
         mark = "" if role == self.role else role
         return Prefix(digest=hash_json([self.digest, mark, plain_block(block)]), role=role)
 
     def marked(self, role: str, extras: Mapping[str, Any]) -> "Prefix":
-        """With what a message says besides its content."""
+        """The prefix with the other fields of a message."""
         return replace(self, digest=hash_json([self.digest, role, dict(extras)])) if extras else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixStart:
-    """The two things before all messages, apart, so that an error can say which of them changed."""
+    """The hashes of `system` and `tools`, separate, so that an error can say which of them changed."""
 
     system: str
     tools: str
@@ -45,7 +45,7 @@ class PrefixStart:
 
 
 def open_prefix(body: Mapping[str, Any]) -> PrefixStart:
-    """Tools that are loaded later and that no message refers to do not count."""
+    """The start of the prefix. Deferred tools that no message refers to do not count."""
     referred = set(_referred_tools(body["messages"]))
     tools = [
         {key: value for key, value in tool.items() if key != "cache_control"}
@@ -57,7 +57,7 @@ def open_prefix(body: Mapping[str, Any]) -> PrefixStart:
 
 
 def walk(messages: list[dict[str, Any]], start: Prefix) -> Iterator[tuple[PlacedBlock, Prefix]]:
-    """Each block of the messages with what stands before it."""
+    """Yield each block of the messages with its prefix."""
     prefix = start
     for placed in place_blocks(messages):
         if placed.index == 0:
@@ -68,7 +68,7 @@ def walk(messages: list[dict[str, Any]], start: Prefix) -> Iterator[tuple[Placed
 
 
 def close_prefix(messages: list[dict[str, Any]], start: Prefix) -> Prefix:
-    """What stands before the answer."""
+    """The prefix of the response."""
     last = start
     for placed, before in walk(messages, start):
         last = before if placed.block["type"] == "compaction" else before.extended(placed.role, placed.block)

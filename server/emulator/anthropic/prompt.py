@@ -1,4 +1,4 @@
-"""Looking at the messages of a request block by block."""
+"""The messages of a request, block by block."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedBlock:
-    """A block and where it stands in the request."""
+    """A block and its position in the request."""
 
     message: int
     index: int
@@ -27,14 +27,14 @@ class PlacedBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Consecutive messages of one role: the API takes them as one message."""
+class MessageRun:
+    """Consecutive messages of one role, which the API treats as one message."""
 
     role: str
     blocks: tuple[PlacedBlock, ...]
     first: int
     last: int
-    """The numbers of its first and last message."""
+    """The indexes of its first and last message."""
 
     @property
     def tool_use_ids(self) -> list[str]:
@@ -50,14 +50,14 @@ class Stretch:
 
 
 def find_open_server_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls of the provider's own tools that have no result yet."""
+    """Server tool calls that have no result yet."""
     blocks = [block for message in messages for block in content_blocks(message["content"])]
     answered = {block.get("tool_use_id") for block in blocks if str(block["type"]).endswith("_tool_result")}
     return [block for block in blocks if block["type"] == "server_tool_use" and block["id"] not in answered]
 
 
 def content_blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks of a message, of `system` or of a tool result; a string is short for one text block."""
+    """The blocks of a message, of `system` or of a tool result. A string stands for one text block."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -69,8 +69,8 @@ def place_blocks(messages: Sequence[dict[str, Any]]) -> list[PlacedBlock]:
     ]
 
 
-def join_stretches(messages: Sequence[dict[str, Any]]) -> list[Stretch]:
-    """The messages with neighbours of the same role joined."""
+def join_runs(messages: Sequence[dict[str, Any]]) -> list[MessageRun]:
+    """The messages, with neighbours of the same role joined."""
     return [
         _join(role, [number for number, _ in run], messages)
         for role, run in ((role, list(run)) for role, run in groupby(enumerate(messages), key=_role_of))
@@ -81,41 +81,41 @@ def _role_of(numbered: tuple[int, dict[str, Any]]) -> str:
     return str(numbered[1]["role"])
 
 
-def _join(role: str, numbers: Sequence[int], messages: Sequence[dict[str, Any]]) -> Stretch:
+def _join(role: str, numbers: Sequence[int], messages: Sequence[dict[str, Any]]) -> MessageRun:
     blocks = tuple(
         PlacedBlock(message=number, index=index, role=role, block=block)
         for number in numbers
         for index, block in enumerate(content_blocks(messages[number]["content"]))
     )
-    return Stretch(role=role, blocks=blocks, first=numbers[0], last=numbers[-1])
+    return MessageRun(role=role, blocks=blocks, first=numbers[0], last=numbers[-1])
 
 
-def find_open_tool_step(messages: Sequence[dict[str, Any]]) -> Stretch | None:
-    """The assistant message whose tool results end the request: the step the model is in the middle of."""
+def find_open_tool_step(messages: Sequence[dict[str, Any]]) -> MessageRun | None:
+    """The assistant message whose tool results end the request, if any."""
     steps = _find_open_steps(messages)
     return steps[-1] if steps else None
 
 
-def find_open_turn(messages: Sequence[dict[str, Any]]) -> Stretch | None:
-    """The first assistant message of the tool loop the model is in: with all that follows it is one turn."""
+def find_open_turn(messages: Sequence[dict[str, Any]]) -> MessageRun | None:
+    """The first assistant message of the current tool loop; everything after it belongs to the same turn."""
     steps = _find_open_steps(messages)
     return steps[0] if steps else None
 
 
-def _find_open_steps(messages: Sequence[dict[str, Any]]) -> list[Stretch]:
-    """The assistant messages since the user last spoke, if the request ends with tool results."""
-    spoken = [stretch for stretch in join_stretches(messages) if stretch.role != "system"]
+def _find_open_steps(messages: Sequence[dict[str, Any]]) -> list[MessageRun]:
+    """The assistant messages since the newest user text, if the request ends with tool results."""
+    spoken = [run for run in join_runs(messages) if run.role != "system"]
     if len(spoken) <= 1 or spoken[-1].role != "user" or "tool_result" not in spoken[-1].block_types:
         return []
-    steps: list[Stretch] = []
-    for stretch in reversed(spoken[:-1]):
-        if stretch.role == "assistant":
-            steps.insert(0, stretch)
-        elif stretch.block_types != {"tool_result"}:
+    steps: list[MessageRun] = []
+    for run in reversed(spoken[:-1]):
+        if run.role == "assistant":
+            steps.insert(0, run)
+        elif run.block_types != {"tool_result"}:
             break
     return steps
 
 
 def read_text(content: str | list[dict[str, Any]]) -> str:
-    """The text in it, block after block."""
+    """The text of all text blocks."""
     return "\n".join(block["text"] for block in content_blocks(content) if block["type"] == "text")

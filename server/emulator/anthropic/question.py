@@ -1,4 +1,4 @@
-"""What a request asks of the model, and what the model says to it by itself."""
+"""The question that a request contains, and the improvised reply to it."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from server.emulator.reply import Reply
 from server.emulator.tokens import canonical_json
 
 REDACTED: Final = "[redacted]"
-"""Thinking of a script that begins so comes as `redacted_thinking`."""
+"""Scripted thinking that begins with this text is returned as `redacted_thinking`."""
 REDACTION_TRIGGER: Final = (
     "ANTHROPIC_MAGIC_STRING_TRIGGER_REDACTED_THINKING_46C9A13E193C177646C7398A98432ECCCE4C1253D5E2D82641AC0E52CC2876CB"
 )
@@ -23,12 +23,12 @@ _REASONING_LABEL: Final = re.compile(r"^\s*(?:think|thinking|reasoning)\s*:", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the request asks of the model."""
+    """The question of a request."""
 
     prompt: str
     """All of the newest user text."""
     topic: str
-    """The last block of it: what stands before is usually there to be looked up, not to be talked about."""
+    """The last block of that text; earlier blocks are usually reference material."""
     tool_results: tuple[str, ...]
     offers: tuple[ToolOffer, ...]
     history_length: int
@@ -40,7 +40,7 @@ class Question:
 
 
 def read_question(body: dict[str, Any]) -> Question:
-    """The newest words of the user, the newest tool results, and the tools that may be called."""
+    """Read the newest user text, the newest tool results, and the tools that may be called."""
     messages = [message for message in body["messages"] if message["role"] == "user"]
     newest = content_blocks(messages[-1]["content"]) if messages else []
     results = [block for block in newest if block["type"] == "tool_result"]
@@ -57,7 +57,7 @@ def read_question(body: dict[str, Any]) -> Question:
 
 
 def improvise_reply(question: Question, body: dict[str, Any]) -> Reply:
-    """What the model says when no script tells it. A forced tool is called, whatever the prompt is about."""
+    """An improvised reply. A forced tool is called regardless of the prompt."""
     choice = body.get("tool_choice", {})
     if choice.get("type") in {"any", "tool"}:
         named = [offer for offer in question.offers if offer.name == choice.get("name", offer.name)][:1]
@@ -73,9 +73,9 @@ def improvise_reply(question: Question, body: dict[str, Any]) -> Reply:
 
 
 def find_refusal(body: dict[str, Any]) -> str | None:
-    """The category under which the model declines by itself: asked by the documented trigger, or shown reasoning.
+    """The category in which the model refuses by itself: for the documented trigger, or for visible reasoning.
 
-    A transcript with lines that are labelled as reasoning is taken for an attempt to extract it.
+    A transcript with lines labelled as reasoning counts as an attempt to extract it.
     """
     texts = [read_text(body.get("system") or [])]
     texts += [read_text(message["content"]) for message in body["messages"] if message["role"] == "user"]
@@ -85,7 +85,7 @@ def find_refusal(body: dict[str, Any]) -> str | None:
 
 
 def is_redaction_wanted(thinking: str, body: dict[str, Any]) -> bool:
-    """Whether this thinking is to come redacted: the script says so, or the prompt holds the documented trigger."""
+    """Whether this thinking is redacted: the script says so, or the prompt contains the documented trigger."""
     return thinking.startswith(REDACTED) or REDACTION_TRIGGER in read_question(body).prompt
 
 

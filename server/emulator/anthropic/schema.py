@@ -1,4 +1,4 @@
-"""The fields a request may have: an unknown one, or one whose beta is not on, is a 400 that names it."""
+"""The fields of a request: an unknown field, or one whose beta is off, is a 400 that names it."""
 
 from typing import Any, Final
 
@@ -307,7 +307,7 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k")
 
 
 def check_fields(body: Any, caller: Caller, *, counting: bool) -> None:
-    """The whole request has only fields that exist, of the right types. Raises `Refused`."""
+    """Check that the request has only known fields of the right types. Raises `Refused`."""
     if not isinstance(body, dict):
         raise invalid("Input should be a valid dictionary")
     if caller.version != VERSION_2023:

@@ -1,4 +1,4 @@
-"""Sending an answer, and the ways in which that can go wrong."""
+"""Sends a response, with the faults that can occur while sending."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +48,7 @@ _STOPPING: Final = frozenset(
 
 
 def refuse_by(fault: Fault | None, *, is_stream: bool, is_compaction: bool = False) -> None:
-    """Raises `Refused` for the faults that come in place of an answer."""
+    """Raise `Refused` for the faults that replace a response."""
     if fault is None:
         return
     kind = fault.kind if is_stream else _BROKEN_STREAMS.get(fault.kind, fault.kind)
@@ -68,26 +68,26 @@ def refuse_by(fault: Fault | None, *, is_stream: bool, is_compaction: bool = Fal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Performance:
-    """How an answer is sent."""
+class SendOptions:
+    """How a response is sent."""
 
     fault: Fault | None
     latency: Latency
     headers: Mapping[str, str]
     begin: Callable[[], None]
-    """Called when the first byte is about to be sent."""
+    """Called before the first byte is sent."""
 
 
-async def send_events(exchange: Exchange, events: Iterable[Event], performance: Performance) -> None:
-    """The stream, up to where the fault strikes: after so many deltas, at the latest before the end is announced."""
-    fault = performance.fault
+async def send_events(exchange: Exchange, events: Iterable[Event], options: SendOptions) -> None:
+    """Send the stream up to the fault: after so many deltas, at the latest before the end."""
+    fault = options.fault
     if fault is not None and fault.kind is FaultKind.SILENCE and not fault.after_chunks:
         await exchange.wait_for_disconnect()
         return
-    speed = _speed(performance)
+    speed = _speed(options)
     await speed.wait_first()
-    performance.begin()
-    await exchange.start(200, content_type=_STREAM, headers={**performance.headers, "cache-control": "no-cache"})
+    options.begin()
+    await exchange.start(200, content_type=_STREAM, headers={**options.headers, "cache-control": "no-cache"})
     if fault is not None and fault.kind is FaultKind.EMPTY_STREAM:
         await exchange.finish()
         return
@@ -95,7 +95,7 @@ async def send_events(exchange: Exchange, events: Iterable[Event], performance: 
     deltas = 0
     for event in events:
         if pending is not None and _is_due(event, deltas, pending):
-            if not await _strike(exchange, pending):
+            if not await _apply_fault(exchange, pending):
                 return
             pending = None
         if event["type"] == "content_block_delta":
@@ -105,31 +105,31 @@ async def send_events(exchange: Exchange, events: Iterable[Event], performance: 
     await exchange.finish()
 
 
-async def send_message(exchange: Exchange, message: dict[str, Any], performance: Performance) -> None:
-    """The whole message at once, broken as the fault has it."""
-    kind = performance.fault.kind if performance.fault else None
+async def send_message(exchange: Exchange, message: dict[str, Any], options: SendOptions) -> None:
+    """Send the whole message at once, damaged by the fault if there is one."""
+    kind = options.fault.kind if options.fault else None
     body = json.dumps(message, ensure_ascii=False).encode()
     if kind is FaultKind.SILENCE:
         await exchange.wait_for_disconnect()
         return
-    await _speed(performance).wait_first()
-    performance.begin()
+    await _speed(options).wait_first()
+    options.begin()
     if kind in {FaultKind.CUT, FaultKind.EARLY_END, FaultKind.MALFORMED_JSON, FaultKind.EMPTY_STREAM}:
-        await exchange.start(200, content_type=_JSON, headers=performance.headers)
+        await exchange.start(200, content_type=_JSON, headers=options.headers)
         if kind is not FaultKind.EMPTY_STREAM:
             await exchange.send(body[: len(body) // 2])
         await (exchange.cut() if kind is FaultKind.CUT else exchange.finish())
         return
-    await exchange.answer(200, body, content_type=_JSON, headers=performance.headers)
+    await exchange.answer(200, body, content_type=_JSON, headers=options.headers)
 
 
 def encode_event(event: Event) -> bytes:
     return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
-def _speed(performance: Performance) -> Latency:
-    fault = performance.fault
-    return performance.latency.slowed() if fault is not None and fault.kind is FaultKind.SLOW else performance.latency
+def _speed(options: SendOptions) -> Latency:
+    fault = options.fault
+    return options.latency.slowed() if fault is not None and fault.kind is FaultKind.SLOW else options.latency
 
 
 def _is_due(event: Event, deltas: int, fault: Fault) -> bool:
@@ -138,8 +138,8 @@ def _is_due(event: Event, deltas: int, fault: Fault) -> bool:
     return event["type"] == "content_block_delta" and deltas == fault.after_chunks
 
 
-async def _strike(exchange: Exchange, fault: Fault) -> bool:
-    """Does what the fault does in the middle of a stream. Whether the stream goes on."""
+async def _apply_fault(exchange: Exchange, fault: Fault) -> bool:
+    """Apply a fault in the middle of a stream. Returns whether the stream continues."""
     match fault.kind:
         case FaultKind.CUT:
             await exchange.cut()

@@ -1,4 +1,4 @@
-"""Checks of JSON against the shape it must have, with the wording of the API's own validation."""
+"""Checks of JSON shapes, with the wording of the API's validation."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,12 +9,12 @@ from server.emulator.anthropic.caller import Caller
 from server.emulator.anthropic.errors import extra_input, invalid
 
 Check: TypeAlias = Callable[[Any, str, Caller], None]
-"""Looks at one value under a path. Raises `Refused`."""
+"""Checks one value at a path. Raises `Refused`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """An object with these fields and no others."""
+    """An object with exactly these fields."""
 
     fields: Mapping[str, Check]
     required: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Shape:
 
 
 def anything(_value: Any, _path: str, _caller: Caller) -> None:
-    """Is not looked into."""
+    """Accept any value."""
 
 
 def string(value: Any, path: str, _caller: Caller) -> None:
@@ -62,7 +62,7 @@ def number(value: Any, path: str, _caller: Caller) -> None:
 
 
 def integer(minimum: int) -> Check:
-    """A whole number of at least this much."""
+    """An integer of at least `minimum`."""
 
     def check(value: Any, path: str, _caller: Caller) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -114,7 +114,7 @@ def list_of(inner: Check) -> Check:
 
 
 def text_or(inner: Check) -> Check:
-    """A string, or a list that the other check takes."""
+    """A string, or a list that the other check accepts."""
 
     def check(value: Any, path: str, caller: Caller) -> None:
         if not isinstance(value, str):
@@ -124,7 +124,7 @@ def text_or(inner: Check) -> Check:
 
 
 def tagged(kinds: Mapping[str, Shape], *, betas: Mapping[str, tuple[str, ...]] | None = None) -> Check:
-    """One of several shapes, told apart by `type`, whose value then stands in the path."""
+    """One of several shapes, selected by `type`, which becomes part of the path."""
     needed = betas or {}
 
     def check(value: Any, path: str, caller: Caller) -> None:

@@ -1,7 +1,7 @@
-"""The opaque texts that Claude hands out and wants back unchanged: signatures, redacted thinking, compaction blocks.
+"""The opaque texts that Claude returns and expects back unchanged: signatures, redacted thinking, compaction blocks.
 
-A seal is the base64 of what it claims and of an HMAC over that. So a seal can be read by its maker without memory, also
-after a restart, and one changed letter spoils it.
+Each is the base64 of its claims and of an HMAC over them. So they can be verified without stored state, also after a
+restart, and any change invalidates them.
 """
 
 import base64
@@ -15,14 +15,14 @@ Claims: TypeAlias = dict[str, Any]
 _LENGTH_BYTES: Final = 4
 
 
-def seal(signer: Signer, claims: Claims) -> str:
-    """The claims, sealed."""
+def sign_claims(signer: Signer, claims: Claims) -> str:
+    """Encode and sign the claims."""
     data = json.dumps(claims, separators=(",", ":"), sort_keys=True).encode()
     return base64.b64encode(len(data).to_bytes(_LENGTH_BYTES, "big") + data + signer.sign(data)).decode()
 
 
-def unseal(signer: Signer, text: str | None) -> Claims | None:
-    """The claims of a seal this signer made; None for anything else, however little it was altered."""
+def verify_claims(signer: Signer, text: str | None) -> Claims | None:
+    """The claims of a text that this signer made; None for anything else."""
     raw = decode_base64(text) if text else None
     # Exactly as it was written: several texts of base64 can mean the same bytes.
     if raw is None or base64.b64encode(raw).decode() != text:

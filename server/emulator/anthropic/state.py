@@ -1,4 +1,4 @@
-"""What one emulated Claude remembers between requests, which is little: the API is stateless but for its cache."""
+"""The state of one emulated API between requests; the API itself is stateless except for its cache."""
 
 import hashlib
 from collections import OrderedDict
@@ -26,7 +26,7 @@ def read_container(body: Mapping[str, Any]) -> str | None:
 
 
 class Recent(OrderedDict[str, T], Generic[T]):
-    """The last 10,000 of something."""
+    """A mapping that keeps the last 10,000 entries."""
 
     def __setitem__(self, key: str, value: T) -> None:
         super().__setitem__(key, value)
@@ -39,17 +39,18 @@ class AnthropicState:
         self.state = state
         self.cache = PromptCache()
         self.issued: Recent[tuple[str, ...]] = Recent()
-        """The thinking blocks that came with each tool call, by its id: what a client must send back with it."""
+        """The thinking blocks that were returned with each tool call, by call id: a client must send them back with
+        it."""
         self.paused: Recent[bool] = Recent()
-        """Hashes of conversations that end in a turn the model has paused; only those may end in its words."""
+        """Hashes of conversations that end with a paused turn; only those may end with an assistant message."""
         self.fingerprints: Recent[Fingerprint] = Recent()
-        """Of requests that asked for diagnostics, by the id of the answer."""
+        """Fingerprints of requests with diagnostics, by response id."""
         self.containers: Recent[str] = Recent()
-        """The containers that there are, by id."""
+        """The existing containers, by id."""
         self._count = 0
 
     def container_of(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The container that a request names, or a new one."""
+        """The container that a request names, or a new container."""
         id_ = read_container(body) or self.new_id("container")
         expires_at = datetime.fromtimestamp(self.state.clock() + _CONTAINER_SECONDS, UTC)
         self.containers[id_] = expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The way of a request through all checks. What comes out may be answered."""
+"""Validation: a request passes all checks before it is answered."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from server.emulator.anthropic.state import AnthropicState, read_container
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A request that breaks no rule, and what the checks found out about it."""
+    """A valid request, and what the checks found in it."""
 
     body: dict[str, Any]
     caller: Caller
@@ -28,12 +28,12 @@ class Admitted:
     opening: PrefixStart
     start: Prefix
     end: Prefix
-    """What stands before the answer."""
+    """The prefix of the response."""
     bound: Bound
     items: list[PromptItem]
     ttls: dict[str, str]
     tokens: dict[str, int]
-    """What each item costs, by path."""
+    """The tokens of each item, by path."""
 
     @property
     def total_tokens(self) -> int:
@@ -45,7 +45,7 @@ class Admitted:
 
 
 def admit(body: Any, caller: Caller, anthropic_state: AnthropicState, *, counting: bool) -> Admitted:
-    """Raises `Refused` with the first problem found."""
+    """Validate a request. Raises `Refused` with the first problem found."""
     check_fields(body, caller, counting=counting)
     model = load_model(body["model"])
     if body.get("thread") is not None:
@@ -85,7 +85,7 @@ def admit(body: Any, caller: Caller, anthropic_state: AnthropicState, *, countin
 
 
 def _check_container(body: dict[str, Any], anthropic_state: AnthropicState) -> None:
-    """A container has to be there, and has to be named while code waits in it."""
+    """Check that a named container exists, and that one is named while code execution waits in it."""
     named = read_container(body)
     if named is not None and named not in anthropic_state.containers:
         raise invalid(f"container: Container `{named}` was not found")

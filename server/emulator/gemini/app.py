@@ -1,11 +1,11 @@
-"""The application: who may come in, and which path leads where."""
+"""The application: authentication and routes."""
 
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from server.emulator.asgi import EmulatorAsgi
+from server.emulator.asgi import EmulatorApp
 from server.emulator.exchange import Exchange, Request
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.errors import ApiError, invalid, key_missing, key_rejected, model_unknown
@@ -25,9 +25,9 @@ _INVALID_KEY: Final = "invalid"
 _EXPIRED_KEY: Final = "expired"
 
 
-def build_gemini_app(state: EmulatorState, *, implicit_cache: bool = True) -> EmulatorAsgi:
-    """The emulated API as an ASGI application. Without the implicit cache nothing is ever read from it."""
-    return EmulatorAsgi(state, _Gemini(state, implicit_cache=implicit_cache).handle)
+def build_gemini_app(state: EmulatorState, *, implicit_cache: bool = True) -> EmulatorApp:
+    """Build the emulated API as an ASGI application. Without the implicit cache nothing is ever read from it."""
+    return EmulatorApp(state, _Gemini(state, implicit_cache=implicit_cache).handle)
 
 
 class _Gemini:
@@ -138,7 +138,7 @@ async def _answer_about_models(exchange: Exchange, name: str | None, version: st
 
 
 def _authenticate(request: Request) -> str:
-    """The account behind the key; any key has one. Raises `ApiError`."""
+    """The account of the key; every key has one. Raises `ApiError`."""
     key = request.headers.get("x-goog-api-key") or request.query.get("key")
     if not key:
         raise key_missing()

@@ -1,7 +1,7 @@
-"""JSON into messages: every key in snake_case, every value of its type, and the API's words for what does not fit.
+"""Decodes JSON into messages: keys in snake_case, values of the right types, and the API's error texts.
 
-Both spellings of a key are taken, a single value stands for a list of one, and null is the same as nothing. What is
-free-form (arguments, responses, JSON schemas) stays as it came.
+Both spellings of a key are accepted, a single value stands for a list of one, and null counts as absent. Free-form
+values (arguments, responses, JSON schemas) stay as they are.
 """
 
 import json
@@ -19,7 +19,7 @@ _PACKAGE: Final = "type.googleapis.com/google.ai.generativelanguage.v1beta."
 
 
 def decode(body: bytes, message: str) -> dict[str, Any]:
-    """The body as a message of that name. Raises `ApiError`."""
+    """Decode the body as the named message. Raises `ApiError`."""
     try:
         value = json.loads(body or b"{}")
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
@@ -33,7 +33,7 @@ def decode(body: bytes, message: str) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Reads on after a mistake: the API lists all of them."""
+    """Continues after an error, because the API lists all of them."""
 
     def __init__(self) -> None:
         self.violations: list[tuple[str, str]] = []

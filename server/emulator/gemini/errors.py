@@ -1,4 +1,4 @@
-"""Errors as the API words them: `{"error": {"code", "message", "status", "details"}}`."""
+"""Errors in the wording of the API: `{"error": {"code", "message", "status", "details"}}`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ _RPC: Final = "type.googleapis.com/google.rpc."
 
 
 class ApiError(Exception):
-    """What the API answers instead."""
+    """An error response of the API."""
 
     def __init__(self, code: int, message: str, *, details: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ def invalid(message: str) -> ApiError:
 
 
 def unreadable(violations: Sequence[tuple[str, str]]) -> ApiError:
-    """400: fields or values that the message does not know, each as its path and what is wrong with it."""
+    """400: unknown fields or wrong values, each with its path and a description."""
     fields = [
         {"field": path, "description": description} if path else {"description": description}
         for path, description in violations
@@ -77,7 +77,7 @@ def model_unknown(name: str, version: str, method: str) -> ApiError:
 
 
 def rate_limited(message: str, model: str, delay_seconds: float | None) -> ApiError:
-    """429; with a delay also the RetryInfo that tells it."""
+    """429, with RetryInfo if there is a delay."""
     details: list[Mapping[str, Any]] = [
         {
             "@type": f"{_RPC}QuotaFailure",

@@ -1,6 +1,6 @@
-"""Explicit caches (`cachedContents`): made by one account for one model, gone when their time is over.
+"""Explicit caches (`cachedContents`), created by one account for one model, removed when they expire.
 
-An expired, deleted or foreign name gets the same answer, so that nobody learns what others have.
+An expired, deleted or foreign name gets the same error, so that existence is not disclosed.
 """
 
 import hashlib
@@ -58,7 +58,9 @@ class ExplicitCaches:
         self._caches: dict[str, ExplicitCache] = {}
 
     def create(self, body: Mapping[str, Any], account: str, version: str) -> ExplicitCache:
-        """Raises `ApiError`: no such model, none for this model, or too small."""
+        """Create a cache. Raises `ApiError` if the model is unknown, has no explicit caches, or the content is too
+        small.
+        """
         model, minimum = _read_model(str(body.get("model", "")), version)
         if "contents" in body:
             check_shape(body["contents"], "CreateCachedContentRequest.cached_content")
@@ -81,14 +83,14 @@ class ExplicitCaches:
         return cache
 
     def load(self, name: str, account: str) -> ExplicitCache:
-        """Raises `ApiError` (403) where this account has none of that name, or has no more."""
+        """Load a cache. Raises `ApiError` (403) if this account has no live cache of that name."""
         cache = self._caches.get(name)
         if cache is None or cache.account != account or cache.expires_at <= self._clock():
             raise ApiError(403, "CachedContent not found (or permission denied)")
         return cache
 
     def list(self, account: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """A page of the account's living caches, oldest first."""
+        """A page of the account's live caches, oldest first."""
         now = self._clock()
         mine = [cache for cache in self._caches.values() if cache.account == account and cache.expires_at > now]
         start, size = (_read_number(query, name) for name in ("pageToken", "pageSize"))
@@ -101,7 +103,7 @@ class ExplicitCaches:
         return page
 
     def update(self, name: str, body: Mapping[str, Any], account: str) -> ExplicitCache:
-        """Only the time of expiry can be changed. Raises `ApiError`."""
+        """Change the time of expiry; nothing else can be changed. Raises `ApiError`."""
         cache = self.load(name, account)
         stray = sorted(set(body) - _UPDATABLE)
         if stray or not {"ttl", "expire_time"} & set(body):
@@ -112,7 +114,7 @@ class ExplicitCaches:
         return updated
 
     def delete(self, name: str, account: str) -> None:
-        """Raises `ApiError` (403)."""
+        """Delete a cache. Raises `ApiError` (403)."""
         del self._caches[self.load(name, account).name]
 
     def _new_id(self) -> str:
@@ -120,7 +122,7 @@ class ExplicitCaches:
 
 
 def extend(cache: ExplicitCache, body: Mapping[str, Any], model: Model) -> Prompt:
-    """The prompt of a request on top of a cache. Raises `ApiError` where the two do not go together."""
+    """The prompt of a request that uses a cache. Raises `ApiError` if the two do not fit."""
     if {"system_instruction", "tools", "tool_config"} & set(body):
         raise invalid(_CONFLICT)
     if cache.prompt.model.id != model.id:
@@ -132,7 +134,7 @@ def extend(cache: ExplicitCache, body: Mapping[str, Any], model: Model) -> Promp
 
 
 def _read_model(name: str, version: str) -> tuple[Model, int]:
-    """The model and how many tokens a cache for it must have."""
+    """The model and the minimum tokens of its caches."""
     if not name:
         raise invalid("* CreateCachedContentRequest.model: unexpected model name format\n")
     model = find_model(name.removeprefix("models/"), version)

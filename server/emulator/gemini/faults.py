@@ -1,4 +1,4 @@
-"""The faults, as this API shows them."""
+"""Faults, as this API shows them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ _MID_STREAM: Final = frozenset({FaultKind.ERROR_MID_STREAM, FaultKind.OVERLOADED
 
 
 def error_before_answer(fault: Fault | None, model: Model) -> ApiError | None:
-    """What is answered instead, for the faults that let no answer begin."""
+    """The error that replaces the response, for faults that prevent one."""
     if fault is None or fault.kind in _MID_STREAM:
         return None
     match fault.kind:
@@ -53,7 +53,7 @@ def error_before_answer(fault: Fault | None, model: Model) -> ApiError | None:
 
 
 def error_mid_stream(fault: Fault | None) -> ApiError | None:
-    """What a stream that began well carries instead of its end."""
+    """The error inside a running stream."""
     return _plain_error(fault) if fault is not None and fault.kind in _MID_STREAM else None
 
 
@@ -64,7 +64,7 @@ def window_exceeded(tokens: int, model: Model) -> str:
 
 
 def shape(answer: Answer, fault: Fault | None) -> Answer:
-    """The answer, ended as the fault wants it: after so many chunks, for a reason."""
+    """The answer, ended by the fault: after so many chunks, with a finish reason."""
     if fault is None:
         return answer
     begun = answer.chunks[: fault.after_chunks]
@@ -91,15 +91,15 @@ def _plain_error(fault: Fault) -> ApiError | None:
 
 
 def blocked_prompt(fault: Fault) -> dict[str, Any]:
-    """The feedback that stands in place of any candidate."""
+    """The feedback that replaces all candidates."""
     feedback: dict[str, Any] = {"blockReason": "PROHIBITED_CONTENT"}
     return {**feedback, "blockReasonMessage": fault.message} if fault.message else feedback
 
 
 def with_unknown_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same response from a later version of the API: one more part, one more field on every level.
+    """The response as a later version of the API might send it: one more part, and one more field on every level.
 
-    `futureContent` and `futureHint` of a part are taken back in a request, as the real API takes what it gave.
+    Requests may contain `futureContent` and `futureHint` of a part again, as the real API accepts what it returned.
     """
     candidates = []
     for candidate in document["candidates"]:

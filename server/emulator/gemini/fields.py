@@ -1,7 +1,7 @@
-"""The messages of the API and their fields, by their names in snake_case.
+"""The messages of the API and their fields, by snake_case name.
 
 A field is a scalar (`string`, `bool`, `int32`, `number`, `bytes`, `enum`), `any` for free JSON, `struct` for a free
-object, or another message; `[]` behind it stands for a list, `{}` for a mapping from names.
+object, or another message. The suffix `[]` means a list, `{}` a mapping from names.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ PART_DATA: Final = (
     "tool_response",
     "future_content",
 )
-"""What a part is; one of them at a time. The last is no part of the API: the fault `unknown_parts` sends it, and a
-client that keeps what it does not know may send it back."""
+"""The kinds of a part, of which it has one. The last kind is not part of the API: the fault `unknown_parts` returns it,
+and a client that keeps unknown fields may send it back."""
 
 ONE_OF: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "Part": {"data": PART_DATA},

@@ -1,4 +1,4 @@
-"""One generation: the request checked by every rule, what the model says to it, and the documents that say so."""
+"""One generation: checks the request, chooses the reply, builds the response documents."""
 
 import base64
 import hashlib
@@ -36,7 +36,7 @@ _SIGNATURE_BYTES: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks which model, on which version of the API."""
+    """The caller, the model and the API version."""
 
     account: str
     version: str
@@ -45,7 +45,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A request that passed every rule."""
+    """A valid request."""
 
     caller: Caller
     prompt: Prompt
@@ -53,11 +53,11 @@ class Generation:
     prompt_tokens: int
     cached_tokens: int
     continued: str | None
-    """What is left to say, where the request continues an answer."""
+    """The rest of the text, if the request continues a response."""
 
 
 class Generator:
-    """Makes generations and their responses; all ids are those of the same run with the same seed."""
+    """Builds generations and their responses. Ids are the same in every run with the same seed."""
 
     def __init__(self, state: EmulatorState, caches: ExplicitCaches, implicit_cache: ImplicitCache) -> None:
         self._state = state
@@ -66,7 +66,7 @@ class Generator:
         self._numbers = count(1)
 
     def accept(self, body: bytes, caller: Caller) -> Generation:
-        """Raises `ApiError` for the first rule that the request breaks."""
+        """Validate a request. Raises `ApiError` for the first broken rule."""
         request = decode(body, "GenerateContentRequest")
         check_shape(request.get("contents", ()))
         prompt, cached_tokens = self._read_prompt(request, caller)
@@ -89,9 +89,9 @@ class Generator:
     def answer(
         self, generation: Generation, exchange: Exchange, fault: Fault | None, *, streaming: bool
     ) -> tuple[list[dict[str, Any]], Fault | None]:
-        """The documents of the response, in a stream or one; and the fault that is still to befall their sending.
+        """The documents of the response, and the fault that is to occur while they are sent.
 
-        Raises `ApiError` where the script has a fault that lets no answer begin.
+        Raises `ApiError` if the script has a fault that prevents a response.
         """
         reply: Reply | None = None
         if generation.continued is not None:
@@ -154,7 +154,7 @@ class Generator:
         return replace(answer, chunks=begun, finish_reason="CONTINUATION", candidate_fields=more)
 
     def _read_prompt(self, request: Mapping[str, Any], caller: Caller) -> tuple[Prompt, int]:
-        """The prompt, and how much of it comes from an explicit cache."""
+        """The prompt, and how many of its tokens come from an explicit cache."""
         if name := request.get("cached_content"):
             cache = self._caches.load(name, caller.account)
             return extend(cache, request, caller.model), cache.tokens
@@ -175,7 +175,7 @@ class Generator:
 
 
 def check_tools(prompt: Prompt) -> None:
-    """Raises `ApiError` where a function is declared twice."""
+    """Raise `ApiError` if a function is declared twice."""
     seen: set[str] = set()
     for declaration in (one for tool in prompt.tools for one in tool.get("function_declarations", ())):
         name = declaration.get("name", "")
@@ -185,7 +185,7 @@ def check_tools(prompt: Prompt) -> None:
 
 
 def improvise_reply(generation: Generation) -> Reply:
-    """What the model says without a script, within what the request allows."""
+    """An improvised reply within what the request allows."""
     prompt = generation.prompt
     offers = prompt.offers
     reply = improvise(prompt.question, len(prompt.contents) - 1, offers, prompt.tool_results)
@@ -208,7 +208,7 @@ def _document(generation: Generation, chunk: Chunk, response_id: str, fields: Ma
 
 
 def _usage(generation: Generation, chunk: Chunk) -> dict[str, Any]:
-    """Counts of the whole request so far; as in all of the API's JSON, what is zero is left out."""
+    """Token counts of the whole request so far. As everywhere in the API's JSON, zeros are left out."""
     counts = {
         "promptTokenCount": generation.prompt_tokens,
         "candidatesTokenCount": chunk.candidates_tokens,

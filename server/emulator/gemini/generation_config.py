@@ -1,4 +1,4 @@
-"""What a request may ask of the generation, by model."""
+"""Generation settings and their limits by model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ _UNSPECIFIED: Final = "THINKING_LEVEL_UNSPECIFIED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
-    """The part of the configuration that changes what the emulator answers. Sampling never does."""
+    """The settings that change the emulator's response. Sampling settings never do."""
 
     thinks: bool = True
     shows_thoughts: bool = False
     max_output_tokens: int
     stop_sequences: Sequence[str] = ()
     answer_schema: Mapping[str, Any] | None = None
-    """The JSON schema of the answer; None for free text."""
+    """The JSON schema of the response; None for free text."""
 
 
 def read_config(config: Mapping[str, Any], model: Model) -> GenerationConfig:
-    """Raises `ApiError` for what the model does not take."""
+    """Read the settings. Raises `ApiError` for settings that the model does not support."""
     if config.get("candidate_count", 1) != 1:
         raise invalid("Multiple candidates is not enabled for this model")
     limit = int(config.get("max_output_tokens", model.output_limit_tokens))

@@ -1,7 +1,7 @@
-"""The implicit cache: what a request has in common with the beginning of an earlier one is read from the cache.
+"""The implicit cache: a prefix that a request shares with an earlier one is read from the cache.
 
-The real one promises nothing; this one hits whenever it may, so that a client's prefix can be measured. It knows
-prefixes up to each part, per model and account, for five minutes after they were last used.
+The real cache is best-effort; this one always hits when it may, so that a client's prefix stability can be measured. It
+stores prefixes up to each part, per model and account, for five minutes after their last use.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ class ImplicitCache:
         self._expiries: OrderedDict[bytes, float] = OrderedDict()
 
     def read_and_fill(self, prompt: Prompt, account: str) -> int:
-        """The cached tokens of this prompt; from now on its own prefixes are cached. 0 below the model's minimum."""
+        """The cached tokens of this prompt, 0 below the model's minimum; then store its prefixes."""
         if not self._enabled:
             return 0
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The models and what each of them allows."""
+"""The models and their capabilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Model:
     family: str
     """Signatures are valid within a family."""
     thinking_levels: frozenset[str] = frozenset()
-    """Empty where thinking is controlled by a budget only."""
+    """Empty if thinking is controlled by a budget only."""
     takes_budget: bool = True
     budget_range: tuple[int, int] = (0, 32_768)
     validates_signatures: bool = True
     numbers_calls: bool = True
     """Whether each function call has an id."""
     keeps_thoughts: bool = False
-    """Whether signatures of earlier turns are read, and so count as input."""
+    """Whether signatures of earlier turns are read and count as input."""
     explicit_minimum_tokens: int | None = 4_096
     """None: no explicit caches."""
     implicit_minimum_tokens: int = 4_096
@@ -32,7 +32,7 @@ class Model:
     output_limit_tokens: int = 65_536
 
     def render(self) -> dict[str, Any]:
-        """The resource, as `models.get` answers it."""
+        """The resource that `models.get` returns."""
         methods = [name for name in _METHODS if self.explicit_minimum_tokens or name != "createCachedContent"]
         return {
             "name": f"models/{self.id}",
@@ -117,7 +117,7 @@ _ALIASES: Final[Mapping[str, str]] = {
 
 
 def find_model(name: str, version: str) -> Model | None:
-    """By its id. The `-latest` aliases exist on v1beta only."""
+    """Find a model by its id. The `-latest` aliases exist on v1beta only."""
     if version == "v1beta":
         name = _ALIASES.get(name, name)
     return MODELS.get(name)

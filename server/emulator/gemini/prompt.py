@@ -1,4 +1,4 @@
-"""What a request puts before the model: system instruction, tools and contents, those of an explicit cache in front."""
+"""The prompt of a request: system instruction, tools and contents, after those of an explicit cache."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Prompt:
 
     @property
     def must_call(self) -> bool:
-        """Whether the model has to answer with a function call."""
+        """Whether the model must return a function call."""
         return self._calling.get("mode") == "ANY"
 
     @property
@@ -65,7 +65,7 @@ class Prompt:
         return config
 
     def blocks(self) -> list[tuple[str, int]]:
-        """What the prompt consists of, in the order of its prefix: each piece as canonical JSON with its tokens."""
+        """The pieces of the prompt in prefix order, each as canonical JSON with its tokens."""
         blocks = []
         system = self.system_instruction
         if system is not None:
@@ -100,7 +100,7 @@ def _schema_of(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_prompt(body: Mapping[str, Any], model: Model) -> Prompt:
-    """The prompt that stands in a decoded request, or in the body of an explicit cache."""
+    """The prompt of a decoded request, or of the body of an explicit cache."""
     return Prompt(
         model=model,
         system_instruction=body.get("system_instruction"),

@@ -1,8 +1,8 @@
-"""A reply as parts, parts as chunks, and the tokens they cost.
+"""Renders a reply as parts, parts as chunks, and counts their tokens.
 
-Order: thoughts (only where they are asked for), text, function calls, each call in a chunk of its own. The signature
-stands on the first function call; without one on the last part: in a stream that is a part with an empty text, beside
-the finish reason. The 2.5 models sign the first part, and only where they call.
+Order: thoughts (only if requested), text, function calls, each call in its own chunk. The signature is on the first
+function call; without a call it is on the last part, which in a stream is a part with an empty text beside the finish
+reason. The 2.5 models sign the first part, and only if they call a function.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,36 +16,36 @@ from server.emulator.reply import Reply
 from server.emulator.tokens import count_json, count_tokens
 
 Sign: TypeAlias = Callable[[Mapping[str, Any]], str]
-"""The signature for a part."""
+"""Returns the signature of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of the answer, with the tokens of the whole answer up to here."""
+    """A piece of the response, with the tokens of the response so far."""
 
     parts: Sequence[Mapping[str, Any]] = ()
-    """Empty for thoughts that are not shown."""
+    """Empty for thoughts that are not requested."""
     thoughts_tokens: int = 0
     candidates_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the model says, not signed yet."""
+    """The response, not signed yet."""
 
     chunks: Sequence[Chunk]
     finish_reason: str = "STOP"
     candidate_fields: Mapping[str, Any] | None = None
-    """What else the candidate says at its end."""
+    """Further fields of the candidate at its end."""
 
     @property
     def end(self) -> Chunk:
-        """The tokens of the whole."""
+        """The tokens of the whole response."""
         return replace(self.chunks[-1], parts=()) if self.chunks else Chunk()
 
 
 def plan_answer(reply: Reply, model: Model, config: GenerationConfig, make_id: Callable[[], str]) -> Answer:
-    """The reply in pieces; MAX_TOKENS where the limit cuts it off, thoughts counted."""
+    """Split the reply into pieces; MAX_TOKENS if the limit cuts it off. Thoughts count."""
     thinking = reply.thinking if config.thinks else ""
     chunks = list(_thought_chunks(thinking, shown=config.shows_thoughts))
     chunks += _text_chunks(_until_stop(reply.text, config.stop_sequences), count_tokens(thinking))
@@ -71,7 +71,7 @@ def render_stream(answer: Answer, model: Model, sign: Sign) -> list[Chunk]:
 
 
 def render_unary(answer: Answer, model: Model, sign: Sign) -> Chunk:
-    """The same in one: a part for the thoughts, one for the text, one for each call."""
+    """The response as one chunk: a part for the thoughts, one for the text, one for each call."""
     merged: list[dict[str, Any]] = []
     for part in (part for chunk in answer.chunks for part in chunk.parts):
         last = merged[-1] if merged else {}
@@ -88,7 +88,7 @@ def render_unary(answer: Answer, model: Model, sign: Sign) -> Chunk:
 
 
 def _signed_place(parts: Sequence[Mapping[str, Any]], answer: Answer, model: Model) -> int | None:
-    """Which part is signed. An answer that was cut off is no turn to go on from, unless a call came through."""
+    """The index of the signed part. A response that was cut off is not signed, unless it contains a call."""
     calls = [index for index, part in enumerate(parts) if "functionCall" in part]
     if calls:
         return calls[0] if model.validates_signatures else 0

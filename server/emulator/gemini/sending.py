@@ -1,7 +1,7 @@
-"""Responses on their way to the client, and what breaks on that way.
+"""Sends responses, with the faults that can occur while sending.
 
-A stream is one event per chunk: `data: {json}` and an empty line, in CRLF; no event names, no comments, no `[DONE]`.
-Without `alt=sse` it is one JSON array that grows. Nothing here waits for the client: who reads slowly gets it later.
+A stream is one event per chunk: `data: {json}` and an empty line, with CRLF; no event names, no comments, no `[DONE]`.
+Without `alt=sse` it is one growing JSON array. Sending does not wait for the client to read.
 """
 
 import json
@@ -29,7 +29,7 @@ _BREAKING: Final = frozenset(
 
 
 class Framing(Protocol):
-    """How the documents of a stream are written one after the other."""
+    """How the documents of a stream are framed."""
 
     content_type: str
 
@@ -63,7 +63,7 @@ class ArrayFraming:
 
 
 async def send_error(exchange: Exchange, error: ApiError, *, as_list: bool = False) -> None:
-    """An error; a stream that is no SSE has it in a list of one."""
+    """Send an error; a stream without SSE has it in a list of one."""
     document = [error.render()] if as_list else error.render()
     body = json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"
     await exchange.answer(error.code, body, content_type=JSON)
@@ -72,7 +72,7 @@ async def send_error(exchange: Exchange, error: ApiError, *, as_list: bool = Fal
 async def send_stream(
     exchange: Exchange, documents: Sequence[Mapping[str, Any]], framing: Framing, latency: Latency, fault: Fault | None
 ) -> None:
-    """The documents, or as many as the fault lets through."""
+    """Send the documents, up to the fault if there is one."""
     if fault is not None and fault.kind is FaultKind.SLOW:
         latency = latency.slowed()
     breaking = fault if fault is not None and fault.kind in _BREAKING else None
@@ -95,7 +95,7 @@ async def send_stream(
 
 
 async def send_unary(exchange: Exchange, document: Mapping[str, Any], latency: Latency, fault: Fault | None) -> None:
-    """The one document, or what the fault makes of it."""
+    """Send one document, changed by the fault if there is one."""
     if fault is not None and fault.kind is FaultKind.SILENCE:
         await exchange.wait_for_disconnect()
         return
@@ -122,7 +122,7 @@ async def send_unary(exchange: Exchange, document: Mapping[str, Any], latency: L
 
 
 async def _break(exchange: Exchange, fault: Fault, framing: Framing, index: int, document: str) -> None:
-    """What comes in place of the next document."""
+    """Apply a fault in place of the next document."""
     next_frame = framing.frame(document, index)
     match fault.kind:
         case FaultKind.CUT:

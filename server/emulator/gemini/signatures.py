@@ -1,9 +1,9 @@
-"""Thought signatures: where they stand, what they are bound to, and which of them a request must bring back.
+"""Thought signatures: on which parts, what they are bound to, and which of them a request must contain.
 
-A signature is bound to the model family, the account and the part it was given with: altered, foreign, moved to another
-part or left on a part that was merged with another, it is corrupted. Only the current turn, that is what follows the
-newest user content with more than function responses, must have them: on the first function call of every step. Older
-ones may be absent, but not wrong. The two documented dummies are good everywhere.
+A signature is bound to the model family, the account and its part: an altered, foreign or moved signature, or one on a
+part that was merged with another, is rejected as corrupted. Only the current turn (everything after the newest user
+content that has more than function responses) must have them, on the first function call of every step. Older ones may
+be absent, but not wrong. The two documented dummy values are accepted everywhere.
 """
 
 import base64
@@ -25,7 +25,7 @@ def sign_part(signer: Signer, model: Model, account: str, part: Mapping[str, Any
 
 
 def check_signatures(signer: Signer, model: Model, account: str, contents: Sequence[Content]) -> None:
-    """Raises `ApiError` where one that is needed is missing, or any is not good."""
+    """Check all signatures. Raises `ApiError` if a required one is missing or any is wrong."""
     if not model.validates_signatures:
         return
     for index in range(_current_turn_start(contents), len(contents)):

@@ -1,7 +1,7 @@
-"""Who may speak when, and how function calls and their responses pair up.
+"""The order of contents, and the pairing of function calls with their responses.
 
-A function call turn is a model content with calls; the content after it answers all of them, in one content, and no
-other. Every rule has the text that the API is known to answer with.
+A function call turn is a model content with calls; the next content must contain the responses to exactly those calls.
+Every rule has the error text that the API is known to return.
 """
 
 from collections import Counter
@@ -44,12 +44,12 @@ def responses_of(content: Content) -> list[Part]:
 
 
 def has_standard_content(content: Content) -> bool:
-    """Whether it holds anything but function responses."""
+    """Whether it contains anything besides function responses."""
     return len(responses_of(content)) < len(content["parts"])
 
 
 def check_shape(contents: Sequence[Content], request: str = "GenerateContentRequest") -> None:
-    """Every content has a known role and parts, every part holds something. Raises `ApiError`."""
+    """Check that every content has a known role and parts, and that no part is empty. Raises `ApiError`."""
     if not contents:
         raise invalid(f"* {request}.contents: contents is not specified\n")
     for index, content in enumerate(contents):
@@ -66,7 +66,7 @@ def check_shape(contents: Sequence[Content], request: str = "GenerateContentRequ
 
 
 def check_order(contents: Sequence[Content]) -> None:
-    """The whole conversation is one that the model can answer. Raises `ApiError`."""
+    """Check that the model can answer the conversation. Raises `ApiError`."""
     previous: Content | None = None
     for content in contents:
         if calls_of(content) and responses_of(content):

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from server.conversation.errors import AddressInUse
-from server.emulator.asgi import EmulatorAsgi
+from server.emulator.asgi import EmulatorApp
 from server.emulator.exchange import Exchange
 from server.emulator.server import emulating
 from server.emulator.state import build_state
@@ -19,7 +19,7 @@ async def echo(exchange: Exchange) -> None:
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     async with (
-        emulating(EmulatorAsgi(build_state(clock=lambda: 5.0), echo)) as url,
+        emulating(EmulatorApp(build_state(clock=lambda: 5.0), echo)) as url,
         httpx2.AsyncClient(base_url=url) as client,
     ):
         yield client
@@ -59,5 +59,5 @@ async def test_a_taken_port_is_said(http: httpx2.AsyncClient) -> None:
     port = http.base_url.port
     assert port is not None
     with pytest.raises(AddressInUse):
-        async with emulating(EmulatorAsgi(build_state(), echo), port=port):
+        async with emulating(EmulatorApp(build_state(), echo), port=port):
             pass

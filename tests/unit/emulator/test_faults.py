@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.emulator.faults import ArmedFaults, FaultInvalid, parse_fault_header, parse_fault_order
+from server.emulator.faults import ArmedFaults, FaultInvalid, parse_fault_body, parse_fault_header
 from server.emulator.reply import Fault, FaultKind
 
 
@@ -29,7 +29,7 @@ def test_a_header_that_names_none_is_refused(header: str) -> None:
 
 
 def test_a_body_arms_a_fault_so_many_times() -> None:
-    fault, times = parse_fault_order({"kind": "cut", "times": 2, "after_chunks": 1, "message": "gone"})
+    fault, times = parse_fault_body({"kind": "cut", "times": 2, "after_chunks": 1, "message": "gone"})
     faults = ArmedFaults()
     faults.arm(fault, times)
 
@@ -42,15 +42,15 @@ def test_a_body_arms_a_fault_so_many_times() -> None:
 )
 def test_a_body_that_makes_no_sense_is_refused(body: Any) -> None:
     with pytest.raises(FaultInvalid):
-        parse_fault_order(body)
+        parse_fault_body(body)
 
 
 def test_raw_bytes_are_given_in_base64() -> None:
-    fault, _ = parse_fault_order({"kind": "raw", "body_base64": "/w==", "status": 502, "content_type": "text/html"})
+    fault, _ = parse_fault_body({"kind": "raw", "body_base64": "/w==", "status": 502, "content_type": "text/html"})
     assert fault == Fault(kind=FaultKind.RAW, body=b"\xff", status=502, content_type="text/html")
 
 
 @pytest.mark.parametrize("wrong", [{"body_base64": "?"}, {"status": 42}, {"status": "x"}])
 def test_raw_bytes_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(FaultInvalid):
-        parse_fault_order({"kind": "raw", **wrong})
+        parse_fault_body({"kind": "raw", **wrong})

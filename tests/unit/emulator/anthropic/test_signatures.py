@@ -1,28 +1,28 @@
-"""One changed letter spoils a seal."""
+"""Any change of a signed text invalidates it."""
 
 import base64
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.emulator.anthropic.signatures import seal, unseal
+from server.emulator.anthropic.signatures import sign_claims, verify_claims
 from server.emulator.signing import Signer
 
 _SIGNER = Signer(b"secret")
-_SEALED = [seal(_SIGNER, {"kind": "thinking", "id": "x" * length}) for length in range(6)]
+_SEALED = [sign_claims(_SIGNER, {"kind": "thinking", "id": "x" * length}) for length in range(6)]
 
 
 def test_a_seal_gives_its_claims_back() -> None:
     claims = {"kind": "thinking", "text": "Ä", "none": None, "number": 3}
-    assert unseal(_SIGNER, seal(_SIGNER, claims)) == claims
+    assert verify_claims(_SIGNER, sign_claims(_SIGNER, claims)) == claims
 
 
 def test_another_signer_knows_nothing_of_it() -> None:
-    assert unseal(Signer(b"other"), _SEALED[0]) is None
+    assert verify_claims(Signer(b"other"), _SEALED[0]) is None
 
 
 def test_no_two_seals_are_alike() -> None:
-    assert seal(_SIGNER, {"a": 1}) != seal(_SIGNER, {"a": 1})
+    assert sign_claims(_SIGNER, {"a": 1}) != sign_claims(_SIGNER, {"a": 1})
 
 
 @given(
@@ -33,14 +33,14 @@ def test_no_two_seals_are_alike() -> None:
 def test_one_letter_more_less_or_other_spoils_it(sealed: str, place: int, letter: str) -> None:
     at = place % len(sealed)
     for spoilt in (sealed[:at] + letter + sealed[at + 1 :], sealed[:at] + letter + sealed[at:], sealed[:at]):
-        assert spoilt == sealed or unseal(_SIGNER, spoilt) is None
+        assert spoilt == sealed or verify_claims(_SIGNER, spoilt) is None
 
 
 @given(st.binary())
 def test_any_other_bytes_are_no_seal(data: bytes) -> None:
-    assert unseal(_SIGNER, base64.b64encode(data).decode()) is None
+    assert verify_claims(_SIGNER, base64.b64encode(data).decode()) is None
 
 
 def test_nothing_is_no_seal() -> None:
-    assert unseal(_SIGNER, None) is None
-    assert unseal(_SIGNER, "") is None
+    assert verify_claims(_SIGNER, None) is None
+    assert verify_claims(_SIGNER, "") is None
