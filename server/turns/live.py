@@ -22,7 +22,7 @@ class LiveTurn:
         self.conversation_id = conversation_id
         self.input_seq = input_seq
         self.seq = seq
-        self.cancel_asked = asyncio.Event()
+        self.cancel_requested = asyncio.Event()
         self.ended: TurnEnded | None = None
         self.lost: StrataError | None = None
         """Why the end cannot be heard here."""
@@ -36,15 +36,15 @@ class LiveTurn:
         """How many events of the model were given out."""
         return len(self.events) - 1
 
-    def tell(self, events: Iterable[TurnEvent]) -> None:
-        """More was said."""
+    def append(self, events: Iterable[TurnEvent]) -> None:
+        """Adds events and wakes the readers."""
         self.events.extend(events)
         self._wake()
 
     def end(self, ended: TurnEnded) -> None:
         """The answer is durable."""
         self.ended = ended
-        self.tell((ended,))
+        self.append((ended,))
 
     def lose(self, error: StrataError) -> None:
         """Nothing more will be heard here, and the end neither."""

@@ -71,7 +71,7 @@ class TurnService:
         if live is None:
             await self._reaper.reap(conversation_id)
             return self._stored(tenant_id, conversation_id, seq)
-        live.cancel_asked.set()
+        live.cancel_requested.set()
         return LiveHandle(live=live)
 
     async def _take(

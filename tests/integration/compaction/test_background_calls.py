@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.compaction import background_call
 from server.compaction.background_call import CANCELLED
 from server.compaction.summary import Summariser, SummaryRequest
+from server.conversation import outages
 from server.conversation.call import Call
 from server.conversation.errors import CompactionNotFound, DatabaseUnavailable, ProviderFailed, SummaryUnavailable
 from server.emulator.reply import FaultKind
@@ -148,21 +148,21 @@ async def test_a_call_of_which_nothing_was_heard_for_long_is_made_again(walk: Wa
 
 
 async def test_an_answer_is_written_down_when_the_database_is_back(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, outages = walk.program.store, 2
+    store, failures = walk.program.store, 2
     record = type(store).record_call
 
     async def fail_sometimes(self: Any, tenant_id: str, conversation_id: str, call: Call, **more: Any) -> bool:
-        nonlocal outages
-        if call.end is not None and outages:
-            outages -= 1
+        nonlocal failures
+        if call.end is not None and failures:
+            failures -= 1
             raise DatabaseUnavailable
         return await record(self, tenant_id, conversation_id, call, **more)
 
     monkeypatch.setattr(type(store), "record_call", fail_sometimes)
-    monkeypatch.setattr(background_call, "_RECORD_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(outages, "_PAUSE_SECONDS", 0.001)
     says(walk, "Foxes.")
     assert await ask(walk) == "Foxes."
-    assert outages == 0
+    assert failures == 0
     [call] = await walk.background_calls()
     assert call.end is not None
 

@@ -224,7 +224,7 @@ class TestTheLiveTurn:
         open_readers = [handle.read(after) for after in readers]
         heard: list[list[tuple[int, TurnEvent]]] = [[] for _ in readers]
         for text in events:
-            live.tell([TextDelta(text=text)])
+            live.append([TextDelta(text=text)])
             chosen = data.draw(st.integers(min_value=0, max_value=len(readers) - 1))
             heard[chosen].extend(await open_readers[chosen].next(0) or ())
         whole = list(enumerate(live.events, start=1))

@@ -55,7 +55,7 @@ async def test_a_cache_that_is_gone_is_no_attempt(
     call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=attempts))
     assert len([event async for event in call.events()]) == 1
     assert [name is not None for name in provider.asked] == cached
-    assert call.failures == failures
+    assert [attempt.failure for attempt in call.attempts] == [*failures, None]
 
 
 async def test_patience_ends_all_the_same() -> None:

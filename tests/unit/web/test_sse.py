@@ -268,7 +268,7 @@ class Crowd:
 
 def big_turn(count: int, text: str = "word") -> LiveTurn:
     live = LiveTurn(tenant_id="t", conversation_id="conv_1", input_seq=1, seq=2)
-    live.tell([TextDelta(text=text) for _ in range(count)])
+    live.append([TextDelta(text=text) for _ in range(count)])
     live.end(TurnEnded(turn=replace(TURN, blocks=(TextBlock(text=text * count),)), conversation=STATUS))
     return live
 
