@@ -34,7 +34,7 @@ _FLAGS: Final = {
     "has_missing_signature": "A call came without a signature that it needs.",
     "has_withheld_signature": "Signatures were kept back from another model.",
     "has_prefix_break": "A request did not begin as the one before it.",
-    "was_reaped": "A turn outlived the process that ran it.",
+    "was_recovered": "A turn outlived the process that ran it.",
 }
 _NAMES: Final = {
     "assistant": ("assistant_id", "An assistant's id (asst_...)."),

@@ -107,5 +107,5 @@ def _show_turn(console: Console, item: TimelineTurn) -> None:
 def _troubles(found: InspectedConversation) -> Iterator[str]:
     facts = found.facts
     yield from facts.error_codes
-    flags = ("has_repairs", "has_missing_signature", "has_prefix_break", "was_reaped")
+    flags = ("has_repairs", "has_missing_signature", "has_prefix_break", "was_recovered")
     yield from (flag.removeprefix("has_").replace("_", " ") for flag in flags if getattr(facts, flag))

@@ -110,9 +110,9 @@ class Lease:
 class ConversationFacts:
     """What operators ask of a conversation, as far as it is counted."""
 
-    through_seq: int = 0
+    last_indexed_seq: int = 0
     """The newest turn that is counted."""
-    through_background: int = 0
+    last_indexed_background_seq: int = 0
     """The lowest number of a counted call that belongs to no turn."""
     turn_count: int = 0
     call_count: int = 0
@@ -126,7 +126,7 @@ class ConversationFacts:
     has_missing_signature: bool = False
     has_withheld_signature: bool = False
     has_prefix_break: bool = False
-    was_reaped: bool = False
+    was_recovered: bool = False
     usage: Usage = field(default_factory=Usage)
     cost_usd: Decimal = Decimal(0)
     """Of the calls whose price is known."""

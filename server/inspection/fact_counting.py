@@ -53,8 +53,8 @@ def count_turns(
     first = next((turn for turn in turns if isinstance(turn, UserTaskTurn)), None)
     return replace(
         facts,
-        through_seq=max([facts.through_seq, *(turn.seq for turn in turns)]),
-        through_background=min([facts.through_background, *(call.turn_seq for call in calls)]),
+        last_indexed_seq=max([facts.last_indexed_seq, *(turn.seq for turn in turns)]),
+        last_indexed_background_seq=min([facts.last_indexed_background_seq, *(call.turn_seq for call in calls)]),
         turn_count=facts.turn_count + len(turns),
         call_count=facts.call_count + len(own),
         models=_join(facts.models, (turn.model for turn in answers)),
@@ -67,7 +67,7 @@ def count_turns(
         has_missing_signature=facts.has_missing_signature or any(map(_tells_of_missing, warnings)),
         has_withheld_signature=facts.has_withheld_signature or any(map(_tells_of_withheld, warnings)),
         has_prefix_break=facts.has_prefix_break or any(map(_tells_of_break, warnings)),
-        was_reaped=facts.was_reaped or any(map(_was_reaped, answers)),
+        was_recovered=facts.was_recovered or any(map(_was_recovered, answers)),
         usage=add_usages([facts.usage, *(call.usage for call in own)]),
         cost_usd=sum((call.cost_usd for call in own if call.cost_usd is not None), facts.cost_usd),
         unpriced_count=facts.unpriced_count + sum(call.cost_usd is None for call in own),
@@ -95,7 +95,7 @@ def _tells_of_break(warning: Mapping[str, JsonValue]) -> bool:
     return warning.get("kind") == "prefix_break"
 
 
-def _was_reaped(turn: ModelResponseTurn) -> bool:
+def _was_recovered(turn: ModelResponseTurn) -> bool:
     return turn.state is TurnState.INTERRUPTED or turn.error_code == TurnInterrupted.code
 
 

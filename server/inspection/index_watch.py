@@ -35,9 +35,9 @@ class IndexWatch:
     async def look(self) -> None:
         """One look."""
         try:
-            now, looked_until = await self._find_progress()
+            now, indexed_until = await self._find_progress()
         except StrataError:
             # The server's readiness says what is wrong with the database. An old number would say that nothing is.
             self._lag_seconds = float("nan")
             return
-        self._lag_seconds = float("nan") if looked_until is None else max(0.0, (now - looked_until).total_seconds())
+        self._lag_seconds = float("nan") if indexed_until is None else max(0.0, (now - indexed_until).total_seconds())

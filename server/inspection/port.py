@@ -60,7 +60,7 @@ class InspectionFilter:
     has_missing_signature: bool = False
     has_withheld_signature: bool = False
     has_prefix_break: bool = False
-    was_reaped: bool = False
+    was_recovered: bool = False
     cost_from: Decimal | None = None
     """In USD, of the calls whose price is known; itself included, and so is `cost_to`."""
     cost_to: Decimal | None = None

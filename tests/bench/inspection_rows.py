@@ -113,7 +113,7 @@ async def draw_wanted(database: Database, tenant_id: str) -> Wanted:
     longest = max(facts, key=lambda row: row["turn_count"])
     return Wanted(
         conversation_id=encode_id(CONVERSATION, longest["conversation_id"]),
-        last_seq=longest["through_seq"],
+        last_seq=longest["last_indexed_seq"],
         newest_at=facts[0]["last_activity_at"],
         filters={**_text_filters(words, said.split()[:3]), **_fact_filters(facts)},
     )

@@ -133,7 +133,7 @@ async def fill(store: PostgresStore, conversation: Conversation, turns: int) -> 
         await connection.execute(
             """
             INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, account,
-                attempt, written_under)
+                attempt, written_by_lease)
             SELECT $1, n, kind, 'complete',
                 jsonb_build_array(jsonb_build_object('type', 'text', 'text', repeat('y', 800))), native,
                 dialect, provider, 'm', 'a', attempt, gen_random_uuid()

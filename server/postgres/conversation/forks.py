@@ -50,7 +50,8 @@ WHERE c.id = :conversation
 """)
 _STAND_IN: Final = Statement("""
 INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, stop_reason,
-    fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd, written_under)
+    fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd,
+    written_by_lease)
 SELECT c.id, :at_seq::bigint + 1, 'model_response', 'cancelled', '[]', '', a.provider, a.provider, a.model,
     'aborted', 0, 0, 0, 0, 0, 0, c.id
 FROM conversations c JOIN assistants a ON a.id = c.assistant_id AND a.version = c.assistant_version

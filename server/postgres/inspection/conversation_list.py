@@ -302,5 +302,5 @@ def _conversation_from(row: Row) -> InspectedConversation:
         state=ConversationState.RUNNING if is_running else waits,
         created_at=row["conversation_created_at"],
         facts=facts,
-        is_counted=facts.through_seq >= row["next_seq"] - (2 if is_running else 1),
+        is_counted=facts.last_indexed_seq >= row["next_seq"] - (2 if is_running else 1),
     )

@@ -34,7 +34,7 @@ FLAGS: Final = (
     "has_missing_signature",
     "has_withheld_signature",
     "has_prefix_break",
-    "was_reaped",
+    "was_recovered",
 )
 
 

@@ -34,11 +34,11 @@ _NAME: Final = "facts"
 
 _BEHIND: Final = """(
     f.conversation_id IS NULL
-    OR f.through_seq < c.next_seq - CASE WHEN c.lease_token IS NULL THEN 1 ELSE 2 END
-    OR EXISTS (SELECT FROM calls k WHERE k.conversation_id = c.id AND k.turn_seq < f.through_background
+    OR f.last_indexed_seq < c.next_seq - CASE WHEN c.lease_token IS NULL THEN 1 ELSE 2 END
+    OR EXISTS (SELECT FROM calls k WHERE k.conversation_id = c.id AND k.turn_seq < f.last_indexed_background_seq
         AND k.ended_at IS NOT NULL)
 )"""
-_PROGRESS: Final = Statement("SELECT now() AS now, (SELECT looked_until FROM index_progress WHERE name = :name)")
+_PROGRESS: Final = Statement("SELECT now() AS now, (SELECT indexed_until FROM index_progress WHERE name = :name)")
 _DUE: Final = Statement(f"""
 WITH moved AS (
     SELECT DISTINCT conversation_id FROM turns WHERE created_at >= :since
@@ -61,8 +61,8 @@ LEFT JOIN conversation_facts f ON f.conversation_id = c.id
 ORDER BY c.id
 """)  # noqa: S608  reason: constants of this module only
 _ADVANCE: Final = Statement("""
-INSERT INTO index_progress (name, looked_until) VALUES (:name, :looked_until)
-ON CONFLICT (name) DO UPDATE SET looked_until = greatest(index_progress.looked_until, excluded.looked_until)
+INSERT INTO index_progress (name, indexed_until) VALUES (:name, :indexed_until)
+ON CONFLICT (name) DO UPDATE SET indexed_until = greatest(index_progress.indexed_until, excluded.indexed_until)
 """)
 _HOLD: Final = Statement("""
 SELECT id, tenant_id, assistant_id, created_at, coalesce(forked_from_seq, 0) AS forked_from_seq
@@ -96,16 +96,17 @@ FROM unnest(:seqs::bigint[], :texts::text[]) AS written (seq, text)
 ON CONFLICT (conversation_id, seq) DO NOTHING
 """)
 _WRITE_FACTS: Final = Statement("""
-UPDATE conversation_facts SET through_seq = :through_seq, through_background = :through_background,
+UPDATE conversation_facts SET last_indexed_seq = :last_indexed_seq,
+    last_indexed_background_seq = :last_indexed_background_seq,
     assistant_id = :assistant, turn_count = :turn_count, call_count = :call_count, models = :models::text[],
     providers = :providers::text[], states = :states::text[], stop_reasons = :stop_reasons::text[],
     error_codes = :error_codes::text[], tool_names = :tool_names::text[], has_repairs = :has_repairs,
     has_missing_signature = :has_missing_signature, has_withheld_signature = :has_withheld_signature,
-    has_prefix_break = :has_prefix_break, was_reaped = :was_reaped, fresh_input_tokens = :fresh_input_tokens,
+    has_prefix_break = :has_prefix_break, was_recovered = :was_recovered, fresh_input_tokens = :fresh_input_tokens,
     cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, output_tokens = :output_tokens,
     reasoning_tokens = :reasoning_tokens, cost_usd = :cost_usd, unpriced_count = :unpriced_count,
     slowest_call_ms = :slowest_call_ms, last_activity_at = :last_activity_at, excerpt = :excerpt,
-    labels = :labels::text[], counted_at = now()
+    labels = :labels::text[], indexed_at = now()
 WHERE conversation_id = :conversation
 """)
 
@@ -127,9 +128,9 @@ class IndexReport:
 async def index_news(database: Database) -> IndexReport:
     """Counts what is new since the last look; at the first look, everything. Raises `DatabaseUnavailable`."""
     progress = (await database.run(_PROGRESS, name=_NAME))[0]
-    began_at, looked_until = progress["now"], progress["looked_until"]
-    report = await index_all(database) if looked_until is None else await _index_since(database, looked_until)
-    await database.run(_ADVANCE, name=_NAME, looked_until=began_at)
+    began_at, indexed_until = progress["now"], progress["indexed_until"]
+    report = await index_all(database) if indexed_until is None else await _index_since(database, indexed_until)
+    await database.run(_ADVANCE, name=_NAME, indexed_until=began_at)
     return report
 
 
@@ -155,11 +156,11 @@ async def index_conversation(database: Database, conversation: UUID) -> IndexRep
 async def find_progress(database: Database) -> tuple[datetime, datetime | None]:
     """The database's time, and up to when turns are counted; None before the first look."""
     row = (await database.run(_PROGRESS, name=_NAME))[0]
-    return row["now"], row["looked_until"]
+    return row["now"], row["indexed_until"]
 
 
-async def _index_since(database: Database, looked_until: datetime) -> IndexReport:
-    since = looked_until - OVERLAP
+async def _index_since(database: Database, indexed_until: datetime) -> IndexReport:
+    since = indexed_until - OVERLAP
     first_id, _ = ids_within(since, None)
     report, after = IndexReport(), _BEFORE_ALL
     while rows := await database.run(_DUE, since=since, first_id=first_id, after=after, count=PAGE_CONVERSATIONS):
@@ -185,15 +186,17 @@ async def _count_portion(database: Database, conversation: UUID) -> int | None:
         labels = labels_of(held[0]["tenant_id"], held[0]["assistant_id"], None)
         await _fetch(connection, _BEGIN, **key, created_at=held[0]["created_at"], labels=labels)
         facts = facts_from((await _fetch(connection, _LOCK, conversation=conversation))[0])
-        rows = await _fetch(connection, _TURNS, conversation=conversation, after=facts.through_seq, count=PAGE_TURNS)
+        rows = await _fetch(
+            connection, _TURNS, conversation=conversation, after=facts.last_indexed_seq, count=PAGE_TURNS
+        )
         turns = [turn_from(row) for row in rows]
         calls = await _fetch(
             connection,
             _CALLS,
             conversation=conversation,
-            first_seq=facts.through_seq + 1,
-            last_seq=turns[-1].seq if turns else facts.through_seq,
-            background=facts.through_background,
+            first_seq=facts.last_indexed_seq + 1,
+            last_seq=turns[-1].seq if turns else facts.last_indexed_seq,
+            background=facts.last_indexed_background_seq,
         )
         counted = count_turns(
             facts, turns, [_call_from(row) for row in calls], own_from_seq=held[0]["forked_from_seq"] + 1

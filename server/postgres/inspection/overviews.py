@@ -117,7 +117,7 @@ ON CONFLICT (conversation_id) DO UPDATE SET reason = excluded.reason, request_to
         ELSE excluded.began_at END
 WHERE known.seq <= excluded.seq
 """)
-_ALARMS: Final = ("has_prefix_break", "has_missing_signature", "has_withheld_signature", "was_reaped")
+_ALARMS: Final = ("has_prefix_break", "has_missing_signature", "has_withheld_signature", "was_recovered")
 
 
 class PostgresOverviews:

@@ -84,7 +84,7 @@ taken AS (
 ),
 inserted AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, language, args,
-        idempotency_key, body_hash, written_under)
+        idempotency_key, body_hash, written_by_lease)
     SELECT id, next_seq - 2, :kind, 'complete', :blocks::jsonb, :native, 'strata', :language, :args::json,
         :key::text, :body_hash::bytea, :token
     FROM taken

@@ -123,7 +123,7 @@ WITH held AS (
 answered AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, model_version,
         account, attempt, stop_reason, error_code, ending, fresh_input_tokens, cache_read_tokens, cache_write_tokens,
-        output_tokens, reasoning_tokens, cost_usd, written_under, revision)
+        output_tokens, reasoning_tokens, cost_usd, written_by_lease, revision)
     SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
         :answered_model::text, :answered_version::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
         :ending::jsonb, :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint,
@@ -139,7 +139,7 @@ SELECT revision, created_at, {announce_sql(Notification.ENDED, "conversation_id"
 UNION ALL
 -- The answer to an earlier finish of the same lease was lost on the way.
 SELECT revision, created_at, true FROM turns
-WHERE conversation_id = :conversation AND seq = :turn_seq AND written_under = :token
+WHERE conversation_id = :conversation AND seq = :turn_seq AND written_by_lease = :token
 """  # noqa: S608  reason: constants of this module only
 _FINISH: Final = Statement(
     _FINISH_SQL.replace("%attempt%", ":attempt::smallint").replace("%ended%", f"\nended AS ({_ENDED_CALL_SQL}\n),")

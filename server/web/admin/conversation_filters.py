@@ -18,7 +18,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "has_missing_signature": "Missing signature",
     "has_withheld_signature": "Withheld signature",
     "has_prefix_break": "Broken prefix",
-    "was_reaped": "Reaped turn",
+    "was_recovered": "Recovered turn",
 }
 """What a conversation has or has not, and how people call it."""
 TEXTS: Final = ("assistant_id", "model", "provider", "error_code", "tool_name", "text", "phrase")

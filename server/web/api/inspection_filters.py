@@ -56,7 +56,7 @@ def provide_flags(
     has_missing_signature: FromQuery[bool] = False,
     has_withheld_signature: FromQuery[bool] = False,
     has_prefix_break: FromQuery[bool] = False,
-    was_reaped: FromQuery[bool] = False,
+    was_recovered: FromQuery[bool] = False,
 ) -> _Values:
     """What went wrong on the way."""
     return {
@@ -64,7 +64,7 @@ def provide_flags(
         "has_missing_signature": has_missing_signature,
         "has_withheld_signature": has_withheld_signature,
         "has_prefix_break": has_prefix_break,
-        "was_reaped": was_reaped,
+        "was_recovered": was_recovered,
     }
 
 

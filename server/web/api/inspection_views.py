@@ -31,7 +31,7 @@ _MODEL: Final = "gemini-3.1-pro-preview"
 class FactsView(View):
     """A conversation in numbers, as far as it is counted."""
 
-    through_seq: int = Field(description="The newest turn that is counted.", examples=[4])
+    last_indexed_seq: int = Field(description="The newest turn that is counted.", examples=[4])
     turns: int = Field(examples=[4])
     calls: int = Field(description="Each attempt counts; of a fork, its own.", examples=[2])
     models: list[str] = Field(examples=[[_MODEL]])
@@ -44,7 +44,7 @@ class FactsView(View):
     has_missing_signature: bool = Field(examples=[False])
     has_withheld_signature: bool = Field(examples=[False])
     has_prefix_break: bool = Field(examples=[False])
-    was_reaped: bool = Field(description="A turn outlived the process that ran it.", examples=[False])
+    was_recovered: bool = Field(description="A turn outlived the process that ran it.", examples=[False])
     usage: UsageView
     cost_usd: float = Field(description="Of the calls whose price is known.", examples=[0.0042])
     unpriced_calls: int = Field(description="How many have no known price.", examples=[0])
@@ -56,7 +56,7 @@ class FactsView(View):
     def of(cls, facts: ConversationFacts) -> Self:
         """The view of the facts."""
         return cls(
-            through_seq=facts.through_seq,
+            last_indexed_seq=facts.last_indexed_seq,
             turns=facts.turn_count,
             calls=facts.call_count,
             models=list(facts.models),
@@ -69,7 +69,7 @@ class FactsView(View):
             has_missing_signature=facts.has_missing_signature,
             has_withheld_signature=facts.has_withheld_signature,
             has_prefix_break=facts.has_prefix_break,
-            was_reaped=facts.was_reaped,
+            was_recovered=facts.was_recovered,
             usage=UsageView.of(facts.usage),
             cost_usd=float(facts.cost_usd),
             unpriced_calls=facts.unpriced_count,

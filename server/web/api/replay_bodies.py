@@ -64,7 +64,7 @@ class FiltersBody(Body):
     has_missing_signature: bool = False
     has_withheld_signature: bool = False
     has_prefix_break: bool = False
-    was_reaped: bool = False
+    was_recovered: bool = False
     cost_from: _Sum | None = None
     cost_to: _Sum | None = None
     tokens_from: _Tokens | None = None

@@ -76,7 +76,7 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
 
     facts = await load_facts(database, conversation.id)
     assert facts is not None
-    assert (facts.through_seq, facts.turn_count, facts.call_count) == (4, 4, 3)
+    assert (facts.last_indexed_seq, facts.turn_count, facts.call_count) == (4, 4, 3)
     assert facts.models == ("gemini-3.1-pro-preview",)
     assert facts.states == ("complete", "failed")
     assert facts.stop_reasons == ("tool_use", "error")
@@ -86,7 +86,7 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
     assert facts.has_missing_signature
     assert facts.has_withheld_signature
     assert facts.has_prefix_break
-    assert not facts.was_reaped
+    assert not facts.was_recovered
     assert facts.usage.fresh_input_tokens == 21
     assert (facts.cost_usd, facts.unpriced_count) == (Decimal("0.0012345678"), 1)
     assert facts.slowest_call_ms == 0
@@ -130,7 +130,7 @@ async def test_portions_of_any_size_give_the_same_facts(
     first, second = await load_facts(database, one.id), await load_facts(database, other.id)
     assert first is not None
     assert second is not None
-    same = ("through_seq", "turn_count", "call_count", "usage", "cost_usd", "models", "states", "excerpt")
+    same = ("last_indexed_seq", "turn_count", "call_count", "usage", "cost_usd", "models", "states", "excerpt")
     assert [getattr(first, name) for name in same] == [getattr(second, name) for name in same]
     assert await load_texts(database, one.id) == await load_texts(database, other.id)
 
@@ -157,7 +157,7 @@ async def test_a_running_turn_is_counted_when_it_has_ended(
     await index_news(database)
     facts = await load_facts(database, conversation.id)
     assert facts is not None
-    assert (facts.through_seq, facts.call_count) == (1, 0)
+    assert (facts.last_indexed_seq, facts.call_count) == (1, 0)
     assert await index_news(database) == IndexReport()
 
     await store.finish_turn(accepted.lease, answer())
@@ -165,7 +165,7 @@ async def test_a_running_turn_is_counted_when_it_has_ended(
 
     facts = await load_facts(database, conversation.id)
     assert facts is not None
-    assert (facts.through_seq, facts.call_count) == (2, 1)
+    assert (facts.last_indexed_seq, facts.call_count) == (2, 1)
 
 
 async def test_a_stopped_indexer_catches_up(database: Database, store: PostgresStore, tenant: Tenant) -> None:
@@ -173,13 +173,13 @@ async def test_a_stopped_indexer_catches_up(database: Database, store: PostgresS
     await index_news(database)
     await take_exchange(store, tenant.id, conversation.id)
     async with database.connection() as connection:
-        await connection.execute("UPDATE index_progress SET looked_until = now() - interval '3 days'")
+        await connection.execute("UPDATE index_progress SET indexed_until = now() - interval '3 days'")
 
     assert (await index_news(database)).turn_count == 2
 
-    now, looked_until = await find_progress(database)
-    assert looked_until is not None
-    assert (now - looked_until).total_seconds() < 60
+    now, indexed_until = await find_progress(database)
+    assert indexed_until is not None
+    assert (now - indexed_until).total_seconds() < 60
 
 
 async def test_what_came_with_an_old_date_is_found_by_the_walk(
@@ -190,7 +190,7 @@ async def test_what_came_with_an_old_date_is_found_by_the_walk(
     await take_exchange(store, tenant.id, conversation.id)
     async with database.connection() as connection:
         await connection.execute("UPDATE turns SET created_at = created_at - interval '1 year'")
-        await connection.execute("UPDATE index_progress SET looked_until = now() + interval '1 hour'")
+        await connection.execute("UPDATE index_progress SET indexed_until = now() + interval '1 hour'")
     assert (await index_news(database)).turn_count == 0
 
     assert (await index_all(database)).turn_count == 2

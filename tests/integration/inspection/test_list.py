@@ -114,7 +114,7 @@ async def test_each_filter_finds_its_own_and_nothing_else(
             ),
         ),
         (
-            {"was_reaped": True},
+            {"was_recovered": True},
             await talk(store, tenant, state=TurnState.INTERRUPTED, error_code="turn_interrupted"),
         ),
         ({"tool_name": "get_weather"}, await talk(store, tenant, calls=["call_1"])),

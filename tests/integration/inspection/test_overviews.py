@@ -131,7 +131,7 @@ async def test_trouble_is_an_alarm(
 
     counts = {alarm.kind: [item.id for item in alarm.conversations] for alarm in found.alarms}
     assert counts["has_prefix_break"] == [conversation.id]
-    assert counts["was_reaped"] == []
+    assert counts["was_recovered"] == []
 
 
 async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(

@@ -78,6 +78,18 @@ UNEXPLAINED = {
     "server_call_dropped",
 }
 """Notes of calls that no page has a sentence for."""
+RENAMED = {
+    "opening",
+    "opening_rejected",
+    "opening_set_down",
+    "shadow_id",
+    "shadow_seq",
+    "ttl_passed",
+    "was_reaped",
+}
+"""Words of the dumped store that no value may contain after the migration, as a word of its own."""
+FREE_TEXTS = {"native", "dynamic", "raw_response", "data", "blocks", "text", "tsv", "excerpt"}
+"""Columns with what clients, models and templates have written."""
 REFUSED = {"profile_assumed": ProviderRejected.code, "settings_refused": ValidationFailed.code}
 """Conversations that cannot go on: the emulators do not have the model, or it does not take the order of the layers."""
 
@@ -281,6 +293,49 @@ async def test_every_stored_word_is_one_of_this_release(migrated: DatabaseOption
     assert {kind for kind in kinds if not explain_warning({"kind": kind, **note})} <= UNEXPLAINED
     assert {kind for kind in words["calls.repairs"] if not explain_repair({"kind": kind})} <= UNEXPLAINED
     assert all(explain_template({"kind": kind}) for kind in words["calls.template_failures"])
+
+
+async def test_no_value_or_name_contains_a_renamed_word(migrated: DatabaseOptions) -> None:
+    columns = await fetch(
+        migrated,
+        """SELECT table_schema, table_name, column_name FROM information_schema.columns
+        WHERE table_schema IN ('public', 'replay')""",
+    )
+    assert {row["column_name"] for row in columns} & RENAMED == set()
+    word = rf"\m({'|'.join(RENAMED)})\M"
+    for schema, table, column in columns:
+        if column not in FREE_TEXTS:
+            found = await fetch(
+                migrated,
+                f'SELECT "{column}"::text FROM {schema}.{table} WHERE "{column}"::text ~ $1 LIMIT 1',  # noqa: S608  reason: names of the catalogue
+                word,
+            )
+            assert found == [], f"{schema}.{table}.{column}"
+
+
+async def test_flags_filters_and_labels_keep_their_meaning(restored: DatabaseOptions) -> None:
+    """The dump has interrupted turns; a saved view and a replay that select by them are added to it."""
+    flagged = "SELECT conversation_id FROM conversation_facts WHERE {} ORDER BY 1"
+    before = await fetch(restored, flagged.format("was_reaped"))
+    assert before
+    await fetch(restored, """UPDATE saved_views SET filters = filters || '{"was_reaped": "true"}'""")
+    await fetch(
+        restored, """UPDATE audit_log SET details = '{"filters": ["model", "was_reaped"]}' WHERE action = 'login'"""
+    )
+    draft = '{"name": "was_reaped of May", "selection": {"filters": {"was_reaped": true}}}'
+    await fetch(restored, "UPDATE replays SET draft = $1", draft)
+    await migrate_up(restored)
+    assert await fetch(restored, flagged.format("was_recovered")) == before
+    assert await fetch(restored, flagged.format("labels @> '{has:was_recovered}'")) == before
+    views = await fetch(restored, "SELECT filters->>'was_recovered' AS flag FROM saved_views")
+    assert {row["flag"] for row in views} == {"true"}
+    [named] = await fetch(
+        restored, "SELECT DISTINCT details->'filters' AS filters FROM audit_log WHERE action = 'login'"
+    )
+    assert json.loads(named["filters"]) == ["model", "was_recovered"]
+    [stored] = await fetch(restored, "SELECT DISTINCT draft::text AS draft FROM replays")
+    # The name of a replay is its creator's.
+    assert json.loads(stored["draft"]) == json.loads(draft.replace('"was_reaped"', '"was_recovered"'))
 
 
 async def test_every_conversation_call_and_replay_is_shown(

@@ -78,7 +78,7 @@ _EXCUSED: dict[str, dict[str, str]] = {
         "args": "was rendered into the dynamic layer, which is proven",
         "idempotency_key": _REQUEST,
         "body_hash": _REQUEST,
-        "written_under": "of the lease that it was written under",
+        "written_by_lease": "of the lease that it was written under",
         "revision": "of the conversation's changes, of which there is no other trace",
         "ending": "what the provider said about the end, for people; the bytes of the call have it too",
         "created_at": _FOR_PEOPLE,
