@@ -1,6 +1,7 @@
-"""What the server tells about itself: logs (structlog), metrics (Prometheus), spans (OpenTelemetry).
+"""Logs (structlog), metrics (Prometheus) and spans (OpenTelemetry).
 
-One promise holds for all three: neither message content nor a secret ever leaves through them. Logs are scrubbed on
-their last step (`redaction`) and tracebacks are rendered without the texts that might quote a value (`tracebacks`);
-metric labels and span attributes come from closed sets, or are names and numbers with a limit (`limits`).
+Neither message content nor a secret leaves through any of the three. `logs` redacts every line and renders tracebacks
+without the texts of exceptions; metric labels and span attributes come from closed sets, or are names and numbers
+within `limits`. The observers `turns.TurnTelemetry`, `compactions.CompactionTelemetry` and `replays.ReplayTelemetry`
+implement the ports of their rooms; `metrics.Metrics` holds all metrics of a server, `spans.Tracing` its spans.
 """

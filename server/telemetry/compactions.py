@@ -1,6 +1,6 @@
-"""Compactions for operators: metrics, one log line each, and the alarm.
+"""Telemetry of compactions: metrics, one log line for each, and the alarm for blocked ones.
 
-Implements `server.compaction.report`.
+Implements `server.compaction.report.CompactionObserver`. Nothing here raises or waits.
 """
 
 import logging
@@ -20,32 +20,32 @@ _log = logging.getLogger("strata.compaction")
 
 
 class CompactionTelemetry:
-    """Told about the compactions of one process. Neither raises nor waits."""
+    """The telemetry of the compactions of one process."""
 
     def __init__(self, registry: CollectorRegistry | None = None, calls: CallMetrics | None = None) -> None:
-        """Without a registry only the log tells: a worker has no `/metrics`. `calls` counts what was asked for it."""
+        """A worker passes no registry, because it has no `/metrics`. `calls` counts the calls for summaries."""
         registry = registry or CollectorRegistry()
         self._calls = calls
         self._reasons = NameSet(others=_REASONS)
         self._blocked: LruCache[str, str] = LruCache(_MAX_BLOCKED)
         self._ended = Counter(
             "strata_compactions",
-            "Compactions that ended, or found nothing to do.",
+            "Compactions that ended, including those without anything to do.",
             ("outcome", "reason"),
             registry=registry,
         )
         self._queued = Counter(
-            "strata_compactions_queued", "Compactions that the policy asked for.", ("reason",), registry=registry
+            "strata_compactions_queued", "Compactions that the policy decided on.", ("reason",), registry=registry
         )
         self._moved = Counter(
-            "strata_compacted_tokens", "Tokens of turns that were moved into the history, about.", registry=registry
+            "strata_compacted_tokens", "Estimated tokens of turns that were moved into segments.", registry=registry
         )
         self._alarms = Counter(
-            "strata_compaction_alarms", "Conversations found that must be compacted and cannot be.", registry=registry
+            "strata_compaction_alarms", "Conversations that must be compacted and cannot be.", registry=registry
         )
         Gauge(
             "strata_compaction_blocked",
-            "Conversations that must be compacted and cannot be, as far as this process has seen.",
+            "Conversations that must be compacted and cannot be, as seen by this process.",
             registry=registry,
         ).set_function(lambda: len(self._blocked))
 

@@ -1,6 +1,6 @@
-"""What is counted about replays, apart from live conversations: calls, tokens, money, results, items.
+"""Metrics of replays, separate from those of live conversations: calls, tokens, costs, results, items.
 
-Implements `server.replay.rerun.observer`. Neither raises nor waits.
+Implements `server.replay.rerun.observer`. Nothing here raises or waits.
 """
 
 from typing import Final
@@ -11,14 +11,14 @@ from server.conversation.call import CallEnd, CallStart
 from server.conversation.errors import every_error
 from server.replay.rerun.observer import CallPurpose, Departure
 from server.replay.rerun.result import Outcome
-from server.telemetry.call_metrics import BUCKETS, bucket_counts
-from server.telemetry.limits import NameSet, finite_usd, status_class
+from server.telemetry.call_metrics import Spending
+from server.telemetry.limits import NameSet, status_class
 
 _SPENDER: Final = ("provider", "model", "purpose")
 
 
 class ReplayTelemetry:
-    """Told about the replays of one process. Without a registry nobody reads it: a worker has no `/metrics`."""
+    """The metrics of the replays of one process. A worker passes no registry, because it has no `/metrics`."""
 
     def __init__(
         self,
@@ -27,38 +27,24 @@ class ReplayTelemetry:
         providers: NameSet | None = None,
         models: NameSet | None = None,
     ) -> None:
-        """`providers` and `models` are the names that labels may have."""
+        """`providers` and `models` are the admitted label values."""
         registry = registry or CollectorRegistry()
         self._providers = providers or NameSet()
         self._models = models or NameSet()
         self._codes = NameSet(error.code for error in every_error())
         self._calls = Counter(
             "strata_replay_calls",
-            "Calls of replays that ended, each attempt counted.",
+            "Calls of replays that ended; each attempt is counted.",
             (*_SPENDER, "status", "error_code"),
             registry=registry,
         )
-        self._tokens = Counter(
-            "strata_replay_tokens",
-            "Tokens of replays, each in exactly one bucket.",
-            (*_SPENDER, "bucket"),
-            registry=registry,
-        )
-        self._cost = Counter(
-            "strata_replay_cost_usd", "What calls of replays cost, in US dollars.", _SPENDER, registry=registry
-        )
-        self._unpriced = Counter(
-            "strata_replay_unpriced_calls",
-            "Calls of replays that used tokens whose price is not known.",
-            _SPENDER,
-            registry=registry,
-        )
+        self._spending = Spending(registry, "strata_replay", _SPENDER)
         self._results = Counter(
-            "strata_replay_results", "Answers of candidates, by what became of them.", ("outcome",), registry=registry
+            "strata_replay_results", "Results of replays, by outcome.", ("outcome",), registry=registry
         )
         self._items = Counter(
             "strata_replay_items",
-            "Conversations that this process has run, by how it left them.",
+            "Conversations that this process has replayed, by how they ended.",
             ("departure", "error_code"),
             registry=registry,
         )
@@ -66,15 +52,7 @@ class ReplayTelemetry:
     def call_ended(self, start: CallStart, end: CallEnd, purpose: CallPurpose) -> None:
         spender = (self._providers.admit(start.provider), self._models.admit(start.model), purpose.value)
         self._calls.labels(*spender, status_class(end.status), self._codes.admit(end.error_code)).inc()
-        counts = bucket_counts(end.usage)
-        for bucket, count in zip(BUCKETS, counts, strict=True):
-            if count:
-                self._tokens.labels(*spender, bucket).inc(count)
-        usd = finite_usd(end.cost_usd)
-        if usd is not None:
-            self._cost.labels(*spender).inc(usd)
-        elif any(counts):
-            self._unpriced.labels(*spender).inc()
+        self._spending.add(spender, end)
 
     def result_recorded(self, outcome: Outcome) -> None:
         self._results.labels(outcome.value).inc()

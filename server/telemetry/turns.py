@@ -1,7 +1,7 @@
-"""Turns as operators see them: metrics, spans, and one line in the log for each that ends.
+"""Telemetry of turns: metrics, spans, and one log line for each turn that ends.
 
-Implements `server.turns.observer`. It is called between the steps of a turn, so it neither raises nor waits, whatever
-the values are; `limits` sees to that. What was said appears nowhere.
+Implements `server.turns.observer`. It is called between the steps of a turn, so it neither raises nor waits, for any
+values; `limits` ensures that. Message content is never recorded.
 """
 
 import logging
@@ -14,19 +14,18 @@ from server.conversation.turn import ModelResponseTurn, TurnState
 from server.telemetry.call_metrics import find_prefix_breaks
 from server.telemetry.limits import bounded_count, finite_seconds, finite_usd, plain_name
 from server.telemetry.metrics import Metrics
-from server.telemetry.spans import Tracing
-from server.telemetry.turn_spans import TurnSpans
+from server.telemetry.spans import Tracing, TurnSpans
 from server.turns.observer import TurnTimes
 
 _log = logging.getLogger("strata.turn")
 
-_BROKEN: Final = frozenset({TurnState.FAILED, TurnState.INTERRUPTED})
+_UNSUCCESSFUL: Final = frozenset({TurnState.FAILED, TurnState.INTERRUPTED})
 _DIFFERENCE: Final = ("index", "block", "layer", "role", "seq", "expected_hash", "found_hash")
-"""What is repeated of a prefix that broke: which block, and not what it says."""
+"""The fields of a prefix break that are logged: which block, and not its content."""
 
 
 class TurnTelemetry:
-    """Tells the operators of one server about its turns."""
+    """The telemetry of the turns of one server."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
         self._turns = metrics.turns
@@ -34,13 +33,13 @@ class TurnTelemetry:
         self._spans = TurnSpans(tracing) if tracing.enabled else None
 
     def turn_began(self, lease: Lease) -> None:
-        """Called where the request's context is at hand: the turn's span is its child."""
+        """Must be called in the context of the request: the span of the turn becomes its child."""
         self._turns.turn_began()
         if self._spans is not None:
             self._spans.begin(lease)
 
     def call_ended(self, lease: Lease, start: CallStart, end: CallEnd, *, assistant_id: str | None) -> None:
-        """May come from any task."""
+        """May be called from any task."""
         self._calls.call_ended(start, end, assistant_id=assistant_id)
         if self._spans is not None:
             self._spans.record_call(lease, start, end)
@@ -58,38 +57,38 @@ class TurnTelemetry:
             )
 
     def turn_ended(self, lease: Lease, turn: ModelResponseTurn, times: TurnTimes) -> None:
-        """Leaves the one line of the turn: `turn.failed`, a warning, where it failed or was interrupted."""
+        """Log the turn: as a warning `turn.failed` if it failed or was interrupted, else as `turn.ended`."""
         self._turns.turn_ended(turn, times)
         if self._spans is not None:
             self._spans.finish(lease, turn, times)
-        level, event = (logging.WARNING, "turn.failed") if turn.state in _BROKEN else (logging.INFO, "turn.ended")
+        level, event = (logging.WARNING, "turn.failed") if turn.state in _UNSUCCESSFUL else (logging.INFO, "turn.ended")
         if _log.isEnabledFor(level):
             _log.log(level, event, extra=_identity(lease) | _outcome(turn) | _durations(times))
 
     def turn_lost(self, lease: Lease, code: str) -> None:
-        """Whoever loses a turn, or reaps one, says so in the log with what it knows; here it is counted."""
+        """Count a lost turn. The component that lost it logs the details."""
         self._turns.turn_lost(code)
         if self._spans is not None:
             self._spans.lose(lease, code)
 
     def turn_stalled(self, lease: Lease) -> None:
-        """The turn's end is counted and traced by itself."""
+        """Count a stalled turn. Its end is counted and traced as well."""
         del lease
         self._turns.turn_stalled()
 
     def turn_reaped(self, lease: Lease) -> None:
-        """Its span died with its process."""
+        """Count a reaped turn. Its span was lost with its process."""
         del lease
         self._turns.turn_reaped()
 
 
 def _identity(lease: Lease) -> dict[str, object]:
-    """Never the token: whoever knows it may write the turn."""
+    """Return the ids of the turn; never the token, which authorises writes."""
     return {"conversation_id": plain_name(lease.conversation_id), "turn_seq": bounded_count(lease.turn_seq)}
 
 
 def _source(provider: str, model: str) -> dict[str, object]:
-    """Both are empty where a turn failed before its assistant was known."""
+    """Return the model. Both names are empty if a turn failed before its assistant was loaded."""
     return {"provider": plain_name(provider) if provider else None, "model": plain_name(model) if model else None}
 
 

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from server.conversation.exact_json import loads_exact, to_plain
-from server.telemetry.redaction import redact_text
+from server.conversation.redaction import redact_text
 
 MAX_MESSAGE_LENGTH: Final = 1000
 _MAX_DELAY_SECONDS: Final = 31 * 86_400

@@ -19,7 +19,7 @@ from server.jobs.worker import StopRequest, Worker, WorkerOptions
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.inspection.job_reports import PostgresJobReports
-from server.telemetry.jobs import JobMetrics
+from server.telemetry.metrics import JobMetrics
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import eventually
 from tests.support.http_driver import Talk, open_talk

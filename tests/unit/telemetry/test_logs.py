@@ -2,15 +2,19 @@ import asyncio
 import io
 import json
 import logging
+import re
 import warnings
 from typing import Any
 
 import pytest
 
-from server.telemetry.logs import begin_log_context, configure_logs, extend_log_context
+from server.conversation.errors import DatabaseUnavailable
+from server.conversation.redaction import REDACTED
+from server.telemetry.logs import begin_log_context, configure_logs, extend_log_context, redact_event, render_traceback
 from tests.support.fakes.log_capture import capture_log
 
 log = logging.getLogger("strata.test")
+MARKER = "purple-elephant-content"
 
 
 class Terminal(io.StringIO):
@@ -144,3 +148,121 @@ def test_a_line_break_in_a_value_does_not_forge_a_line() -> None:
     with capture_log() as stream:
         log.info("it.happened", extra={"title": 'x\n{"event": "forged"}'})
     assert len(stream.getvalue().splitlines()) == 1
+
+
+def redact(**fields: object) -> dict[str, object]:
+    return redact_event(None, "info", fields)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["authorization", "Authorization", "cookie", "set-cookie", "api_key", "x-api-key", "apikey", "password",
+     "db_password", "client_secret", "secret", "token", "access_token", "credentials", "database_url"],
+)  # fmt: skip
+def test_fields_with_a_telling_name_are_dropped(name: str) -> None:
+    assert redact(**{name: "abc"}) == {name: REDACTED}
+    assert redact(nested={"list": [{name: ["abc"]}]}) == {"nested": {"list": [{name: REDACTED}]}}
+    assert redact(**{name: None}) == {name: None}
+
+
+@pytest.mark.parametrize(
+    "name", ["input_tokens", "api_key_id", "key_id", "tokens", "cache_read_tokens", "author", "event", "token_count"]
+)
+def test_fields_that_only_look_like_it_are_kept(name: str) -> None:
+    assert redact(**{name: "abc"}) == {name: "abc"}
+
+
+def test_other_values_become_something_that_can_be_written() -> None:
+    class Thing:
+        def __str__(self) -> str:
+            return "password=hunter2"
+
+    deep: object = "end"
+    for _ in range(20):
+        deep = [deep]
+    left = redact(thing=Thing(), data=b"abc", kinds={"a"}, deep=deep, flag=True, ratio=0.5)
+    assert left["thing"] == "password=[redacted]"
+    assert left["data"] == "[3 bytes]"
+    assert left["kinds"] == ["a"]
+    assert (left["flag"], left["ratio"]) == (True, 0.5)
+    assert re.search(r"too deep", str(left["deep"]))
+
+
+def caught(code: str) -> BaseException:
+    try:
+        exec(code, {"MARKER": MARKER, "DatabaseUnavailable": DatabaseUnavailable})  # noqa: S102
+    except BaseException as error:  # noqa: BLE001
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_frames_and_names_are_there_and_the_text_is_not() -> None:
+    text = render_traceback(caught("raise ValueError(MARKER)"))
+    assert "in caught" in text
+    assert text.endswith("ValueError")
+    assert MARKER not in text
+
+
+def test_our_own_errors_keep_their_text() -> None:
+    assert render_traceback(DatabaseUnavailable("No route to host.")).startswith(
+        "server.conversation.errors.DatabaseUnavailable: No route to host."
+    )
+
+
+def test_names_and_files_may_be_said() -> None:
+    assert "No such file" in render_traceback(caught("open('/nowhere/at/all')"))
+    assert "has no attribute 'x'" in render_traceback(caught("None.x"))
+
+
+def test_an_error_of_a_library_is_not_plain_because_its_base_is() -> None:
+    class FetchError(OSError):
+        """As those of several HTTP clients."""
+
+    assert MARKER not in render_traceback(FetchError(f"https://x.example/?q={MARKER}"))
+
+
+def test_causes_come_first() -> None:
+    error = caught("""
+try:
+    int(MARKER)
+except ValueError as error:
+    raise DatabaseUnavailable("Gone.") from error
+""")
+    text = render_traceback(error)
+    assert text.index("ValueError") < text.index("Gone.")
+    assert MARKER not in text
+
+
+def test_the_context_counts_unless_it_is_suppressed() -> None:
+    shown = caught("""
+try:
+    1 / 0
+except ZeroDivisionError:
+    raise KeyError(MARKER)
+""")
+    hidden = caught("""
+try:
+    1 / 0
+except ZeroDivisionError:
+    raise KeyError(MARKER) from None
+""")
+    assert "ZeroDivisionError" in render_traceback(shown)
+    assert "ZeroDivisionError" not in render_traceback(hidden)
+    assert MARKER not in render_traceback(shown) + render_traceback(hidden)
+
+
+def test_groups_show_their_parts() -> None:
+    text = render_traceback(caught("raise ExceptionGroup(MARKER, [ValueError(MARKER), DatabaseUnavailable('Gone.')])"))
+    assert "ExceptionGroup" in text
+    assert "  | ValueError" in text
+    assert "Gone." in text
+    assert MARKER not in text
+
+
+def test_a_circle_and_an_endless_recursion_come_to_an_end() -> None:
+    error = ValueError(MARKER)
+    error.__cause__ = KeyError(MARKER)
+    error.__cause__.__cause__ = error
+    assert render_traceback(error).count("Error") == 2
+    deep = caught("f = lambda: f()\nf()")
+    assert len(render_traceback(deep).splitlines()) < 100

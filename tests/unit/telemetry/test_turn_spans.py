@@ -125,7 +125,7 @@ def test_a_turn_that_was_lost_ends_with_an_error(watched: Watched) -> None:
 
 
 def test_turns_whose_end_nobody_tells_are_given_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.telemetry.turn_spans._OPEN_LIMIT", 2)
+    monkeypatch.setattr("server.telemetry.spans._MAX_OPEN", 2)
     observer = TurnTelemetry(watched.metrics, watched.tracing)
     for number in range(5):
         observer.turn_began(lease(turn_seq=number))

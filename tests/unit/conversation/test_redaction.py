@@ -1,35 +1,11 @@
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.conversation import redaction
 from server.conversation.api_key import issue_key_text
 from server.conversation.identifiers import API_KEY, new_id
-from server.telemetry import redaction
-from server.telemetry.redaction import REDACTED, redact_event, redact_text
-
-
-def redact(**fields: object) -> dict[str, object]:
-    return redact_event(None, "info", fields)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["authorization", "Authorization", "cookie", "set-cookie", "api_key", "x-api-key", "apikey", "password",
-     "db_password", "client_secret", "secret", "token", "access_token", "credentials", "database_url"],
-)  # fmt: skip
-def test_fields_with_a_telling_name_are_dropped(name: str) -> None:
-    assert redact(**{name: "abc"}) == {name: REDACTED}
-    assert redact(nested={"list": [{name: ["abc"]}]}) == {"nested": {"list": [{name: REDACTED}]}}
-    assert redact(**{name: None}) == {name: None}
-
-
-@pytest.mark.parametrize(
-    "name", ["input_tokens", "api_key_id", "key_id", "tokens", "cache_read_tokens", "author", "event", "token_count"]
-)
-def test_fields_that_only_look_like_it_are_kept(name: str) -> None:
-    assert redact(**{name: "abc"}) == {name: "abc"}
+from server.conversation.redaction import redact_text
 
 
 @pytest.mark.parametrize(
@@ -64,19 +40,3 @@ def test_a_key_never_gets_through_wherever_it_stands(before: str, after: str) ->
 def test_the_quick_look_never_misses_what_the_long_one_finds(text: str) -> None:
     if redaction._SECRET_TEXT.search(text):  # noqa: SLF001
         assert any(sign in text.lower() for sign in redaction._SUSPICIOUS)  # noqa: SLF001
-
-
-def test_other_values_become_something_that_can_be_written() -> None:
-    class Thing:
-        def __str__(self) -> str:
-            return "password=hunter2"
-
-    deep: object = "end"
-    for _ in range(20):
-        deep = [deep]
-    left = redact(thing=Thing(), data=b"abc", kinds={"a"}, deep=deep, flag=True, ratio=0.5)
-    assert left["thing"] == "password=[redacted]"
-    assert left["data"] == "[3 bytes]"
-    assert left["kinds"] == ["a"]
-    assert (left["flag"], left["ratio"]) == (True, 0.5)
-    assert re.search(r"too deep", str(left["deep"]))
