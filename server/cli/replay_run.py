@@ -21,13 +21,11 @@ from server.conversation.payload import LayerOrder
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.compaction.compactor_source import find_owner
 from server.replay.rerun.replay import (
-    ENDED_ITEM_STATES,
     ItemState,
     OnMissingResult,
     Replay,
     ReplayDraft,
     ReplayMode,
-    ReplayState,
 )
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, StoredResult
@@ -173,8 +171,8 @@ async def _watch(parts: ReplayParts, replay: Replay) -> Replay:
         task = progress.add_task("replaying", total=replay.item_count)
         while True:
             now = await parts.replays.load_replay(None, replay.id)
-            progress.update(task, completed=sum(now.item_counts[state] for state in ENDED_ITEM_STATES))
-            if now.state is not ReplayState.RUNNING and not now.item_counts[ItemState.RUNNING]:
+            progress.update(task, completed=now.ended_count)
+            if not now.is_active:
                 return now
             idle = 0 if now.item_counts[ItemState.RUNNING] else idle + 1
             if idle == _PATIENCE:

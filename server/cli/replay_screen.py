@@ -1,8 +1,7 @@
-"""Replays on a terminal: what they would come to, how far they are, what came out."""
+"""Replays on the terminal: the estimate, the list, the state and the report."""
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Final
 
 import click
 from rich.markup import escape
@@ -10,35 +9,30 @@ from rich.table import Column, Table
 
 from server.cli.chat_text import one_line
 from server.cli.terminal import open_console
+from server.replay.rerun.figures import describe_measure, describe_unpriced, format_value, list_estimate_notes
 from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayState
 from server.replay.rerun.report import Measure, Measured, ReplayReport
 from server.replay.rerun.result import StoredResult
-from server.replay.rerun.statistics import Distribution
-
-_DOLLARS: Final = frozenset({Measure.COST_USD})
 
 
 def show_estimate(estimate: ReplayEstimate) -> None:
-    """What a replay would come to."""
+    """Print the estimate of a replay."""
     click.echo(f"{estimate.item_count:,} items of {estimate.conversation_count:,} conversations.")
     click.echo(f"{estimate.call_count:,} calls.")
     click.echo(f"{estimate.input_tokens:,} input and {estimate.output_tokens:,} output tokens.")
     if estimate.cost_usd is None:
-        click.echo("The candidate's price is not known.")
+        click.echo("The price of the candidate's model is not known.")
     else:
         click.echo(
-            f"{_usd(estimate.cost_usd)} with the cache as it was, {_usd(estimate.uncached_cost_usd)} without it."
+            f"{_usd(estimate.cost_usd)} with the recorded cache reads, "
+            f"{_usd(estimate.uncached_cost_usd)} without cache reads."
         )
-    if estimate.unpriced_count:
-        click.echo(f"{estimate.unpriced_count:,} calls have no known price and are left out.")
-    if estimate.unmeasured_count:
-        click.echo(f"Of {estimate.unmeasured_count:,} calls no usage was recorded.")
-    if estimate.is_rough:
-        click.echo("A rough one: a free-running candidate takes as many turns as it likes.")
+    for note in list_estimate_notes(estimate):
+        click.echo(note)
 
 
 def show_replays(replays: Sequence[Replay]) -> None:
-    """A table of them."""
+    """Print a table of replays."""
     table = Table(
         Column("replay", no_wrap=True),
         "name",
@@ -61,24 +55,24 @@ def show_replays(replays: Sequence[Replay]) -> None:
 
 
 def show_state(replay: Replay) -> None:
-    """How far it is."""
+    """Print the state of a replay, its items and its spending."""
     counts = ", ".join(f"{count:,} {state}" for state, count in replay.item_counts.items() if count)
     click.echo(f"{replay.id} {one_line(replay.draft.name)}: {replay.state.value}.")
     click.echo(f"Items: {counts or 'none'}. Spent: {_usd(replay.spent_usd)}, {replay.spent_tokens:,} tokens.")
     if replay.unpriced_count:
-        click.echo(f"{replay.unpriced_count:,} calls have no known price: it is at least that.")
+        click.echo(describe_unpriced(replay.unpriced_count))
 
 
 def show_report(replay: Replay, report: ReplayReport, worst: Sequence[StoredResult]) -> None:
-    """What came out."""
+    """Print the state, the numbers, the assertions and the worst results of a replay."""
     show_state(replay)
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in report.outcomes.items() if count)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items() if count)
-    click.echo(f"Answers: {outcomes or 'none'}.{f' They differ in: {kinds}.' if kinds else ''}")
+    click.echo(f"Answers: {outcomes or 'none'}.{f' Differences: {kinds}.' if kinds else ''}")
     if report.same_share is not None:
-        sure = report.same_interval
-        told = "" if sure is None else f", {sure.low:.1%} to {sure.high:.1%} in 95 of 100 such runs"
-        click.echo(f"The same: {report.same_share:.1%} of those that were compared{told}.")
+        interval = report.same_interval
+        range_ = "" if interval is None else f" (95 % interval {interval.low:.1%} to {interval.high:.1%})"
+        click.echo(f"Same: {report.same_share:.1%} of the compared answers{range_}.")
     if report.measures:
         _show_measures(report.measures)
     for count in report.assertions:
@@ -89,32 +83,19 @@ def show_report(replay: Replay, report: ReplayReport, worst: Sequence[StoredResu
 
 
 def failed(replay: Replay, report: ReplayReport) -> bool:
-    """Whether somebody's build should stop."""
-    is_short = replay.state is not ReplayState.DONE or replay.item_counts[ItemState.FAILED] > 0
-    return is_short or report.failed_assertion_count > 0
+    """Return whether the replay did not end as done, an item failed, or an assertion failed: the exit code is 1."""
+    is_incomplete = replay.state is not ReplayState.DONE or replay.item_counts[ItemState.FAILED] > 0
+    return is_incomplete or report.failed_assertion_count > 0
 
 
 def _show_measures(measures: Sequence[Measured]) -> None:
     names = ("mean", "95 % interval", "5 %", "median", "95 %")
     table = Table("measure", "side", *(Column(name, justify="right") for name in names))
     for measured in measures:
-        for side, spread in (("recorded", measured.recorded), ("candidate", measured.candidate)):
-            if spread is not None:
-                table.add_row(measured.measure.value, side, *_cells(measured.measure, spread))
+        for row in describe_measure(measured):
+            cells = row.mean, row.interval, row.low, row.median, row.high
+            table.add_row(measured.measure.value, row.side.value, *cells)
     open_console().print(table)
-
-
-def _cells(measure: Measure, spread: Distribution) -> tuple[str, ...]:
-    interval = spread.interval
-    told = "" if interval is None else f"{_number(measure, interval.low)} to {_number(measure, interval.high)}"
-    picked = (spread.quantiles[0], spread.median, spread.quantiles[-1])
-    return _number(measure, spread.mean), told, *(_number(measure, value) for value in picked)
-
-
-def _number(measure: Measure, value: float) -> str:
-    if measure in _DOLLARS:
-        return f"${value:,.6f}"
-    return f"{value:.3f}" if measure.is_share else f"{value:,.1f}"
 
 
 def _show_worst(worst: Sequence[StoredResult]) -> None:
@@ -130,7 +111,7 @@ def _show_worst(worst: Sequence[StoredResult]) -> None:
             "" if result.source_seq is None else str(result.source_seq),
             result.outcome.value,
             ", ".join(result.kinds) or result.note or "",
-            "" if result.similarity is None else f"{result.similarity:.3f}",
+            "" if result.similarity is None else format_value(Measure.SIMILARITY, result.similarity),
         )
     open_console().print(table)
 

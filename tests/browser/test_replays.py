@@ -33,17 +33,17 @@ async def start(visit: Visit, conversation_id: str) -> str:
     """Through the form, as people do. The replay's id."""
     page = visit.page
     await visit.go("/admin/replays")
-    await expect(page.get_by_text("Nothing was replayed yet.")).to_be_visible()
+    await expect(page.get_by_text("There are no replays yet.")).to_be_visible()
     await page.get_by_role("link", name="New replay").click()
     await page.get_by_label("Name", exact=True).fill("Is <i>Bergen</i> warm?")
     await page.get_by_label("By id").fill(conversation_id)
     await page.get_by_label("Settings (JSON)", exact=True).fill("low")
-    await page.get_by_label("An expression a line").fill("'Oslo' in text or tool_calls\nsimilarity >= 0")
+    await page.get_by_label("One expression per line").fill("'Oslo' in text or tool_calls\nsimilarity >= 0")
     await page.get_by_role("button", name="Estimate").click()
     await expect(page.get_by_role("alert")).to_have_text("settings: This takes a JSON object.")
     await page.get_by_label("Settings (JSON)", exact=True).fill("")
     await page.get_by_label("Judge's provider").select_option(ANTHROPIC)
-    await page.get_by_label("What it has to look at").fill("Is it as good?")
+    await page.get_by_label("Instructions for the judge").fill("Is it as good?")
     await page.get_by_label("Budget (tokens)").fill("1")
     await page.get_by_role("button", name="Estimate").click()
     await expect(page.get_by_role("alert")).to_contain_text("judge.model")
@@ -51,8 +51,8 @@ async def start(visit: Visit, conversation_id: str) -> str:
     await page.get_by_role("button", name="Estimate").click()
     await expect(page.locator("#estimate")).to_contain_text("6calls")
     await visit.look("replay-new")
-    await page.get_by_role("button", name="Start the replay").click()
-    await expect(page.locator("#progress")).to_contain_text("0 of 1 items are over")
+    await page.get_by_role("button", name="Start replay").click()
+    await expect(page.locator("#progress")).to_contain_text("0 of 1 items ended")
     return page.url.rpartition("/")[2]
 
 
@@ -67,7 +67,7 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
     await give_more(visit)
     await visit.server.program.replays.items.run_all(replay_id)
     # Nobody presses anything: the page asks by itself, and stops asking when there is nothing to wait for.
-    await expect(page.locator("#progress")).to_contain_text("1 of 1 items are over")
+    await expect(page.locator("#progress")).to_contain_text("1 of 1 items ended")
     await expect(page.locator("#progress[hx-get]")).to_have_count(0)
 
     await visit.go(f"/admin/replays/{replay_id}")
@@ -104,12 +104,12 @@ async def give_more(visit: Visit) -> None:
     page = visit.page
     await page.get_by_role("link", name="Continue").click()
     await page.get_by_label("Budget (tokens)").fill("0.5")
-    await page.get_by_role("button", name="Continue it").evaluate("button => button.form.noValidate = true")
-    await page.get_by_role("button", name="Continue it").click()
+    await page.get_by_role("button", name="Continue replay").evaluate("button => button.form.noValidate = true")
+    await page.get_by_role("button", name="Continue replay").click()
     await expect(page.get_by_role("alert")).to_contain_text("budget_tokens: This takes a whole number.")
     await visit.look("replay-continue")
     await page.get_by_label("Budget (tokens)").fill("1000000")
-    await page.get_by_role("button", name="Continue it").click()
+    await page.get_by_role("button", name="Continue replay").click()
     await expect(page.locator("#progress")).to_contain_text("running")
 
 
@@ -124,7 +124,7 @@ async def look_at_items(visit: Visit) -> None:
     await visit.look("replay-items")
     await page.get_by_label("State").select_option("failed")
     await page.get_by_role("button", name="Filter").click()
-    await expect(page.get_by_text("There is no item in this state.")).to_be_visible()
+    await expect(page.get_by_text("There are no items in this state.")).to_be_visible()
     assert page.url.endswith("/items?state=failed")
     await visit.go(report.removeprefix(visit.server.url))
     await page.locator("#progress").get_by_role("link", name="1 done").click()
@@ -136,7 +136,7 @@ async def look_at_items(visit: Visit) -> None:
 async def look_at_calls(visit: Visit) -> None:
     """From an answer to the call that gave it, and to the judge's, as for any other call."""
     page = visit.page
-    await page.locator("article:target").get_by_role("link", name="Its call").click()
+    await page.locator("article:target").get_by_role("link", name="Call for answer").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
     await expect(page.locator("#answer .blocks")).to_contain_text("warm in Bergen")
     await expect(page.get_by_role("alert")).to_have_count(0)
@@ -146,7 +146,7 @@ async def look_at_calls(visit: Visit) -> None:
         assert (got.status, len(await got.body()) > 100) == (200, True), part
     await page.get_by_role("navigation", name="Where this is").get_by_role("link", name="Item 1").click()
     await expect(page.locator("article:target")).to_be_visible()
-    await expect(page.get_by_role("region", name="Calls of no turn").locator("tbody tr")).to_have_count(3)
+    await expect(page.get_by_role("region", name="Background calls").locator("tbody tr")).to_have_count(3)
     await page.locator("article:target").get_by_role("link", name="The judge's call").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
     await expect(page.locator("#answer")).to_contain_text("Warm")
@@ -158,8 +158,8 @@ async def look_at_calls(visit: Visit) -> None:
 async def delete(visit: Visit, replay_id: str) -> None:
     """It asks first, and then there is none."""
     await visit.go(f"/admin/replays/{replay_id}/delete")
-    await visit.page.get_by_role("button", name="Delete the replay").click()
-    await expect(visit.page.get_by_role("status")).to_contain_text("The replay was deleted")
+    await visit.page.get_by_role("button", name="Delete replay").click()
+    await expect(visit.page.get_by_role("status")).to_contain_text("The replay and its results were deleted")
     visit.refusals |= {404}
     await visit.go(f"/admin/replays/{replay_id}")
     await expect(visit.page.get_by_role("alert")).to_be_visible()

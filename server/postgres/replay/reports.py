@@ -9,9 +9,18 @@ from server.postgres.codec import decode_text
 from server.postgres.engine import Statement
 from server.postgres.replay.runs import ReplayRuns
 from server.postgres.rows import Row
-from server.replay.rerun.report import AssertionCount, Measure, Measured, ReplayReport, Side
+from server.replay.rerun.report import (
+    BIN_COUNT,
+    QUANTILES,
+    AssertionCount,
+    Distribution,
+    Measure,
+    Measured,
+    ReplayReport,
+    Side,
+    find_interval,
+)
 from server.replay.rerun.result import DivergenceKind, Outcome
-from server.replay.rerun.statistics import BIN_COUNT, QUANTILES, Distribution, find_interval
 
 _USAGE: Final = "(s.{0}->'usage'->>'{1}')::float8"
 _INPUT: Final = ("fresh_input_tokens", "cache_read_tokens", "cache_write_tokens")

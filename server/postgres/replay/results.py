@@ -16,9 +16,9 @@ from server.postgres.replay.runs import ReplayRuns
 from server.postgres.replay.statements import execute, item_key, lock_item, replay_key
 from server.replay.rerun.replay import ItemLease
 from server.replay.rerun.result import (
+    AnswerBlocks,
     AnswerPlace,
     CallPlace,
-    Exchanged,
     Outcome,
     ResultFilter,
     ResultOrder,
@@ -161,7 +161,7 @@ class RecordedResults(ReplayRuns):
 
     async def load_answers(
         self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
-    ) -> Mapping[AnswerPlace, Exchanged]:
+    ) -> Mapping[AnswerPlace, AnswerBlocks]:
         rows = await self._database.run(
             _LOAD_ANSWERS,
             numbers=[number for number, _ in places],
@@ -169,7 +169,7 @@ class RecordedResults(ReplayRuns):
             **replay_key(tenant_id, replay_id),
         )
         return {
-            (row["number"], row["place"]): Exchanged(
+            (row["number"], row["place"]): AnswerBlocks(
                 task=_decode_blocks(row["task"]) or (),
                 recorded=_decode_blocks(row["recorded"]),
                 candidate=_decode_blocks(row["blocks"]) or (),

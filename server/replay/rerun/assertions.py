@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from server.conversation.block import JsonValue
 from server.payload.arguments import clone
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts, AssertionResult
 
@@ -27,8 +27,8 @@ _MAX_MESSAGE_CHARS: Final = 500
 class Subject:
     """The answer that assertions are evaluated on."""
 
-    candidate: Said
-    recorded: Said | None
+    candidate: AnswerContent
+    recorded: AnswerContent | None
     similarity: float | None
     facts: AnswerFacts
 
@@ -96,5 +96,5 @@ def fail_assertion(assertion: Assertion, message: str, error_code: str | None = 
     )
 
 
-def _calls(answer: Said) -> list[dict[str, JsonValue]]:
+def _calls(answer: AnswerContent) -> list[dict[str, JsonValue]]:
     return [{"name": call.name, "arguments": clone(call.arguments)} for call in answer.calls]

@@ -1,7 +1,7 @@
-"""Two answers beside each other: what a candidate said, and what was recorded.
+"""Comparison of a candidate's answer with the recorded one.
 
-Texts are compared by their words, tool calls by name and canonical arguments, in any order among those that were made
-together. Thinking is not compared: no two runs think alike, and nobody is told what was thought.
+Texts are compared by their words. Tool calls are compared by name and canonical arguments; the order of calls in one
+answer does not matter. Thinking is not compared: it differs in every run, and users do not see it.
 """
 
 from collections import Counter
@@ -22,30 +22,30 @@ _SPANS: Final = (
     (DivergenceKind.STOP_REASON, (0.4, 0.55)),
     (DivergenceKind.TEXT, (0.0, 0.4)),
 )
-"""The worst first: how much each weighs, from texts that are the same to texts that have nothing in common."""
+"""The worst kind first, with its severity for equal texts and for texts without a common word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """An answer, as far as it is compared."""
+class AnswerContent:
+    """The part of an answer that is compared."""
 
     blocks: tuple[Block, ...]
     stop_reason: StopReason | None
 
     @property
     def text(self) -> str:
-        """All that it says in words."""
+        """Its text blocks, joined."""
         return "".join(block.text for block in self.blocks if isinstance(block, TextBlock))
 
     @property
     def calls(self) -> tuple[ToolCallBlock, ...]:
-        """The tool calls in order."""
+        """Its tool calls in order."""
         return tuple(block for block in self.blocks if isinstance(block, ToolCallBlock))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """In what they differ, and how much."""
+    """How two answers differ, and how much."""
 
     outcome: Outcome
     kinds: tuple[DivergenceKind, ...]
@@ -53,8 +53,8 @@ class Comparison:
     severity: float
 
 
-def compare_answers(recorded: Said, candidate: Said) -> Comparison:
-    """Pure and bounded in time. The kinds come in the order of their severity."""
+def compare_answers(recorded: AnswerContent, candidate: AnswerContent) -> Comparison:
+    """Compare two answers in bounded time. The kinds are ordered by severity."""
     words, others = split_words(recorded.text), split_words(candidate.text)
     similarity = 1.0 if words == others else measure_words(words, others)
     kinds = tuple(_find_kinds(recorded, candidate, same_words=words == others))
@@ -66,7 +66,40 @@ def compare_answers(recorded: Said, candidate: Said) -> Comparison:
     )
 
 
-def _find_kinds(recorded: Said, candidate: Said, *, same_words: bool) -> Iterator[DivergenceKind]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPair:
+    """A recorded tool call and the candidate's counterpart; one of them may be missing."""
+
+    recorded: ToolCallBlock | None
+    candidate: ToolCallBlock | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both have the same name and arguments."""
+        if self.recorded is None or self.candidate is None:
+            return False
+        return _signature(self.recorded) == _signature(self.candidate)
+
+
+def pair_calls(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCallBlock]) -> list[CallPair]:
+    """Pair equal calls first, then calls of the same tool. Calls without a counterpart come last."""
+    unpaired = list(candidate)
+    counterparts: dict[int, ToolCallBlock] = {}
+    for matches in (lambda a, b: _signature(a) == _signature(b), lambda a, b: a.name == b.name):
+        for index, call in enumerate(recorded):
+            found = next((other for other in unpaired if matches(call, other)), None)
+            if index not in counterparts and found is not None:
+                counterparts[index] = found
+                unpaired.remove(found)
+    pairs = [CallPair(recorded=call, candidate=counterparts.get(index)) for index, call in enumerate(recorded)]
+    return pairs + [CallPair(recorded=None, candidate=call) for call in unpaired]
+
+
+def _signature(call: ToolCallBlock) -> tuple[str, str]:
+    return call.name, canonical_arguments(call.arguments)
+
+
+def _find_kinds(recorded: AnswerContent, candidate: AnswerContent, *, same_words: bool) -> Iterator[DivergenceKind]:
     yield from _compare_calls(recorded.calls, candidate.calls)
     if recorded.stop_reason is not candidate.stop_reason:
         yield DivergenceKind.STOP_REASON
@@ -75,7 +108,7 @@ def _find_kinds(recorded: Said, candidate: Said, *, same_words: bool) -> Iterato
 
 
 def _compare_calls(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCallBlock]) -> Iterator[DivergenceKind]:
-    """Another tool in place of one is `tool_name`; fewer or more calls are `tool_missing`."""
+    """Yield `tool_name` if a call was replaced by one of another tool, and `tool_missing` if the number differs."""
     names, others = Counter(call.name for call in recorded), Counter(call.name for call in candidate)
     missing, added = (names - others).total(), (others - names).total()
     if missing and added:
@@ -87,7 +120,7 @@ def _compare_calls(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCa
 
 
 def _arguments_differ(recorded: Sequence[ToolCallBlock], candidate: Sequence[ToolCallBlock]) -> bool:
-    """Whether calls of a tool that both have called cannot be paired."""
+    """Return whether calls of a tool that both answers call have different arguments."""
     for name in {call.name for call in recorded} & {call.name for call in candidate}:
         one = Counter(canonical_arguments(call.arguments) for call in recorded if call.name == name)
         other = Counter(canonical_arguments(call.arguments) for call in candidate if call.name == name)
@@ -97,7 +130,7 @@ def _arguments_differ(recorded: Sequence[ToolCallBlock], candidate: Sequence[Too
 
 
 def _rate(kinds: Sequence[DivergenceKind], similarity: float) -> float:
-    """From 0 to 1. Doing something else weighs more than saying it in other words, and failing weighs most of all."""
+    """Return the severity from 0 to 1. A different action is worse than a different wording."""
     if not kinds:
         return 0.0
     least, most = next(span for kind, span in _SPANS if kind in kinds)

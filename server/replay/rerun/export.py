@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from server.conversation.block import JsonValue, ToolCallBlock
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.full_results import FullResult, iterate_full_results
 from server.replay.rerun.json import to_json
 from server.replay.rerun.port import Replays
@@ -237,7 +237,7 @@ def _cell(value: object) -> object:
     return make_harmless(value[:_LONGEST_CELL].encode(errors="replace").decode())
 
 
-def _tell_calls(said: Said | None) -> str:
+def _tell_calls(said: AnswerContent | None) -> str:
     return "" if said is None or not said.calls else json.dumps([_tell_call(call) for call in said.calls])
 
 
@@ -245,7 +245,7 @@ def _tell_call(call: ToolCallBlock) -> dict[str, JsonValue]:
     return {"name": call.name, "arguments": dict(call.arguments)}
 
 
-def _tell(said: Said | None) -> JsonValue:
+def _tell(said: AnswerContent | None) -> JsonValue:
     if said is None:
         return None
     return {"text": said.text, "tool_calls": [_tell_call(call) for call in said.calls]}

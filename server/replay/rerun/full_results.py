@@ -6,10 +6,10 @@ from typing import Final
 
 from server.conversation.block import Block, TextBlock
 from server.conversation.page import PAGE_LIMIT, Page
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import Replay
-from server.replay.rerun.result import AnswerFacts, Exchanged, ResultFilter, StoredResult
+from server.replay.rerun.result import AnswerBlocks, AnswerFacts, ResultFilter, StoredResult
 
 _ALL_RESULTS: Final = ResultFilter()
 
@@ -21,8 +21,8 @@ class FullResult:
     stored: StoredResult
     task: str
     """The text of the user task that both answer."""
-    recorded: Said | None
-    candidate: Said
+    recorded: AnswerContent | None
+    candidate: AnswerContent
 
 
 async def list_full_results(
@@ -54,7 +54,7 @@ async def iterate_full_results(replays: Replays, replay: Replay) -> AsyncIterato
             return
 
 
-def _join(stored: StoredResult, exchanged: Exchanged) -> FullResult:
+def _join(stored: StoredResult, exchanged: AnswerBlocks) -> FullResult:
     return FullResult(
         stored=stored,
         task="".join(block.text for block in exchanged.task if isinstance(block, TextBlock)),
@@ -63,5 +63,5 @@ def _join(stored: StoredResult, exchanged: Exchanged) -> FullResult:
     )
 
 
-def _content(blocks: tuple[Block, ...], facts: AnswerFacts | None) -> Said:
-    return Said(blocks=blocks, stop_reason=None if facts is None else facts.stop_reason)
+def _content(blocks: tuple[Block, ...], facts: AnswerFacts | None) -> AnswerContent:
+    return AnswerContent(blocks=blocks, stop_reason=None if facts is None else facts.stop_reason)

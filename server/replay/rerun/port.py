@@ -47,9 +47,9 @@ from server.replay.rerun.replay import (
 )
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import (
+    AnswerBlocks,
     AnswerPlace,
     CallPlace,
-    Exchanged,
     Outcome,
     ResultFilter,
     StoredResult,
@@ -125,7 +125,7 @@ class Replays(Protocol):
 
     async def load_answers(
         self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
-    ) -> Mapping[AnswerPlace, Exchanged]:
+    ) -> Mapping[AnswerPlace, AnswerBlocks]:
         """What was said in a page of results. Those that are not there, or were erased meanwhile, are left out."""
         ...
 

@@ -193,6 +193,16 @@ class Replay:
     """The id of the key; None: somebody at the command line."""
     ended_at: datetime | None
 
+    @property
+    def ended_count(self) -> int:
+        """The number of items that have ended. Skipped ones do not count: a larger budget continues them."""
+        return sum(self.item_counts[state] for state in ENDED_ITEM_STATES if state is not ItemState.SKIPPED)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it changes without an operator: it runs, or items of it still do."""
+        return self.state is ReplayState.RUNNING or self.item_counts[ItemState.RUNNING] > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItem:

@@ -52,6 +52,11 @@ class AnswerFacts:
     first_byte_ms: int | None = None
 
     @property
+    def output_tokens(self) -> int:
+        """Including reasoning tokens, as in the report."""
+        return self.usage.output_tokens + self.usage.reasoning_tokens
+
+    @property
     def cache_share(self) -> float | None:
         """The part of the input that came from the cache; None where there was no input."""
         total = self.usage.input_tokens
@@ -121,7 +126,7 @@ class StoredResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
+class AnswerBlocks:
     """What was said in the place of a result."""
 
     task: tuple[Block, ...]

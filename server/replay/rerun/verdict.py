@@ -10,7 +10,7 @@ from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
 from server.conversation.usage import add_usages
 from server.payload.call_records import add_costs
 from server.replay.rerun.assertions import Subject
-from server.replay.rerun.comparison import Comparison, Said, compare_answers
+from server.replay.rerun.comparison import AnswerContent, Comparison, compare_answers
 from server.replay.rerun.result import AnswerFacts, DivergenceKind, JudgeResult, Outcome, TurnResult
 from server.replay.rerun.source import describe_recorded, milliseconds
 from server.replay.rerun.walk import WalkStep
@@ -91,8 +91,8 @@ def build_subject(step: WalkStep, answer: CandidateAnswer, result: TurnResult) -
     """The answer, for its assertions. `result`: what `build_result` gave for it."""
     recorded = step.recorded
     return Subject(
-        candidate=Said(blocks=answer.blocks, stop_reason=answer.stop_reason),
-        recorded=None if recorded is None else Said(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
+        candidate=AnswerContent(blocks=answer.blocks, stop_reason=answer.stop_reason),
+        recorded=None if recorded is None else AnswerContent(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
         similarity=result.similarity,
         facts=result.candidate or describe_candidate(answer),
     )
@@ -107,8 +107,8 @@ def _compare(recorded: ModelResponseTurn | None, answer: CandidateAnswer) -> Com
     if recorded is None or not is_comparable(recorded) or answer.error_code is not None:
         return None
     return compare_answers(
-        Said(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
-        Said(blocks=answer.blocks, stop_reason=answer.stop_reason),
+        AnswerContent(blocks=recorded.blocks, stop_reason=recorded.stop_reason),
+        AnswerContent(blocks=answer.blocks, stop_reason=answer.stop_reason),
     )
 
 

@@ -1,4 +1,4 @@
-"""Making a replay, and what can be done to one. What changes anything is asked for twice."""
+"""The form of a new replay, and the actions on a replay, each with a confirmation page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from server.conversation.audit import Actor
 from server.conversation.errors import AssistantNotFound, ConversationNotFound, ReplayNotFound, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
 from server.providers.choice import KEY_VARIABLES
+from server.replay.rerun.figures import list_estimate_notes
 from server.replay.rerun.replay import OnMissingResult, Replay, ReplayMode, ReplayState
 from server.replay.rerun.service import ReplayService
 from server.web.admin.rendering import answer_page, answer_redirect
@@ -24,7 +25,7 @@ _DEFAULTS: Final = {"repetitions": "1", "parallelism": "4", "mode": ReplayMode.T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayAction:
-    """Something that can be done to a replay, in words."""
+    """The texts of an action's confirmation page."""
 
     question: str
     consequence: str
@@ -35,26 +36,26 @@ class ReplayAction:
 ACTIONS: Final[Mapping[str, ReplayAction]] = {
     "pause": ReplayAction(
         question="Pause this replay?",
-        consequence="Calls on their way are finished, and no other leaves until somebody continues it.",
-        button="Pause it",
+        consequence="Open calls are finished. No other call is sent until the replay is continued.",
+        button="Pause replay",
     ),
     "continue": ReplayAction(
         question="Continue this replay?",
-        consequence="It goes on where it was, with these limits. One that is left empty holds no longer.",
-        button="Continue it",
+        consequence="The replay continues after its last result, with these limits. An empty field removes its limit.",
+        button="Continue replay",
     ),
     "cancel": ReplayAction(
         question="Cancel this replay?",
-        consequence="Items that wait are cancelled now, those that run when their call is over. What came out stays. "
-        "It cannot be continued.",
-        button="Cancel the replay",
+        consequence="Waiting items are cancelled now, running items when their call has ended. Results are kept. "
+        "A cancelled replay cannot be continued.",
+        button="Cancel replay",
         is_dangerous=True,
     ),
     "delete": ReplayAction(
         question="Delete this replay?",
-        consequence="Its results and all that its candidate was asked and said are erased. The recorded conversations "
-        "are not touched. This cannot be undone.",
-        button="Delete the replay",
+        consequence="The replay, its results and its replay conversations are erased. The recorded conversations are "
+        "not changed. This cannot be undone.",
+        button="Delete replay",
         is_dangerous=True,
     ),
 }
@@ -64,19 +65,19 @@ ACTIONS: Final[Mapping[str, ReplayAction]] = {
 async def show_replay_form(
     request: StrataRequest, session: NamedDependency[SkipValidation[AdminSession]]
 ) -> Response[bytes]:
-    """The form, filled with what the address says: lists of conversations link to it with their filters."""
+    """Show the form, filled from the query string: lists of conversations link to it with their filters."""
     query = dict(request.query_params.items())
     return _answer_form(request, session, {**_DEFAULTS, **read_fields(query)})
 
 
 @post("/replays/new", status_code=200)
-async def make_replay(
+async def submit_replay_form(
     request: StrataRequest,
     actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
-    """First what it would come to; the replay only where exactly that was seen."""
+    """Show the estimate, or create the replay if exactly these fields were estimated before."""
     form = await read_form(request)
     fields = read_fields(form)
     tenant_id = session.key.tenant_id
@@ -88,7 +89,9 @@ async def make_replay(
         plan = await replay_service.plan(tenant_id, draft)
     except (ValidationFailed, ConversationNotFound, AssistantNotFound) as error:
         return _answer_form(request, session, fields, fault=error.message, status_code=422)
-    return _answer_form(request, session, fields, estimate=plan.estimate, seen=seal(fields))
+    return _answer_form(
+        request, session, fields, estimate=plan.estimate, notes=list_estimate_notes(plan.estimate), seen=seal(fields)
+    )
 
 
 @get("/replays/{replay_id:str}/{action:str}")
@@ -99,10 +102,10 @@ async def confirm_replay_action(
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
-    """Whether you are sure."""
+    """Show the confirmation page of an action."""
     _find_action(action)
     replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
-    return _ask_again(request, replay, action, fill_limits(replay.draft.limits))
+    return _answer_confirmation(request, replay, action, fill_limits(replay.draft.limits))
 
 
 @post("/replays/{replay_id:str}/{action:str}", status_code=303)
@@ -114,7 +117,7 @@ async def do_replay_action(
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
-    """Does it, and shows what became of it."""
+    """Execute an action and redirect to the replay."""
     _find_action(action)
     reach = session.tenant_scope
     form = await read_form(request)
@@ -127,7 +130,7 @@ async def do_replay_action(
                 limits = read_limits(form, replay.draft.limits)
                 await replay_service.continue_(reach, replay_id, actor=actor, limits=limits)
             except ValidationFailed as error:
-                return _ask_again(request, replay, action, form, fault=error.message)
+                return _answer_confirmation(request, replay, action, form, fault=error.message)
         case "cancel":
             await replay_service.replays.cancel_replay(reach, replay_id, actor=actor)
         case _:
@@ -137,7 +140,7 @@ async def do_replay_action(
 
 
 def actions_for(replay: Replay) -> tuple[str, ...]:
-    """What makes sense now."""
+    """Return the actions that are possible in its state."""
     match replay.state:
         case ReplayState.RUNNING:
             return ("pause", "cancel")
@@ -147,7 +150,7 @@ def actions_for(replay: Replay) -> tuple[str, ...]:
             return ("delete",)
 
 
-def _ask_again(
+def _answer_confirmation(
     request: StrataRequest, replay: Replay, action: str, fields: Mapping[str, str], *, fault: str | None = None
 ) -> Response[bytes]:
     return answer_page(
@@ -176,7 +179,7 @@ def _answer_form(
     status_code: int = 200,
     **values: object,
 ) -> Response[bytes]:
-    shown: dict[str, Any] = {"fault": None, "estimate": None, "seen": None, **values}
+    shown: dict[str, Any] = {"fault": None, "estimate": None, "notes": (), "seen": None, **values}
     return answer_page(
         request,
         "replay_new.html",

@@ -13,8 +13,9 @@ from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import CallOutline
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.export import ExportFormat
+from server.replay.rerun.figures import describe_unpriced
 from server.replay.rerun.full_results import list_full_results
-from server.replay.rerun.replay import ENDED_ITEM_STATES, Candidate, ItemState, Replay, ReplayState
+from server.replay.rerun.replay import Candidate, ItemState, Replay
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
 from server.replay.rerun.service import ReplayService
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
@@ -22,7 +23,7 @@ from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.rendering import answer_page
 from server.web.admin.replay_action_pages import ACTIONS, actions_for
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
-from server.web.admin.replay_turns import show_turn
+from server.web.admin.replay_results import build_shown_result
 from server.web.api.replays import answer_export
 from server.web.request import StrataRequest
 
@@ -48,7 +49,7 @@ async def show_replays(
     return answer_page(
         request,
         "replays.html",
-        replays=[(replay, count_ended(replay)) for replay in page.items],
+        replays=page.items,
         is_first=cursor is None,
         was_deleted=deleted is not None,
         next_url=f"/admin/replays?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None,
@@ -142,6 +143,7 @@ async def show_replay_items(
         request,
         "replay_items.html",
         replay=replay,
+        unpriced_note=describe_unpriced(replay.unpriced_count),
         home=home,
         state=state,
         rows=[(item, counts.get(item.number)) for item in page.items],
@@ -177,7 +179,7 @@ async def show_replay_item(
         replay=replay,
         item=item,
         links=ItemLinks(replay=replay, number=number),
-        turns=[show_turn(full) for full in found.items],
+        results=[build_shown_result(full) for full in found.items],
         background=background,
         judge_calls=await replay_service.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
         page=page,
@@ -196,11 +198,6 @@ async def export_replay_page(
     return await answer_export(replay_service.replays, session.tenant_scope, replay_id, form)
 
 
-def count_ended(replay: Replay) -> int:
-    """Items that are over, however. Those that the budget has skipped go on with a larger one."""
-    return sum(replay.item_counts[state] for state in ENDED_ITEM_STATES if state is not ItemState.SKIPPED)
-
-
 def _list_changed(candidate: Candidate) -> list[str]:
     """What of it is too long for the page: the export has it."""
     parts = ("instructions", "variables", "tools", "compaction")
@@ -208,10 +205,8 @@ def _list_changed(candidate: Candidate) -> list[str]:
 
 
 def _progress(replay: Replay) -> dict[str, Any]:
-    is_moving = replay.state is ReplayState.RUNNING or replay.item_counts[ItemState.RUNNING] > 0
     return {
         "replay": replay,
-        "ended_count": count_ended(replay),
-        "is_moving": is_moving,
         "actions": {name: ACTIONS[name] for name in actions_for(replay)},
+        "unpriced_note": describe_unpriced(replay.unpriced_count),
     }

@@ -44,8 +44,8 @@ from server.web.admin.overview_pages import show_overview_page
 from server.web.admin.replay_action_pages import (
     confirm_replay_action,
     do_replay_action,
-    make_replay,
     show_replay_form,
+    submit_replay_form,
 )
 from server.web.admin.replay_call_pages import (
     download_replayed_call,
@@ -118,7 +118,7 @@ PAGES: Final = (
     show_audit_log,
     show_replays,
     show_replay_form,
-    make_replay,
+    submit_replay_form,
     show_replay_page,
     show_replay_progress,
     show_replay_items,

@@ -22,7 +22,7 @@ from server.prompts.templates import load_templates
 from server.prompts.worker_pool import WorkerPool
 from server.replay.rerun import assertion_evaluation
 from server.replay.rerun.assertions import Subject
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts
 from server.replay.rerun.source import list_turns
@@ -183,7 +183,7 @@ def growing_expression() -> str:
 
 
 SAID = Subject(
-    candidate=Said(
+    candidate=AnswerContent(
         blocks=(TextBlock(text="It is warm. " * 40), ToolCallBlock(id="1", name="look", arguments={"city": "Rome"})),
         stop_reason=StopReason.TOOL_USE,
     ),

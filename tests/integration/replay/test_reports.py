@@ -19,9 +19,8 @@ from server.postgres.replay.replays import PostgresReplays
 from server.postgres.store import PostgresStore
 from server.replay.rerun.full_results import iterate_full_results
 from server.replay.rerun.replay import ItemState
-from server.replay.rerun.report import Measure
+from server.replay.rerun.report import Distribution, Interval, Measure
 from server.replay.rerun.result import AnswerFacts, AssertionResult, DivergenceKind, JudgeResult, Outcome, TurnResult
-from server.replay.rerun.statistics import Distribution, Interval
 from tests.bench.inspection_rows import WatchedDatabase
 from tests.conftest import StrataServer
 from tests.support.builders import call_end, call_start, create_conversation

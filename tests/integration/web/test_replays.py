@@ -147,7 +147,7 @@ async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
     async with open_operator(strata_server.url) as operator:
         await operator.log_in(strata_server.admin_key)
         page = (await operator.get(f"{url.replace('/api', '')}/items/1")).text
-        assert "Answer 3, where nobody was" in page
+        assert "Answer 3, without a recorded answer" in page
         assert "There is no recorded answer." in page
         call = (await operator.get(f"{url.replace('/api', '')}/items/1/calls/6/1")).text
         # A free-running candidate's answer is its turn, and says what its bytes say.

@@ -14,18 +14,18 @@ from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 from server.replay.rerun.assertion_evaluation import NAMES, check_assertions, find_fault
 from server.replay.rerun.assertions import Subject, describe_subject
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
 from server.replay.rerun.json_schema import check_value, find_schema_fault
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts
 
 SUBJECT = Subject(
-    candidate=Said(
+    candidate=AnswerContent(
         blocks=(TextBlock(text='{"city": "Oslo"}'), ToolCallBlock(id="1", name="look", arguments={"city": "Rome"})),
         stop_reason=StopReason.TOOL_USE,
     ),
-    recorded=Said(blocks=(TextBlock(text="Hi"),), stop_reason=StopReason.END_TURN),
+    recorded=AnswerContent(blocks=(TextBlock(text="Hi"),), stop_reason=StopReason.END_TURN),
     similarity=0.5,
     facts=AnswerFacts(usage=Usage(fresh_input_tokens=10, output_tokens=3), cost_usd=Decimal("0.01"), latency_ms=7),
 )

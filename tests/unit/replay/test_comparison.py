@@ -4,15 +4,15 @@ from hypothesis import strategies as st
 
 from server.conversation.block import Block, TextBlock, ThinkingBlock, ToolCallBlock
 from server.conversation.turn import StopReason
-from server.replay.rerun.comparison import Said, compare_answers
+from server.replay.rerun.comparison import AnswerContent, compare_answers
 from server.replay.rerun.result import DivergenceKind, Outcome
 from server.replay.rerun.similarity import measure_similarity, measure_words
 
 words = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
-def said(*blocks: Block, stop_reason: StopReason = StopReason.END_TURN) -> Said:
-    return Said(blocks=blocks, stop_reason=stop_reason)
+def said(*blocks: Block, stop_reason: StopReason = StopReason.END_TURN) -> AnswerContent:
+    return AnswerContent(blocks=blocks, stop_reason=stop_reason)
 
 
 def text(value: str) -> TextBlock:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent, pair_calls
 from server.replay.rerun.export import CSV_HEADER, make_harmless, write_csv_row, write_promptfoo_test
 from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.replay import Assertion
+from server.replay.rerun.report import Interval, find_interval, student_bound
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
-from server.replay.rerun.sides import PieceKind, diff_words, pair_calls
-from server.replay.rerun.statistics import Interval, find_interval, student_bound
+from server.replay.rerun.similarity import diff_words
 from tests.support.replay_builders import result
 
 WORDS = st.lists(st.sampled_from(["a", "b", "is", " ", "\n", "é", ".", "\ud800"]), max_size=40).map("".join)
@@ -38,29 +38,36 @@ def full(text: str, *, recorded: str = "Cold.", task: str = "How is Oslo?", call
             result=result(outcome=Outcome.DIFFERENT, kinds=(DivergenceKind.TEXT,), similarity=0.5),
         ),
         task=task,
-        recorded=Said(blocks=(TextBlock(text=recorded),), stop_reason=StopReason.END_TURN),
-        candidate=Said(blocks=(TextBlock(text=text), *calls), stop_reason=StopReason.END_TURN),
+        recorded=AnswerContent(blocks=(TextBlock(text=recorded),), stop_reason=StopReason.END_TURN),
+        candidate=AnswerContent(blocks=(TextBlock(text=text), *calls), stop_reason=StopReason.END_TURN),
     )
 
 
 @given(WORDS, WORDS)
-def test_pieces_are_both_texts_and_neighbours_differ_in_kind(recorded: str, candidate: str) -> None:
-    pieces = diff_words(recorded, candidate)
-    assert "".join(piece.text for piece in pieces if piece.kind is not PieceKind.ADDED) == recorded
-    assert "".join(piece.text for piece in pieces if piece.kind is not PieceKind.REMOVED) == candidate
-    assert all(one.kind is not other.kind for one, other in pairwise(pieces))
-    assert all(piece.text for piece in pieces)
+def test_parts_are_both_texts_and_unchanged_parts_are_common(recorded: str, candidate: str) -> None:
+    sides = diff_words(recorded, candidate)
+    assert ["".join(part.text for part in parts) for parts in sides] == [recorded, candidate]
+    one, other = ("".join(part.text for part in parts if not part.is_changed) for parts in sides)
+    assert one == other
+    for parts in sides:
+        assert all(part.is_changed is not following.is_changed for part, following in pairwise(parts))
+        assert all(part.text for part in parts)
 
 
-def test_words_are_not_cut_and_long_texts_are_bounded() -> None:
-    assert [(piece.kind.value, piece.text) for piece in diff_words("It is cold.", "It is colder.")] == [
-        ("same", "It is "), ("removed", "cold"), ("added", "colder"), ("same", "."),
-    ]  # fmt: skip
-    assert [(piece.kind.value, piece.text) for piece in diff_words("Say it snows now.", "Say the sun shines now.")] == [
-        ("same", "Say "), ("removed", "it snows"), ("added", "the sun shines"), ("same", " now."),
-    ]  # fmt: skip
+def test_words_are_not_divided_and_long_texts_are_bounded() -> None:
+    def marked(recorded: str, candidate: str) -> list[str]:
+        sides = diff_words(recorded, candidate)
+        return ["".join(f"[{part.text}]" if part.is_changed else part.text for part in parts) for parts in sides]
+
+    assert marked("It is cold.", "It is colder.") == ["It is [cold].", "It is [colder]."]
+    assert marked("Say it snows now.", "Say the sun shines now.") == [
+        "Say [it snows] now.",
+        "Say [the sun shines] now.",
+    ]
+    assert marked("Yes.", "Yes. No.") == ["Yes.", "Yes.[ No.]"]
     long, other = "one two " * 5_000, "two three " * 5_000
-    assert {piece.kind for piece in diff_words(f"start {long}", f"start {other}")} == set(PieceKind)
+    recorded, candidate = diff_words(f"start {long}", f"start {other}")
+    assert [part.is_changed for part in recorded] == [part.is_changed for part in candidate] == [False, True, False]
 
 
 def test_calls_are_paired_by_arguments_then_by_name() -> None:

@@ -12,7 +12,8 @@ from server.conversation.errors import ValidationFailed
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 from server.inspection.port import InspectionFilter
-from server.replay.rerun.comparison import Said
+from server.replay.rerun.comparison import AnswerContent
+from server.replay.rerun.figures import compare_facts, format_value
 from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.replay import (
     ItemState,
@@ -24,16 +25,14 @@ from server.replay.rerun.replay import (
     ReplayMode,
     ReplayState,
 )
-from server.replay.rerun.report import Measure, Measured
+from server.replay.rerun.report import BIN_COUNT, Distribution, Interval, Measure, Measured
 from server.replay.rerun.result import AnswerFacts, StoredResult
-from server.replay.rerun.sides import PieceKind
-from server.replay.rerun.statistics import BIN_COUNT, Distribution, Interval
 from server.web.admin.call_links import ItemLinks
 from server.web.admin.conversation_filters import tell_filters
 from server.web.admin.replay_action_pages import ACTIONS
-from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart, show_value
+from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
-from server.web.admin.replay_turns import compare_facts, show_turn
+from server.web.admin.replay_results import build_shown_result
 from tests.support.replay_builders import draft, result
 
 NONE = "\u2013"
@@ -173,15 +172,15 @@ def test_bars_stay_in_their_chart_and_the_numbers_are_told() -> None:
     assert [(bar.side, bar.height) for bar in chart.bars] == [
         ("recorded", HEIGHT / 4), ("recorded", HEIGHT), ("candidate", HEIGHT * 3 / 4),
     ]  # fmt: skip
-    assert chart.bars[1].told == "recorded: 4 from 500 ms to 750 ms"
+    assert chart.bars[1].title == "recorded: 4 from 500 ms to 750 ms"
     assert [(mark.side, mark.mean, mark.low, mark.width) for mark in chart.marks] == [
         ("recorded", 0.16, 0.0, 0.0), ("candidate", WIDTH * 1500 / 4000, WIDTH * 900 / 4000, WIDTH * 1200 / 4000),
     ]  # fmt: skip
     assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and bar.y + bar.height == HEIGHT for bar in chart.bars)
     assert (chart.low, chart.high) == ("0 ms", "4.00 s")
     assert [row.interval for row in chart.rows] == ["", "900 ms to 2.10 s"]
-    assert show_value(Measure.CACHE_SHARE, 0.25) == "25%"
-    assert show_value(Measure.COST_USD, 0.00125) == "$0.00125"
+    assert format_value(Measure.CACHE_SHARE, 0.25) == "25%"
+    assert format_value(Measure.COST_USD, 0.00125) == "$0.00125"
 
 
 def facts(**changes: Any) -> AnswerFacts:
@@ -205,18 +204,18 @@ def test_what_both_took_stands_beside_each_other_with_its_change() -> None:
         ("$0.00200", "$0.00100", "\u221250 %"),
         ("1.50 s", "900 ms", "\u221240 %"),
     ]
-    assert [figure.name for figure in compare_facts(facts(), other) if figure.is_other] == ["Stop reason"]
+    assert [figure.name for figure in compare_facts(facts(), other) if figure.is_mismatch] == ["Stop reason"]
     alone = compare_facts(None, facts(cost_usd=None, latency_ms=None, error_code="provider_overloaded"))
     assert [(figure.recorded, figure.candidate) for figure in alone] == [
         (NONE, "provider_overloaded"), (NONE, "200"), (NONE, "70%"), (NONE, "40"), (NONE, "unknown"), (NONE, NONE),
     ]  # fmt: skip
-    assert not any(figure.change or figure.is_other for figure in alone)
+    assert not any(figure.change or figure.is_mismatch for figure in alone)
     assert compare_facts(facts(), facts(latency_ms=150_000))[-1].change == "\u00d7100"
 
 
 def test_arguments_of_a_tool_are_compared_by_name_and_shown_where_they_differ() -> None:
-    def said(*calls: ToolCallBlock) -> Said:
-        return Said(blocks=calls, stop_reason=StopReason.TOOL_USE)
+    def said(*calls: ToolCallBlock) -> AnswerContent:
+        return AnswerContent(blocks=calls, stop_reason=StopReason.TOOL_USE)
 
     def call(name: str, **arguments: Any) -> ToolCallBlock:
         return ToolCallBlock(id="call_1", name=name, arguments=arguments)
@@ -226,15 +225,17 @@ def test_arguments_of_a_tool_are_compared_by_name_and_shown_where_they_differ() 
     stored = StoredResult(
         number=1, conversation_id="conv_x", repetition=1, replay_conversation_id=None, result=result()
     )
-    shown = show_turn(FullResult(stored=stored, task="", recorded=recorded, candidate=candidate))
+    shown = build_shown_result(FullResult(stored=stored, task="", recorded=recorded, candidate=candidate))
     weather, time, news = shown.pairs
     assert weather.recorded is not None
-    assert [(piece.kind.value, piece.text) for piece in weather.recorded.pieces] == [
-        ("same", '{"city": "'), ("removed", "Oslo"), ("added", "Rome"), ("same", '", "days": 1}'),
+    assert [(part.text, part.is_changed) for part in weather.recorded.parts] == [
+        ('{"city": "', False), ("Oslo", True), ('", "days": 1}', False),
     ]  # fmt: skip
+    assert weather.candidate is not None
+    assert [part.text for part in weather.candidate.parts if part.is_changed] == ["Rome"]
     assert time.is_same
     assert time.recorded is not None
-    assert {piece.kind for piece in time.recorded.pieces} == {PieceKind.SAME}
+    assert not any(part.is_changed for part in time.recorded.parts)
     assert (news.is_same, news.candidate) == (False, None)
 
 
