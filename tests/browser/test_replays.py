@@ -136,7 +136,7 @@ async def look_at_items(visit: Visit) -> None:
 async def look_at_calls(visit: Visit) -> None:
     """From an answer to the call that gave it, and to the judge's, as for any other call."""
     page = visit.page
-    await page.locator("article:target").get_by_role("link", name="Call for answer").click()
+    await page.locator("article:target").get_by_role("link", name="Candidate's call").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
     await expect(page.locator("#answer .blocks")).to_contain_text("warm in Bergen")
     await expect(page.get_by_role("alert")).to_have_count(0)
@@ -147,7 +147,7 @@ async def look_at_calls(visit: Visit) -> None:
     await page.get_by_role("navigation", name="Where this is").get_by_role("link", name="Item 1").click()
     await expect(page.locator("article:target")).to_be_visible()
     await expect(page.get_by_role("region", name="Background calls").locator("tbody tr")).to_have_count(3)
-    await page.locator("article:target").get_by_role("link", name="The judge's call").click()
+    await page.locator("article:target").get_by_role("link", name="Judge's call").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
     await expect(page.locator("#answer")).to_contain_text("Warm")
     # What it was shown is the very answer that it was asked about.
