@@ -14,7 +14,7 @@ from server.app.database import open_database
 from server.app.providers import Providers, open_providers
 from server.app.settings import Settings
 from server.compaction.background_call import BackgroundCalls
-from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.compactor import Compactor
 from server.compaction.report import CompactionObserver
 from server.compaction.signed_summary import SignedSummariser
 from server.compaction.summary import Summariser
@@ -130,17 +130,15 @@ def build_compactor(
         observer=observer,
     )
     return Compactor(
-        CompactorTools(
-            store=store,
-            renderer=renderer,
-            summariser=Summariser(calls, renderer, limit_tokens=settings.summary_limit_tokens),
-            signed_summariser=SignedSummariser(store, calls),
-            observer=observer,
-            texts=texts,
-            estimate=estimate,
-            lengths=lengths,
-            result_limit_chars=settings.compaction_result_limit_chars,
-        )
+        store=store,
+        renderer=renderer,
+        summariser=Summariser(calls, renderer, limit_tokens=settings.summary_limit_tokens),
+        signed_summariser=SignedSummariser(store, calls),
+        observer=observer,
+        texts=texts,
+        estimate=estimate,
+        lengths=lengths,
+        result_limit_chars=settings.compaction_result_limit_chars,
     )
 
 

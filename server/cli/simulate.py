@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from server.cli.simulate_chart import draw_grid, draw_lengths
 from server.cli.terminal import open_bar, open_console
-from server.compaction.simulation.comparison import Comparison, Market, Run, Workload, compare, find_market
+from server.compaction.simulation.comparison import Comparison, PricedModel, Run, Workload, compare, find_priced_model
 from server.compaction.simulation.grid import COLUMNS, ROW_COUNT, SHAPES, THINK_TIMES, WHO, GridRow, walk_grid
 from server.compaction.simulation.workload import LengthLaw
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
@@ -92,13 +92,13 @@ def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> 
         draw_lengths(f"{market.profile.model}, {workload.shape.name}", shares, _NAMES, chart)
 
 
-def _read_market(asked: dict[str, Any]) -> Market:
+def _read_market(asked: dict[str, Any]) -> PricedModel:
     profile = PROFILES.get(asked["model"])
     if profile is None:
         raise ValidationFailed(f"There is no price for {asked['model']}.")
     day = asked["date"].replace(tzinfo=UTC) if asked["date"] else datetime.now(UTC)
     order = LayerOrder(asked["order"]) if asked["order"] else None
-    return find_market(profile.provider, profile.model, order, day)
+    return find_priced_model(profile.provider, profile.model, order, day)
 
 
 def _read_workload(asked: dict[str, Any]) -> Workload:
@@ -142,7 +142,7 @@ def _runs(comparison: Comparison) -> dict[str, Run]:
 
 
 def _describe(comparison: Comparison, run: Run) -> dict[str, Any]:
-    bill = run.bill
+    bill = run.calls_cost
     return {
         "cost_usd": round(run.cost_usd, 6),
         "share": round(comparison.share(run), 4),
@@ -154,7 +154,7 @@ def _describe(comparison: Comparison, run: Run) -> dict[str, Any]:
     }
 
 
-def _show(market: Market, workload: Workload, comparison: Comparison) -> None:
+def _show(market: PricedModel, workload: Workload, comparison: Comparison) -> None:
     table = Table(
         Column("policy"),
         *(Column(name, justify="right") for name in ("input cost", "share", "to optimum", "cached", "compactions")),
@@ -168,7 +168,7 @@ def _show(market: Market, workload: Workload, comparison: Comparison) -> None:
             f"${run.cost_usd:.4f}",
             f"{comparison.share(run):.3f}",
             f"{run.cost_usd / comparison.optimum.cost_usd:.3f}",
-            f"{run.bill.read_tokens / run.bill.input_tokens:.0%}",
+            f"{run.calls_cost.read_tokens / run.calls_cost.input_tokens:.0%}",
             str(run.compaction_count),
         )
     open_console().print(table)

@@ -1,9 +1,28 @@
-"""What a request costs, and what a buffer costs that is carried along: the sums behind the compactor.
+"""What a cut costs and saves, in tokens at the price of uncached input.
 
-The unit is one uncached input token of the model. Of a request the provider may have cached a prefix: the static layer
-in the layered order, static and buffer in the append-only one. What it knows is read at the price of reading, the rest
-of the prefix is written at the price of writing, what stands behind the prefix costs 1. A prefix shorter than the
-model's minimum is not cached, so it costs 1 too.
+A request consists of a prefix that the provider may have cached, and the rest. In the layered order the prefix is the
+static layer; in the append-only order it is the static layer and the buffer. Cached tokens cost the read rate, the
+other tokens of the prefix cost the write rate, and tokens after the prefix cost 1. A prefix shorter than the model's
+minimum is not cached, so its tokens cost 1 too.
+
+Four numbers decide about a cut:
+
+- The *price*: the additional cost of the next exchange, plus the fixed cost of a compaction. It is often negative: in
+  the layered order the moved tokens leave the uncached part, and an expired cache has to be written in any case.
+- The *tail*: the part of the price that does not depend on how much is moved, for writing the kept exchanges again.
+- The *saving*: by how much each later call becomes cheaper.
+- The *carrying cost*: the savings missed so far, one for each call that has carried the movable exchanges.
+
+A price of zero or less is accepted at once. A positive price is accepted by one of two rules:
+
+- If the usual length of such conversations is unknown: when the carrying cost has reached the price. This is the
+  break-even rule of the ski rental problem, which costs at most twice the optimum.
+- If it is known: the expected rest of the conversation must save at least the price, and either the carrying cost has
+  reached the tail (the economic lot size) or the end is so near that waiting for another exchange gains nothing. A
+  conversation that lasts longer than expected is compacted when the carrying cost has reached one and a half times the
+  price.
+
+All numbers are derived from the buffer itself, so there is no counter that could be outdated.
 """
 
 from collections.abc import Sequence
@@ -26,18 +45,18 @@ _CLAUDE_LONG_WRITE: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What reading and writing the cache costs, as multiples of an uncached token."""
+    """The cost of reading and writing the cache, as multiples of an uncached token."""
 
     read: float
     write: float
     minimum_tokens: int = 0
     assumed: bool = False
-    """Some price is not known: these are the usual ratios of the family."""
+    """A price is unknown, and the usual ratio of the family is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The tokens of a request that compaction can change. The trigger and a dynamic layer of its own are not here."""
+class PromptTokens:
+    """The tokens of a request that a compaction can change, without the trigger and a separate dynamic layer."""
 
     order: LayerOrder
     static_tokens: int
@@ -45,13 +64,13 @@ class Load:
 
     @property
     def prefix_tokens(self) -> int:
-        """What the provider can have cached of it."""
+        """The tokens that the provider can have cached."""
         buffered = self.buffer_tokens if self.order is LayerOrder.APPEND_ONLY else 0
         return self.static_tokens + buffered
 
 
 def find_rates(price: Price | None, profile: ModelProfile, lifetime_seconds: float) -> Rates:
-    """The rates of a model for a cache of this lifetime; those of its family where a price is not known."""
+    """Return the rates of a model for a cache of this lifetime, or those of its family if a price is unknown."""
     is_long = lifetime_seconds >= _LONG_LIFETIME_SECONDS
     read = _FAMILY_READ.get(profile.family, _READ)
     write = 1.0
@@ -69,31 +88,31 @@ def find_rates(price: Price | None, profile: ModelProfile, lifetime_seconds: flo
     )
 
 
-def request_cost(load: Load, rates: Rates, *, known_tokens: int) -> float:
-    """What the load costs in one call of whose prefix the provider knows so many tokens."""
-    prefix = load.prefix_tokens
+def estimate_request(prompt: PromptTokens, rates: Rates, *, cached_tokens: int) -> float:
+    """Return the cost of one call if the provider has `cached_tokens` of its prefix."""
+    prefix = prompt.prefix_tokens
     if prefix < rates.minimum_tokens:
-        return float(load.static_tokens + load.buffer_tokens)
-    known = min(known_tokens, prefix)
-    if known < rates.minimum_tokens:
-        known = 0
-    behind = load.static_tokens + load.buffer_tokens - prefix
-    return known * rates.read + (prefix - known) * rates.write + behind
+        return float(prompt.static_tokens + prompt.buffer_tokens)
+    cached = min(cached_tokens, prefix)
+    if cached < rates.minimum_tokens:
+        cached = 0
+    uncached = prompt.static_tokens + prompt.buffer_tokens - prefix
+    return cached * rates.read + (prefix - cached) * rates.write + uncached
 
 
-_PATIENCE: Final = 1.5
+_MAX_CARRYING_RATIO: Final = 1.5
 _MIN_REMAINDER: Final = 0.25
-"""Of the typical length, or of the length so far: what a conversation is always expected to go on for."""
+"""A conversation is always expected to continue for this share of its typical length, or of its length so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Between the exchanges that move and those that stay."""
+    """The exchanges that move and those that stay."""
 
     moved: Sequence[Exchange]
     kept: Sequence[Exchange]
     loses_thinking: bool
-    """What stays is sent without its thinking: the model is prefix-bound."""
+    """The exchanges that stay are sent without their thinking, because the model is prefix-bound."""
 
     @property
     def moved_tokens(self) -> int:
@@ -102,7 +121,7 @@ class Cut:
 
     @property
     def segment_tokens(self) -> int:
-        """The same as a transcript."""
+        """The same exchanges as a transcript."""
         return sum(exchange.segment_tokens for exchange in self.moved)
 
     @property
@@ -114,15 +133,15 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCost:
-    """See the module for what they are."""
+    """The price, tail and saving of a cut, see the module."""
 
     price: float
     tail: float
     saving: float
 
 
-class CutCosts:
-    """Weighs the cuts of one state."""
+class CutEstimator:
+    """Estimates the cuts of one conversation."""
 
     def __init__(self, state: CompactionState, rates: Rates, policy: CompactionPolicy, now: datetime) -> None:
         self._state = state
@@ -136,53 +155,55 @@ class CutCosts:
         self.is_cold = last is None or now - last >= lifetime
         self.is_usually_cold = gap is not None and gap >= state.cache_lifetime_seconds
         self.cold_at = None if last is None or self.is_cold else last + lifetime
-        """When the cache will be cold; None where it is."""
+        """When the cache expires; None if it has expired."""
 
     def estimate(self, cut: Cut, *, is_cold: bool | None = None) -> CutCost:
-        """As things are, or as they would be with a cold cache."""
+        """Estimate a cut with the cache as it is, or as if it had expired."""
         cold = self.is_cold if is_cold is None else is_cold
         static, kept_tokens = self._state.static_tokens, cut.kept_tokens
         sent_tokens = sum(exchange.sent_tokens for exchange in cut.kept)
-        kept = self._load(static, kept_tokens)
-        unmoved = self._load(static, sent_tokens)
-        before = self._load(static, sent_tokens + cut.moved_tokens)
-        after = self._load(static + cut.segment_tokens, kept_tokens)
+        kept = self._prompt(static, kept_tokens)
+        unmoved = self._prompt(static, sent_tokens)
+        before = self._prompt(static, sent_tokens + cut.moved_tokens)
+        after = self._prompt(static + cut.segment_tokens, kept_tokens)
 
-        def more(changed: Load, unchanged: Load) -> float:
-            known = unchanged.prefix_tokens - self._unsent_tokens()
-            return self._cost(changed, 0 if cold else static) - self._cost(unchanged, 0 if cold else known)
+        def extra_cost(changed: PromptTokens, unchanged: PromptTokens) -> float:
+            cached = unchanged.prefix_tokens - self._uncached_answer_tokens()
+            return self._cost(changed, 0 if cold else static) - self._cost(unchanged, 0 if cold else cached)
 
         fixed = self._policy.fixed_cost_tokens
         further_calls = self._calls_per_exchange - 1
         return CutCost(
-            price=fixed + more(after, before) - further_calls * (self._warm(before) - self._warm(after)),
-            tail=fixed + more(kept, unmoved),
-            saving=self._later(before) - self._later(after),
+            price=fixed
+            + extra_cost(after, before)
+            - further_calls * (self._warm_cost(before) - self._warm_cost(after)),
+            tail=fixed + extra_cost(kept, unmoved),
+            saving=self._later_cost(before) - self._later_cost(after),
         )
 
     def is_due(self, cut: Cut, cost: CutCost) -> bool:
-        """Whether to pay a positive price now."""
-        rent = self._rent(cut, cost)
+        """Return whether to accept a positive price now."""
+        carried_cost = self._carrying_cost(cut, cost)
         remaining = self._remaining_exchanges()
         if remaining is None:
-            return rent >= cost.price
-        if rent >= _PATIENCE * cost.price:
+            return carried_cost >= cost.price
+        if carried_cost >= _MAX_CARRYING_RATIO * cost.price:
             return True
         calls = self._calls_per_exchange
         to_come = cost.saving * remaining * calls
         if to_come - cost.saving * (calls - 1) < cost.price:
             return False
-        # One exchange more to move: what it would save to the end and cost to write, against carrying the others.
+        # The gain of moving one exchange more, against the cost of carrying the others until then.
         another = (to_come - (cost.price - cost.tail)) / len(cut.moved)
-        return rent >= cost.tail or another <= cost.saving * calls
+        return carried_cost >= cost.tail or another <= cost.saving * calls
 
-    def _rent(self, cut: Cut, cost: CutCost) -> float:
+    def _carrying_cost(self, cut: Cut, cost: CutCost) -> float:
         exchanges = self._state.exchanges
         keep = self._policy.keep_exchanges
         carried = movable = 0
-        for place in range(keep, len(exchanges)):
-            carried += exchanges[place].answer_count * movable
-            movable += exchanges[place - keep].sent_tokens
+        for index in range(keep, len(exchanges)):
+            carried += exchanges[index].answer_count * movable
+            movable += exchanges[index - keep].sent_tokens
         return cost.saving * carried / max(1, cut.moved_tokens)
 
     def _remaining_exchanges(self) -> float | None:
@@ -192,20 +213,22 @@ class CutCosts:
         so_far = self._state.exchange_count
         return max(typical - so_far, _MIN_REMAINDER * max(typical, so_far))
 
-    def _later(self, load: Load) -> float:
-        """One call in the mean: within an exchange the cache is warm, between exchanges it depends on the gaps."""
-        warm = self._warm(load)
-        return warm + (self._cost(load, 0) - warm) / self._calls_per_exchange if self.is_usually_cold else warm
+    def _later_cost(self, prompt: PromptTokens) -> float:
+        """The average cost of a call. Within an exchange the cache is warm; between exchanges that depends
+        on the gaps.
+        """
+        warm = self._warm_cost(prompt)
+        return warm + (self._cost(prompt, 0) - warm) / self._calls_per_exchange if self.is_usually_cold else warm
 
-    def _warm(self, load: Load) -> float:
-        return self._cost(load, load.prefix_tokens)
+    def _warm_cost(self, prompt: PromptTokens) -> float:
+        return self._cost(prompt, prompt.prefix_tokens)
 
-    def _cost(self, load: Load, known_tokens: int) -> float:
-        return request_cost(load, self._rates, known_tokens=known_tokens)
+    def _cost(self, prompt: PromptTokens, cached_tokens: int) -> float:
+        return estimate_request(prompt, self._rates, cached_tokens=cached_tokens)
 
-    def _load(self, static_tokens: int, buffer_tokens: int) -> Load:
-        return Load(order=self._state.order, static_tokens=static_tokens, buffer_tokens=buffer_tokens)
+    def _prompt(self, static_tokens: int, buffer_tokens: int) -> PromptTokens:
+        return PromptTokens(order=self._state.order, static_tokens=static_tokens, buffer_tokens=buffer_tokens)
 
-    def _unsent_tokens(self) -> int:
-        """The newest answer is not in the cache yet, where the buffer is cached at all."""
+    def _uncached_answer_tokens(self) -> int:
+        """The newest answer is not in the cache yet, if the buffer is cached at all."""
         return self._state.exchanges[-1].unsent_tokens if self._state.order is LayerOrder.APPEND_ONLY else 0

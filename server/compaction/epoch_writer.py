@@ -1,4 +1,4 @@
-"""Beginning an epoch of a rewritten history: all that a compaction writes, as one statement."""
+"""Beginning an epoch with a rewritten history: everything that a compaction writes, as one statement."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from server.providers.token_estimate import TokenEstimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """What the static layer and the buffer become."""
+    """The new static layer and the new start of the buffer."""
 
     reason: EpochReason
     static: StaticText
@@ -21,17 +21,17 @@ class Rewrite:
     segment_count: int
     buffer_start_seq: int
     segment: Segment | None = None
-    """The one that is new."""
+    """The new segment."""
     copies: CopiedSegments | None = None
-    """Those that a new generation takes over."""
+    """The segments that a new generation copies."""
     signed_summary: SignedSummary | None = None
-    """What stands before the buffer."""
+    """The signed summary before the buffer."""
     prefix_hash: bytes | None = None
-    """With a signed summary: what thinking is bound to. Without: None, static text and tools say it."""
+    """With a signed summary: the hash that thinking is bound to. None: it is computed from static text and tools."""
 
 
 class EpochWriter:
-    """Writes rewrites, and holds their texts for the turns of this process."""
+    """Writes rewrites, and caches their texts for the turns of this process."""
 
     def __init__(self, store: Store, texts: StaticTextCache, estimate: TokenEstimate) -> None:
         self._store = store
@@ -39,13 +39,13 @@ class EpochWriter:
         self._estimate = estimate
 
     async def begin(self, tenant_id: str, history: History, rewrite: Rewrite) -> Epoch:
-        """The epoch after the one that was looked at. All but the history is as it was.
+        """Begin the epoch after that of `history`. Everything but the history stays the same.
 
         Raises `EpochMoved` if another epoch has begun or a turn was accepted since `history` was loaded: a tool loop
         that has begun must keep its epoch.
         """
         if history.source.epoch is None:
-            raise Internal("There is no epoch to follow.")
+            raise Internal("A conversation without an epoch cannot be rewritten.")
         conversation_id, static = history.source.conversation.id, rewrite.static
         epoch = replace(
             history.source.epoch,
@@ -71,5 +71,5 @@ class EpochWriter:
         return epoch
 
     def count_tokens(self, history: History, text: str) -> int:
-        """Of a text in the static layer, about."""
+        """Estimate the tokens of a text in the static layer."""
         return self._estimate.estimate(history.source.assistant.definition.model, len(text))

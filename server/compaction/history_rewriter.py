@@ -1,7 +1,7 @@
-"""Rewriting the history of a conversation: a summary in place of its oldest segments, and the way back.
+"""Rewriting the history of a conversation: a summary in place of its oldest segments, and undoing a compaction.
 
-Both begin with the texts of another generation than the present one, so what the provider has cached behind the base
-text is lost. That is why neither is done while the window suffices, or somebody asks.
+Both change the static text after the base text, so the provider's cache of it is lost. Therefore a summary is made only
+when the window runs short, and an undo only on request.
 """
 
 import logging
@@ -26,70 +26,69 @@ _log = logging.getLogger("strata.compaction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What stands for the oldest segments from now on."""
+class _Replacement:
+    """What replaces the oldest segments."""
 
     generation: int
     count: int
-    """How many it stands for, of which generation."""
+    """How many segments of `generation` it replaces."""
     reason: EpochReason
     text: str
 
     def fits(self, history: History) -> bool:
-        """Whether the oldest segments are still those that it was made of."""
+        """Return whether the oldest segments are still those that it was made from."""
         return len(history.segments) >= self.count and history.segments[0].generation == self.generation
 
 
 class HistoryRewriter:
-    """Sums up, and undoes."""
+    """Summarises the oldest segments, and undoes compactions."""
 
     def __init__(
         self, store: Store, renderer: Renderer, writer: EpochWriter, summariser: Summariser, *, full_share: float
     ) -> None:
-        """`full_share` of the window: beyond it the next turn may fail, so no summary is waited for any more."""
+        """`full_share` of the window: above it the next turn may fail, so a summary is no longer waited for."""
         self._store = store
         self._renderer = renderer
         self._writer = writer
         self._summariser = summariser
         self._full_share = full_share
 
-    def can_sum_up(self, segments: Sequence[Segment]) -> bool:
-        """Whether that would gain anything."""
+    def can_summarise(self, segments: Sequence[Segment]) -> bool:
+        """Return whether a summary would make the history shorter."""
         return self._summariser.choose(segments) > 0
 
-    async def sum_up(self, tenant_id: str, conversation_id: str, request_tokens: int) -> CompactionReport | None:
-        """The oldest segments become a summary, or a gap where that fails and the window is full. None where nothing
-        would be gained.
+    async def summarise(self, tenant_id: str, conversation_id: str, request_tokens: int) -> CompactionReport | None:
+        """Replace the oldest segments by a summary, or leave them out if that fails and the window is full.
 
-        The summary is asked for once, also where other epochs begin meanwhile: it stays right as long as the segments
-        are those that it was made of. Raises `SummaryUnavailable`, `EpochMoved`.
+        None if nothing would be gained. The summary is requested once, even if other epochs begin meanwhile: it stays
+        valid as long as the segments are those that it was made from. Raises `SummaryUnavailable`, `EpochMoved`.
         """
-        told: _Told | None = None
+        replacement: _Replacement | None = None
         for _ in range(_TRIES):
             history = await self._store.load_history(tenant_id, conversation_id)
             if history.source.epoch is not None and history.source.epoch.signed_summary is not None:
-                # Somebody has signed meanwhile. What it stands for must not be lost, so it is looked at again.
+                # A signed summary was written meanwhile. It must not be lost, so the caller starts again.
                 raise EpochMoved
-            if not self.can_sum_up(history.segments):
+            if not self.can_summarise(history.segments):
                 return None
-            _, static = _read(history)
-            if told is None or not told.fits(history):
-                told = await self._tell_oldest(tenant_id, history, static, request_tokens)
+            _, static = _load_static(history)
+            if replacement is None or not replacement.fits(history):
+                replacement = await self._build_replacement(tenant_id, history, static, request_tokens)
             try:
-                return await self._replace_oldest(tenant_id, history, static, told, request_tokens)
+                return await self._replace_oldest(tenant_id, history, static, replacement, request_tokens)
             except EpochMoved:
                 continue
         raise EpochMoved
 
     async def undo(self, tenant_id: str, history: History) -> CompactionReport:
-        """See `Compactor.undo`. Raises `EpochMoved` at once."""
-        epoch, static = _read(history)
+        """See `Compactor.undo`. Raises `EpochMoved` without retrying."""
+        epoch, static = _load_static(history)
         conversation_id, base = history.source.conversation.id, static.text[: static.base_length]
         last, kept = history.segments[-1], history.segments[:-1]
         generation, start = epoch.generation, last.first_seq
-        summed = history.segments[0].summarises
-        if summed is not None and (last.summarises or await self._is_just_summed_up(tenant_id, history, epoch)):
-            generation, count = summed[0], summed[1] + len(history.segments) - 1
+        summarised = history.segments[0].summarises
+        if summarised is not None and (last.summarises or await self._is_newly_summarised(tenant_id, history, epoch)):
+            generation, count = summarised[0], summarised[1] + len(history.segments) - 1
             kept = tuple(await self._store.load_segments(tenant_id, conversation_id, generation, count))
             last, start = history.segments[0], epoch.buffer_start_seq
         rewrite = Rewrite(
@@ -110,7 +109,9 @@ class HistoryRewriter:
             segment_tokens=last.token_count,
         )
 
-    async def _tell_oldest(self, tenant_id: str, history: History, static: StaticText, request_tokens: int) -> _Told:
+    async def _build_replacement(
+        self, tenant_id: str, history: History, static: StaticText, request_tokens: int
+    ) -> _Replacement:
         count = self._summariser.choose(history.segments)
         oldest = history.segments[:count]
         first_seq, last_seq = oldest[0].first_seq, oldest[-1].last_seq
@@ -121,31 +122,33 @@ class HistoryRewriter:
             facts = {"conversation_id": history.source.conversation.id, "code": error.code}
             if not self._is_full(history, request_tokens):
                 _log.warning("compaction.summary_postponed", extra=facts)
-                why = f"No summary was to be had. {error.message}"
+                why = f"The provider returned no summary. {error.message}"
                 raise SummaryUnavailable(why, provider_code=error.code) from error
             _log.warning("compaction.oldest_left_out", extra={**facts, "first_seq": first_seq, "last_seq": last_seq})
-            reason, told = EpochReason.OLDEST_LEFT_OUT, build_gap(first_seq, last_seq)
+            reason, turn = EpochReason.OLDEST_LEFT_OUT, build_gap(first_seq, last_seq)
         else:
-            reason, told = EpochReason.SUMMARISED, build_summary(first_seq, last_seq, summary)
-        text = await self._renderer.render_segment(tenant_id, [told])
-        return _Told(generation=oldest[0].generation, count=count, reason=reason, text=text)
+            reason, turn = EpochReason.SUMMARISED, build_summary(first_seq, last_seq, summary)
+        text = await self._renderer.render_segment(tenant_id, [turn])
+        return _Replacement(generation=oldest[0].generation, count=count, reason=reason, text=text)
 
     async def _replace_oldest(
-        self, tenant_id: str, history: History, static: StaticText, told: _Told, request_tokens: int
+        self, tenant_id: str, history: History, static: StaticText, replacement: _Replacement, request_tokens: int
     ) -> CompactionReport:
-        oldest, rest = history.segments[: told.count], history.segments[told.count :]
+        oldest, rest = history.segments[: replacement.count], history.segments[replacement.count :]
         segment = Segment(
             generation=history.newest_generation + 1,
             position=0,
             first_seq=oldest[0].first_seq,
             last_seq=oldest[-1].last_seq,
-            text=told.text,
-            token_count=self._writer.count_tokens(history, told.text),
-            summarises=(told.generation, told.count),
+            text=replacement.text,
+            token_count=self._writer.count_tokens(history, replacement.text),
+            summarises=(replacement.generation, replacement.count),
         )
-        copies = CopiedSegments(generation=told.generation, from_position=told.count, count=len(rest), to_position=1)
+        copies = CopiedSegments(
+            generation=replacement.generation, from_position=replacement.count, count=len(rest), to_position=1
+        )
         rewrite = Rewrite(
-            reason=told.reason,
+            reason=replacement.reason,
             static=_join(static.text[: static.base_length], (segment, *rest)),
             generation=segment.generation,
             segment_count=1 + len(rest),
@@ -155,7 +158,7 @@ class HistoryRewriter:
         )
         begun = await self._writer.begin(tenant_id, history, rewrite)
         before = sum(old.token_count for old in oldest)
-        left_out = told.reason is EpochReason.OLDEST_LEFT_OUT
+        left_out = replacement.reason is EpochReason.OLDEST_LEFT_OUT
         return CompactionReport(
             conversation_id=history.source.conversation.id,
             outcome=CompactionOutcome.OLDEST_LEFT_OUT if left_out else CompactionOutcome.SUMMARISED,
@@ -175,8 +178,8 @@ class HistoryRewriter:
         window = find_profile(definition.provider, definition.model).window_tokens
         return request_tokens >= self._full_share * window
 
-    async def _is_just_summed_up(self, tenant_id: str, history: History, epoch: Epoch) -> bool:
-        """Whether the generation has only the segments that it began with."""
+    async def _is_newly_summarised(self, tenant_id: str, history: History, epoch: Epoch) -> bool:
+        """Return whether the generation has no segments besides those it began with."""
         cursor = None
         while True:
             page = await self._store.list_epochs(tenant_id, history.source.conversation.id, cursor=cursor, limit=100)
@@ -188,7 +191,7 @@ class HistoryRewriter:
                 return False
 
 
-def _read(history: History) -> tuple[Epoch, StaticText]:
+def _load_static(history: History) -> tuple[Epoch, StaticText]:
     epoch, text = history.source.epoch, history.source.static_text
     if epoch is None or text is None or not history.segments:
         raise CompactionNotFound

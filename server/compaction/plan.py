@@ -1,4 +1,23 @@
-"""What the compactor knows and what it decides: state, plan, decision. The rules are in `server.compaction.plan`."""
+"""When to compact a conversation, and how much: a pure decision.
+
+Compacting moves the oldest exchanges of the buffer into a segment at the end of the static layer. The text of a segment
+is sent with every later call like the turns it replaces, but without their thinking and signatures, and in the layered
+order it is cached. So a compaction makes later calls cheaper. The next call becomes more expensive, because the
+provider has to write a new cache. The planner decides whether that pays off.
+
+A cut is always between two exchanges. The newest exchange stays in the buffer, and so do the newest `keep_exchanges`
+complete ones, because they carry signatures. While an exchange is incomplete nothing is moved, except when the request
+approaches the model's context window and the model allows it.
+
+There are two policies. `threshold` moves exchanges when the buffer exceeds a number of turns or tokens. `cost` moves
+them when it saves money, see `server.compaction.carrying_cost`. When the request exceeds `window_share` of the model's
+window, both policies make room, whether it pays off or not; if moving exchanges is not enough, the decision asks for a
+summary.
+
+The decision is a function of the stored conversation, the model's profile and price, the policy and the time. It is
+made after every turn, without a round trip, and again when the provider's cache has expired (`recheck_at`). After a
+plan has been carried out there is nothing to plan until the conversation continues.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +25,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
-from server.compaction.carrying_cost import Cut, CutCosts, find_rates
+from server.compaction.carrying_cost import Cut, CutEstimator, find_rates
 from server.compaction.state import CompactionState, count_request
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind, read_policy
 from server.conversation.store import PayloadSource
@@ -20,33 +39,33 @@ class CompactionReason(StrEnum):
     THRESHOLD_TURNS = "threshold_turns"
     THRESHOLD_TOKENS = "threshold_tokens"
     CARRYING_COST = "carrying_cost"
-    """It pays, and has been waited for long enough."""
+    """It saves money, and keeping the exchanges in the buffer has cost enough."""
     COLD_CACHE = "cold_cache"
-    """The next call writes everything anyway, so that compacting costs nothing."""
+    """The cache has expired, so the next call writes everything in any case and compacting costs nothing."""
     WINDOW = "window"
     REQUESTED = "requested"
 
 
 class SkipReason(StrEnum):
-    """Why nothing is moved."""
+    """Why no exchanges are moved."""
 
     SWITCHED_OFF = "switched_off"
     NOTHING_TO_MOVE = "nothing_to_move"
-    """All exchanges of the buffer are among those that stay."""
+    """All exchanges of the buffer have to stay."""
     BLOCKED_BY_OPEN_CALL = "blocked_by_open_call"
     EXCHANGE_UNFINISHED = "exchange_unfinished"
-    """An answer is still to come."""
+    """The newest exchange has no answer yet."""
     BELOW_THRESHOLD = "below_threshold"
     SAVES_NOTHING = "saves_nothing"
     """Later calls would not be cheaper."""
     NOT_YET_WORTH_IT = "not_yet_worth_it"
     WAITS_FOR_COLD_CACHE = "waits_for_cold_cache"
-    """Calls are so far apart that the cache is usually cold, and then it costs nothing."""
+    """The cache usually expires between calls, and compacting costs nothing then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPlan:
-    """Which turns to move, why, and what is expected of it."""
+    """Which turns to move, why, and the expected effect."""
 
     first_seq: int
     last_seq: int
@@ -56,30 +75,30 @@ class CompactionPlan:
     segment_tokens: int
     reason: CompactionReason
     price_tokens: float
-    """What the next exchange costs more, and the fixed cost; negative where it costs less."""
+    """The additional cost of the next exchange, plus the fixed cost. Negative if the next exchange becomes cheaper."""
     saved_tokens_per_call: float
     """In tokens at the price of uncached input."""
     saved_usd_per_call: Decimal | None
-    """None where the price is not known."""
+    """None if the price is unknown."""
     thinking_kept: bool
-    """False on a prefix-bound model: the turns that stay are sent without their thinking from now on."""
+    """False on a prefix-bound model: the turns that stay are sent without their thinking from then on."""
     rates_assumed: bool
-    """The price of the model is not known; the usual ratios of its family were used."""
+    """The model has no known price, and the usual ratios of its family were used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionDecision:
-    """A plan, or why there is none."""
+    """A plan, or the reason why there is none."""
 
     plan: CompactionPlan | None = None
     skip_reason: SkipReason | None = None
-    """None where there is a plan."""
+    """None if there is a plan."""
     window_short: bool = False
-    """The request is near the model's window. Without a plan this is for an operator to see."""
+    """The request approaches the model's window. Without a plan, this needs an operator's attention."""
     needs_summary: bool = False
-    """Moving exchanges is not enough for the window: segments have to be summarised."""
+    """Moving exchanges does not make enough room: the oldest segments have to be summarised."""
     recheck_at: datetime | None = None
-    """Where nothing is moved now, but would be when the cache has gone cold."""
+    """When the cache expires, if a compaction would be worth it then but not now."""
 
 
 _MILLION: Final = 1_000_000
@@ -88,9 +107,10 @@ _MILLION: Final = 1_000_000
 def decide_compaction(
     source: PayloadSource, state: CompactionState, *, now: datetime, requested: bool = False
 ) -> CompactionDecision:
-    """What the planner says about the conversation.
+    """Decide about a conversation with the settings, profile and price of its assistant.
 
-    Raises `ValidationFailed` where the assistant's settings cannot be read.
+    `requested` moves all exchanges that need not stay, at any cost. Raises `ValidationFailed` if the assistant's
+    settings are invalid.
     """
     definition = source.assistant.definition
     price = find_price(definition.model, now, count_request(state))
@@ -99,45 +119,42 @@ def decide_compaction(
 
 
 def policy_of(source: PayloadSource) -> CompactionPolicy:
-    """What the assistant's settings say about compaction."""
+    """Read the compaction policy from the assistant's settings. Raises `ValidationFailed`."""
     return read_policy(source.assistant.definition.settings.get("compaction") or {})
 
 
 def plan_compaction(
     state: CompactionState, profile: ModelProfile, price: Price | None, policy: CompactionPolicy, now: datetime
 ) -> CompactionDecision:
-    """What to move now. Takes time in proportion to the exchanges of the buffer.
-
-    A plan that was carried out leaves nothing to plan until the conversation goes on.
-    """
+    """Decide what to move now. Takes time in proportion to the number of exchanges in the buffer."""
     if policy.kind is PolicyKind.OFF:
         return CompactionDecision(skip_reason=SkipReason.SWITCHED_OFF)
-    planning = _Planning(state, profile, price, policy, now)
-    if planning.is_window_short:
-        return planning.plan_for_window()
-    if (hold := planning.find_obstacle()) is not None:
+    planner = _Planner(state, profile, price, policy, now)
+    if planner.is_window_short:
+        return planner.plan_for_window()
+    if (hold := planner.find_obstacle()) is not None:
         return CompactionDecision(skip_reason=hold)
-    cut = planning.cut(policy.keep_exchanges)
+    cut = planner.cut(policy.keep_exchanges)
     if not cut.moved:
         return CompactionDecision(skip_reason=SkipReason.NOTHING_TO_MOVE)
-    return planning.plan_by_threshold(cut) if policy.kind is PolicyKind.THRESHOLD else planning.plan_by_cost(cut)
+    return planner.plan_by_threshold(cut) if policy.kind is PolicyKind.THRESHOLD else planner.plan_by_cost(cut)
 
 
 def plan_requested_compaction(
     state: CompactionState, profile: ModelProfile, price: Price | None, policy: CompactionPolicy, now: datetime
 ) -> CompactionDecision:
-    """What is moved when somebody asks for it, whatever it costs: all that need not stay."""
-    planning = _Planning(state, profile, price, policy, now)
-    if (hold := planning.find_obstacle()) is not None:
+    """Plan a compaction that an operator or client requested: move all exchanges that need not stay, at any cost."""
+    planner = _Planner(state, profile, price, policy, now)
+    if (hold := planner.find_obstacle()) is not None:
         return CompactionDecision(skip_reason=hold)
-    cut = planning.cut(policy.keep_exchanges)
+    cut = planner.cut(policy.keep_exchanges)
     if not cut.moved:
         return CompactionDecision(skip_reason=SkipReason.NOTHING_TO_MOVE)
-    return CompactionDecision(plan=planning.build(cut, CompactionReason.REQUESTED))
+    return CompactionDecision(plan=planner.build(cut, CompactionReason.REQUESTED))
 
 
-class _Planning:
-    """One decision under way."""
+class _Planner:
+    """One decision."""
 
     def __init__(
         self,
@@ -152,19 +169,21 @@ class _Planning:
         self._price = price
         self._policy = policy
         self._rates = find_rates(price, profile, state.cache_lifetime_seconds)
-        self._scale = CutCosts(state, self._rates, policy, now)
+        self._estimator = CutEstimator(state, self._rates, policy, now)
         self._buffer_tokens = sum(exchange.sent_tokens for exchange in state.exchanges)
-        self._room = policy.window_share * profile.window_tokens
-        self.is_window_short = state.static_tokens + state.dynamic_tokens + self._buffer_tokens > self._room
+        self._max_request_tokens = policy.window_share * profile.window_tokens
+        self.is_window_short = (
+            state.static_tokens + state.dynamic_tokens + self._buffer_tokens > self._max_request_tokens
+        )
 
     def cut(self, keep: int) -> Cut:
-        """All but the newest `keep` exchanges, not counting one that is under way."""
+        """Cut before the newest `keep` exchanges, not counting an incomplete one."""
         exchanges = self._state.exchanges
         under_way = bool(exchanges) and not exchanges[-1].is_whole
         return self._cut_at(max(0, len(exchanges) - keep - under_way))
 
     def find_obstacle(self) -> SkipReason | None:
-        """What forbids any cut, as long as there is room."""
+        """Return what forbids any cut while there is room in the window."""
         exchanges = self._state.exchanges
         if not exchanges:
             return SkipReason.NOTHING_TO_MOVE
@@ -173,12 +192,14 @@ class _Planning:
         return None if exchanges[-1].is_whole else SkipReason.EXCHANGE_UNFINISHED
 
     def plan_for_window(self) -> CompactionDecision:
-        """As little as makes room. A prefix-bound model needs the thinking of an exchange that is under way."""
+        """Move as little as makes room. A prefix-bound model needs the thinking of an incomplete exchange, so nothing
+        is moved then.
+        """
         obstacle = self.find_obstacle()
         cut = self.cut(self._policy.keep_exchanges)
-        if not self._makes_room(cut):
+        if not self._fits_window(cut):
             cut = self.cut(1)
-        needs_summary = not self._makes_room(cut)
+        needs_summary = not self._fits_window(cut)
         if not cut.moved or (obstacle is not None and self._profile.prefix_bound):
             hold = obstacle or SkipReason.NOTHING_TO_MOVE
             return CompactionDecision(skip_reason=hold, window_short=True, needs_summary=needs_summary)
@@ -186,7 +207,9 @@ class _Planning:
         return CompactionDecision(plan=plan, window_short=True, needs_summary=needs_summary)
 
     def plan_by_threshold(self, cut: Cut) -> CompactionDecision:
-        """Beyond the limit of turns, all that can go; beyond that of tokens, until the buffer is down to the target."""
+        """Above the limit of turns, move all that can be moved. Above the limit of tokens, move until the buffer is at
+        the target.
+        """
         policy = self._policy
         exchanges = self._state.exchanges
         turn_count = exchanges[-1].last_seq - exchanges[0].first_seq + 1
@@ -195,30 +218,30 @@ class _Planning:
         if policy.max_tokens is None or self._buffer_tokens <= policy.max_tokens:
             return CompactionDecision(skip_reason=SkipReason.BELOW_THRESHOLD)
         target = min(policy.target_tokens, policy.max_tokens)
-        left, place = self._buffer_tokens, 0
-        while place < len(cut.moved) and left > target:
-            left -= exchanges[place].sent_tokens
-            place += 1
-        return CompactionDecision(plan=self.build(self._cut_at(place), CompactionReason.THRESHOLD_TOKENS))
+        left, count = self._buffer_tokens, 0
+        while count < len(cut.moved) and left > target:
+            left -= exchanges[count].sent_tokens
+            count += 1
+        return CompactionDecision(plan=self.build(self._cut_at(count), CompactionReason.THRESHOLD_TOKENS))
 
     def plan_by_cost(self, cut: Cut) -> CompactionDecision:
-        """Now, or perhaps when the cache is cold."""
-        scale = self._scale
-        cost = scale.estimate(cut)
+        """Decide by cost, now or when the cache has expired."""
+        estimator = self._estimator
+        cost = estimator.estimate(cut)
         if cost.saving <= 0:
             return CompactionDecision(skip_reason=SkipReason.SAVES_NOTHING)
         if cost.price <= 0:
-            reason = CompactionReason.COLD_CACHE if scale.is_cold else CompactionReason.CARRYING_COST
+            reason = CompactionReason.COLD_CACHE if estimator.is_cold else CompactionReason.CARRYING_COST
             return CompactionDecision(plan=self.build(cut, reason))
-        free_at = None if scale.estimate(cut, is_cold=True).price > 0 else scale.cold_at
-        if free_at is not None and scale.is_usually_cold:
+        free_at = None if estimator.estimate(cut, is_cold=True).price > 0 else estimator.cold_at
+        if free_at is not None and estimator.is_usually_cold:
             return CompactionDecision(skip_reason=SkipReason.WAITS_FOR_COLD_CACHE, recheck_at=free_at)
-        if scale.is_due(cut, cost):
+        if estimator.is_due(cut, cost):
             return CompactionDecision(plan=self.build(cut, CompactionReason.CARRYING_COST))
         return CompactionDecision(skip_reason=SkipReason.NOT_YET_WORTH_IT, recheck_at=free_at)
 
     def build(self, cut: Cut, reason: CompactionReason) -> CompactionPlan:
-        cost = self._scale.estimate(cut)
+        cost = self._estimator.estimate(cut)
         price = self._price
         return CompactionPlan(
             first_seq=cut.moved[0].first_seq,
@@ -234,10 +257,10 @@ class _Planning:
             rates_assumed=self._rates.assumed,
         )
 
-    def _cut_at(self, place: int) -> Cut:
+    def _cut_at(self, count: int) -> Cut:
         exchanges = self._state.exchanges
-        return Cut(moved=exchanges[:place], kept=exchanges[place:], loses_thinking=self._profile.prefix_bound)
+        return Cut(moved=exchanges[:count], kept=exchanges[count:], loses_thinking=self._profile.prefix_bound)
 
-    def _makes_room(self, cut: Cut) -> bool:
+    def _fits_window(self, cut: Cut) -> bool:
         static = self._state.static_tokens + cut.segment_tokens
-        return static + self._state.dynamic_tokens + cut.kept_tokens <= self._room
+        return static + self._state.dynamic_tokens + cut.kept_tokens <= self._max_request_tokens

@@ -1,4 +1,4 @@
-"""What became of a compaction, in words for clients, operators and logs."""
+"""The result of a compaction, and the port through which metrics and logs observe compactions."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,15 +10,15 @@ from server.conversation.call import CallEnd, CallStart
 
 
 class CompactionOutcome(StrEnum):
-    """What was done, or would be."""
+    """What was done, or would be done."""
 
     COMPACTED = "compacted"
     SIGNED = "signed"
-    """Exchanges gave way to a block that the provider has signed."""
+    """Exchanges were replaced by a summary that the provider signed."""
     SUMMARISED = "summarised"
-    """The oldest segments were summed up, and perhaps exchanges moved before that."""
+    """The oldest segments were summarised, possibly after exchanges were moved."""
     OLDEST_LEFT_OUT = "oldest_left_out"
-    """A summary was needed and could not be had: the oldest segments are no longer sent."""
+    """A summary was needed and not available: the oldest segments are no longer sent."""
     UNDONE = "undone"
     UNCHANGED = "unchanged"
 
@@ -32,37 +32,37 @@ class CompactionReport:
     reason: str
     """Why it was done, or why not."""
     is_dry_run: bool = False
-    """Nothing was written: this is what would be done."""
+    """Nothing was written; the report describes what would be done."""
     epoch: int
-    """The conversation's when it was over."""
+    """The conversation's epoch afterwards."""
     first_seq: int | None = None
     last_seq: int | None = None
-    """Of the turns that changed their place, both included; None where none did."""
+    """The first and last turn that were moved, both included; None if none were."""
     moved_tokens: int = 0
-    """What they were as messages, about."""
+    """Estimated size of the moved turns as messages."""
     segment_tokens: int = 0
-    """What they are as history, about; of a signed block, all that it stands for."""
+    """Estimated size of the same turns as history. For a signed summary: of all turns that it replaces."""
     request_tokens: int | None = None
-    """What the next request has beside the new task, about; None where nobody has looked."""
+    """Estimated size of the next request without the new task; None if it was not estimated."""
     saved_tokens_per_call: float = 0.0
-    """What each later call costs less, in uncached input tokens."""
+    """By how much each later call becomes cheaper, in uncached input tokens."""
     saved_usd_per_call: Decimal | None = None
-    """None where the price is not known, or nothing is saved."""
+    """None if the price is unknown or nothing is saved."""
     thinking_kept: bool = True
     """False: the turns that stay in the buffer are sent without their thinking from now on."""
     is_window_short: bool = False
-    """The requests are near the model's window."""
+    """The requests approach the model's window."""
     recheck_at: datetime | None = None
-    """Where nothing was done now, but would be then: when the provider's cache has gone cold."""
+    """When the provider's cache expires, if a compaction would be worth it then but not now."""
     is_blocked: bool = False
-    """Something has to be compacted and cannot be. An operator should look."""
+    """A compaction is necessary and not possible. An operator should look at the conversation."""
 
 
 class CompactionObserver(Protocol):
-    """Told about every compaction of this process."""
+    """Notified about every compaction of this process. Its methods must not raise or block."""
 
     def compaction_ended(self, report: CompactionReport) -> None:
-        """One is over, whichever way; not for dry runs."""
+        """A compaction ended, with any outcome. Not called for dry runs."""
         ...
 
     def compaction_queued(self, conversation_id: str, reason: str) -> None:
@@ -70,23 +70,25 @@ class CompactionObserver(Protocol):
         ...
 
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
-        """A conversation that has to be compacted and cannot be: the alarm. May come again and again."""
+        """A compaction is necessary and not possible. May be called repeatedly for the same conversation."""
         ...
 
     def compaction_unblocked(self, conversation_id: str) -> None:
-        """Whatever stood in the way is gone, if anything did."""
+        """The conversation is not blocked, or no longer blocked."""
         ...
 
     def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:
-        """A call to a provider is over that belongs to no turn, whichever way."""
+        """A provider call that belongs to no turn ended, with any outcome."""
         ...
 
 
 class CompactionAlarms(Protocol):
-    """Where it is noted that a compaction is stuck. Raises `DatabaseUnavailable`."""
+    """Records compactions that are necessary and blocked. Raises `DatabaseUnavailable`."""
 
     async def record_blocked(
         self, tenant_id: str, conversation_id: str, *, reason: str, request_tokens: int, seq: int, epoch: int
     ) -> None:
-        """As seen behind this answer in this epoch. It ends by itself with the next answer or the next epoch."""
+        """Record the state after this answer in this epoch. The record is obsolete with the next answer or the next
+        epoch.
+        """
         ...

@@ -1,7 +1,15 @@
-"""The request for a signed summary: the messages of a conversation up to a cut, as they go out in a turn.
+"""Signed summaries: a block that the provider creates and signs, and that replaces the oldest turns from then on.
 
-The provider signs what it was shown. So the messages are the very ones that were sent, thinking and all, behind the
-same static text and tools, and those that stay behind the cut must be the same afterwards.
+The block is the first of the messages. Static text, tools and all later messages stay the same, so the thinking of the
+turns that stay in the buffer remains valid; after a segment it would not. An epoch with a signed summary therefore
+differs from the one before it only in its first message.
+
+The provider signs the messages that it was shown. So the request consists of the very messages of the conversation up
+to the cut, including thinking, after the same static text and tools, and the messages after the cut must be the same
+afterwards. The call is stored, see `background_call`: a process that crashes during the call finds the answer again.
+
+A signed summary also has a text, which becomes a segment when the block can no longer be used (`inline_summary`). For
+that, the next position of the generation is kept free.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +40,14 @@ from server.providers.model_profile import find_profile
 from server.providers.provider import Provider, ProviderAnswer
 
 SIGNED_COMPACTION: Final = "signed_compaction"
-"""The `kind` of the note that is kept with the call."""
+"""The `kind` of the note that is stored with the call."""
 
 
 def find_cut(source: PayloadSource, *, provider: Provider, account: str, last_seq: int) -> int | None:
-    """The last turn to be summed up: `last_seq`, or an earlier end of an exchange where it cannot be that one.
+    """Return the last turn to summarise: `last_seq`, or an earlier end of an exchange.
 
-    What is summed up has to end with the model, and what stays must not depend on it: the provider would find other
-    messages behind the block than there were before. None where there is no such place.
+    The summarised messages have to end with the model, and the kept messages must not depend on them: otherwise the
+    provider would find other messages after the block than it was shown. None if there is no such place.
     """
     spec, turns = _spec(source, provider, account, "", {}), source.buffered
     whole = outline_history(turns, spec)
@@ -60,22 +68,23 @@ def build_compaction_payload(
     last_seq: int,
     blobs: Mapping[str, Blob],
 ) -> Payload:
-    """The request, without any wish for the cache. The same values give the same bytes."""
+    """Build the request, without cache markers. The same values give the same bytes."""
     spec = _spec(source, provider, account, static_text, blobs)
-    told = render_history([turn for turn in source.buffered if turn.seq <= last_seq], spec)
+    rendered = render_history([turn for turn in source.buffered if turn.seq <= last_seq], spec)
     return Payload(
         model=source.assistant.definition.model,
         static_text=static_text,
         tools=spec.tools,
-        messages=told.messages,
+        messages=rendered.messages,
         settings=spec.settings,
         requests_summary=True,
     )
 
 
-def ask_for_cached(payload: Payload, source: PayloadSource, account: str, now: datetime) -> Payload:
-    """With a marker behind the last message, where the provider may still have it in its cache. Elsewhere a marker
-    would only make it write what nobody reads again.
+def request_caching(payload: Payload, source: PayloadSource, account: str, now: datetime) -> Payload:
+    """Add a marker after the last message if the provider may still have the messages in its cache.
+
+    Otherwise a marker would only make the provider write a cache that is never read.
     """
     previous = source.previous_call
     if previous is None or (previous.model, previous.account) != (payload.model, account):
@@ -92,7 +101,7 @@ def ask_for_cached(payload: Payload, source: PayloadSource, account: str, now: d
 
 
 def _ends_before(turns: Sequence[BufferedTurn], last_seq: int) -> Iterator[int]:
-    """The ends of exchanges, from this one back."""
+    """Yield the ends of exchanges from `last_seq` backwards."""
     tasks = [turn.seq for turn in turns if turn.kind is TurnKind.USER_TASK and turn.seq <= last_seq]
     yield last_seq
     for seq in reversed(tasks[1:]):
@@ -104,12 +113,12 @@ def _spec(
 ) -> PayloadSpec:
     definition, epoch = source.assistant.definition, source.epoch
     if epoch is None:
-        raise Internal("Before the first payload there is nothing to sum up.")
+        raise Internal("There is nothing to summarise before the first payload.")
     return PayloadSpec(
         provider=provider,
         scope=build_signature_scope(provider.name, account, find_profile(provider.name, definition.model), epoch),
         order=LayerOrder.APPEND_ONLY,
-        # The limit is that of an answer, and a summary that is cut off is of no use.
+        # The limit applies to answers, and a truncated summary is useless.
         settings=replace(read_settings(definition.settings), max_output_tokens=None, stop_sequences=()),
         tools=definition.tools,
         static_text=static_text,
@@ -121,38 +130,38 @@ def _spec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedBlock:
-    """What the provider gave."""
+    """The provider's signed summary."""
 
     message: bytes
     """As it is sent back."""
     text: str
     """What it says."""
     last_seq: int
-    """The last turn that it stands for."""
+    """The last turn that it replaces."""
 
 
 class SignedSummariser:
-    """Asks the assistant's own model for signed blocks."""
+    """Requests signed summaries from the assistant's own model."""
 
     def __init__(self, store: Store, calls: BackgroundCalls) -> None:
         self._store = store
         self._calls = calls
 
-    async def sum_up(self, tenant_id: str, history: History, static_text: str, last_seq: int) -> SignedBlock | None:
-        """A block for the signed summary, if there is one, and the turns up to `last_seq`, or to an earlier end of an
-        exchange where it cannot be that one. None where it cannot be any.
+    async def create(self, tenant_id: str, history: History, static_text: str, last_seq: int) -> SignedBlock | None:
+        """Request a block that replaces the present signed summary, if any, and the turns up to `last_seq`.
 
-        Raises `ProviderFailed`, also where what came is no signed block.
+        It may end at an earlier exchange, see `find_cut`. None if no cut is possible. Raises `ProviderFailed`, also if
+        the answer is no signed block.
         """
         provider = self._calls.provider_of(history)
         cut = find_cut(history.source, provider=provider, account=provider.account, last_seq=last_seq)
         if cut is None:
             return None
-        earlier = await self._recall(tenant_id, history, cut)
+        earlier = await self._find_earlier_call(tenant_id, history, cut)
         cut = cut if earlier is None else earlier.trigger_seq
         payload = await self._build(tenant_id, history, static_text, cut)
         if earlier is None:
-            payload = ask_for_cached(payload, history.source, provider.account, datetime.now(UTC))
+            payload = request_caching(payload, history.source, provider.account, datetime.now(UTC))
         else:
             payload = apply_caching(payload, earlier.start.caching)
         answer = await self._calls.ask(
@@ -164,23 +173,24 @@ class SignedSummariser:
         )
         block = _read_block(provider, answer, cut)
         if block is None:
-            raise ProviderEmpty("The model gave no signed summary.", stop_reason=str(answer.stop_reason))
+            raise ProviderEmpty("The model returned no signed summary.", stop_reason=str(answer.stop_reason))
         return block
 
-    async def _recall(self, tenant_id: str, history: History, last_seq: int) -> Call | None:
-        """A call of this epoch for no more than these turns that has brought an answer, or may still do so. It is paid
-        for, and asking the very same again finds it, whatever was said meanwhile and however cold the cache has gone.
+    async def _find_earlier_call(self, tenant_id: str, history: History, last_seq: int) -> Call | None:
+        """Find a call of this epoch for at most these turns that has returned an answer, or may still do so.
+
+        It is paid for. The same request finds its answer again, even if turns were added or the cache expired since.
         """
         epoch = 0 if history.source.epoch is None else history.source.epoch.number
         calls = await self._store.list_calls(tenant_id, history.source.conversation.id, -epoch)
-        fitting = [
+        usable = [
             call
             for call in calls
             if any(note.get("kind") == SIGNED_COMPACTION for note in call.start.warnings)
             and call.trigger_seq <= last_seq
             and (call.end is None or call.end.error_code is None)
         ]
-        return fitting[-1] if fitting else None
+        return usable[-1] if usable else None
 
     async def _build(self, tenant_id: str, history: History, static_text: str, last_seq: int) -> Payload:
         source, provider = history.source, self._calls.provider_of(history)
@@ -195,7 +205,7 @@ class SignedSummariser:
         )
 
     async def _load_blobs(self, tenant_id: str, history: History, turns: list[BufferedTurn]) -> dict[str, Blob]:
-        """The images of the turns: they are shown once more."""
+        """Load the images of the turns, which are sent once more."""
         conversation_id, blobs = history.source.conversation.id, dict[str, Blob]()
         for turn in turns:
             for block in turn.blocks or ():
@@ -208,8 +218,8 @@ class SignedSummariser:
         return blobs
 
 
-def wants_signed(source: PayloadSource) -> bool:
-    """Whether the assistant asks for signed blocks, and its model gives them."""
+def uses_signed_summaries(source: PayloadSource) -> bool:
+    """Return whether the assistant asks for signed summaries and its model supports them."""
     definition = source.assistant.definition
     profile = find_profile(definition.provider, definition.model)
     is_append_only = read_order(definition.settings, profile) is LayerOrder.APPEND_ONLY
@@ -224,7 +234,7 @@ def _read_block(provider: Provider, answer: ProviderAnswer, last_seq: int) -> Si
 
 
 class SignedSummaries:
-    """Begins the epochs that change a signed summary. Every method raises `EpochMoved` where another one has begun."""
+    """Begins the epochs that change a signed summary. Every method raises `EpochMoved` if another epoch has begun."""
 
     def __init__(
         self, store: Store, renderer: Renderer, writer: EpochWriter, summariser: SignedSummariser | None
@@ -235,13 +245,15 @@ class SignedSummaries:
         self._summariser = summariser
 
     async def sign(self, tenant_id: str, history: History, static: StaticText, last_seq: int) -> Epoch | None:
-        """Turns up to `last_seq`, or as far as it can be, give way to a signed block, and so does the signed summary
-        that there was. None where it cannot be. Raises `ProviderFailed`.
+        """Replace the present signed summary and turns up to `last_seq`, or as many as possible, by a new signed
+        summary.
+
+        None if that is not possible. Raises `ProviderFailed`.
         """
         epoch = _epoch_of(history)
         if self._summariser is None:
             return None
-        block = await self._summariser.sum_up(tenant_id, history, static.text, last_seq)
+        block = await self._summariser.create(tenant_id, history, static.text, last_seq)
         if block is None:
             return None
         old, kept = epoch.signed_summary, len(history.segments)
@@ -272,15 +284,17 @@ class SignedSummaries:
         return await self._writer.begin(tenant_id, history, rewrite)
 
     async def undo(self, tenant_id: str, history: History, static: StaticText) -> CompactionReport:
-        """The signed summary gives way to what it summed up: the one before it, if there was one, and turns."""
+        """Replace the signed summary by what it summarised: the signed summary before it, if any, and turns."""
         epoch, conversation_id = _epoch_of(history), history.source.conversation.id
-        gone = epoch.signed_summary
-        before = None if gone is None else await self._store.find_epoch_before(tenant_id, conversation_id, gone.data)
-        if gone is None or before is None:
+        removed = epoch.signed_summary
+        before = (
+            None if removed is None else await self._store.find_epoch_before(tenant_id, conversation_id, removed.data)
+        )
+        if removed is None or before is None:
             raise CompactionNotFound
         prefix_hash = hash_prefix(static.text, history.source.assistant.definition.tools)
-        # Thinking from behind the block that goes has not seen the turns that come back, and must not be behind them.
-        # What was made behind the block that comes back has.
+        # Thinking created after the removed block has not seen the restored turns, so it is not valid after them.
+        # Thinking created after the restored block has.
         restored = (
             None
             if before.signed_summary is None
@@ -306,11 +320,11 @@ class SignedSummaries:
             epoch=begun.number,
             first_seq=before.buffer_start_seq,
             last_seq=epoch.buffer_start_seq - 1,
-            segment_tokens=gone.token_count,
+            segment_tokens=removed.token_count,
         )
 
     async def inline_summary(self, tenant_id: str, history: History, static: StaticText) -> None:
-        """What the signed summary tells becomes a segment. Nothing happens where there is none."""
+        """Write the text of the signed summary as a segment. Does nothing if there is no signed summary."""
         segment = inline_summary(_epoch_of(history))
         if segment is None:
             return
@@ -326,15 +340,15 @@ class SignedSummaries:
 
 
 def _still_needed(history: History, last_seq: int) -> Iterator[bytes]:
-    """Of the prefixes that the present signed summary keeps, those that turns after `last_seq` were made behind."""
+    """Yield the prefixes of the present signed summary that turns after `last_seq` were created with."""
     signed_summary = _epoch_of(history).signed_summary
-    made_behind = {turn.prefix_hash for turn in history.source.buffered if turn.seq > last_seq}
+    prefix_hashes = {turn.prefix_hash for turn in history.source.buffered if turn.seq > last_seq}
     yield from (
-        kept for kept in (() if signed_summary is None else signed_summary.kept_prefix_hashes) if kept in made_behind
+        kept for kept in (() if signed_summary is None else signed_summary.kept_prefix_hashes) if kept in prefix_hashes
     )
 
 
 def _epoch_of(history: History) -> Epoch:
     if history.source.epoch is None:
-        raise Internal("Before the first payload there is nothing to compact.")
+        raise Internal("There is nothing to compact before the first payload.")
     return history.source.epoch

@@ -1,8 +1,13 @@
-"""Exchanges: the pieces in which a history is compacted.
+"""The state of a conversation as the planner sees it: exchanges, and estimates of their tokens.
 
-An exchange is a user task up to the last model response before the next user task. Every turn belongs to exactly one:
-what stands before the first task is an exchange of its own, and what follows an answer without a new task belongs to
-the exchange of that answer. A cut between exchanges therefore loses nothing and parts no call from its result.
+An exchange is a user task and everything up to the last model response before the next user task. Every turn belongs to
+exactly one exchange: turns before the first task form an exchange of their own, and turns that follow an answer without
+a new task belong to the exchange of that answer. A cut between exchanges therefore loses no turn and separates no tool
+call from its result.
+
+The state is read in the same way after a turn, in a job, and for a client's request, so their decisions agree. Tokens
+are estimates, good enough to choose the time of a compaction: requests are estimated by their bytes, answers by the
+output and reasoning tokens that the provider reported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +28,14 @@ from server.providers.model_profile import find_profile
 from server.providers.token_estimate import TokenEstimate
 
 _IMAGE_TOKENS: Final = 1_000
-"""About, for an image of middle size on either provider."""
+"""Approximately, for a medium-sized image on either provider."""
 _CACHE_SECONDS: Final = 300.0
-"""Of Claude's short lifetime. Gemini promises nothing; minutes, as far as anybody has seen."""
+"""Claude's short lifetime. Gemini guarantees none; a few minutes are observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferTurn:
-    """A turn of the buffer as the compactor sees it: what it weighs, and which calls hang on it."""
+    """A turn of the buffer: its size, and the tool calls and results in it."""
 
     seq: int
     kind: TurnKind
@@ -38,11 +43,11 @@ class BufferTurn:
     call_ids: tuple[str, ...] = ()
     result_ids: tuple[str, ...] = ()
     sent_tokens: int
-    """As it goes to the provider: with signatures, thinking, and the dynamic block where that stays in its input."""
+    """As sent to the provider: with signatures, thinking, and the dynamic block if that is inside the input."""
     segment_tokens: int
     """As it will be in the transcript, without reasoning."""
     thinking_tokens: int = 0
-    """Of the sent ones: those that a prefix-bound model loses when what stands before them changes."""
+    """The part of `sent_tokens` that a prefix-bound model loses when the text before it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +60,13 @@ class Exchange:
     segment_tokens: int
     thinking_tokens: int
     answer_count: int
-    """How often the model answered in it: the calls that carried the buffer."""
+    """The number of model responses: the calls that carried the buffer."""
     unsent_tokens: int
-    """Of its last answer: no request has carried them yet, as long as the exchange is the newest."""
+    """The tokens of its last answer. If the exchange is the newest, no request has carried them yet."""
     is_open: bool
-    """Calls wait for results. A following user task declares them dead, so only the newest exchange can be open."""
+    """Tool calls have no results yet. A following user task abandons them, so only the newest exchange can be open."""
     is_whole: bool
-    """It ends with an answer, and nothing waits: the next turn begins a new exchange."""
+    """It ends with an answer and no tool call is pending: the next turn begins a new exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,43 +74,43 @@ class CompactionState:
     """All that the decision depends on."""
 
     exchanges: Sequence[Exchange]
-    """Of the buffer, oldest first."""
+    """The exchanges of the buffer, oldest first."""
     static_tokens: int
-    """Tools and segments included."""
+    """Including tools and segments."""
     dynamic_tokens: int
     order: LayerOrder
     last_call_at: datetime | None
-    """When the provider's cache was used last; None where it never was."""
+    """When the provider's cache was last used; None if it never was."""
     cache_lifetime_seconds: float
     typical_gap_seconds: float | None = None
-    """Between an answer and the next user task of this conversation; None where it is not known."""
+    """Between an answer and the next user task of this conversation; None if unknown."""
     exchange_count: int = 0
-    """Of the whole conversation so far, those that were compacted included."""
+    """Of the whole conversation so far, including compacted exchanges."""
     typical_exchange_count: float | None = None
-    """How long conversations of this kind get; None where it is not known."""
+    """How many exchanges conversations of this assistant usually have; None if unknown."""
 
 
 def split_exchanges(turns: Sequence[BufferTurn]) -> tuple[Exchange, ...]:
-    """The exchanges of the turns, in order. Each turn is in exactly one."""
+    """Divide the turns into exchanges, in order. Each turn is in exactly one."""
     groups = list(_group(turns))
     last = len(groups) - 1
-    return tuple(_read(group, is_newest=place == last) for place, group in enumerate(groups))
+    return tuple(_summarise(group, is_newest=index == last) for index, group in enumerate(groups))
 
 
 def _group(turns: Sequence[BufferTurn]) -> Iterator[Sequence[BufferTurn]]:
     start = 0
-    for place, turn in enumerate(turns):
-        if turn.kind is TurnKind.USER_TASK and place > start:
-            yield turns[start:place]
-            start = place
+    for index, turn in enumerate(turns):
+        if turn.kind is TurnKind.USER_TASK and index > start:
+            yield turns[start:index]
+            start = index
     if turns:
         yield turns[start:]
 
 
-def _read(turns: Sequence[BufferTurn], *, is_newest: bool) -> Exchange:
+def _summarise(turns: Sequence[BufferTurn], *, is_newest: bool) -> Exchange:
     last = turns[-1]
     answered = last.kind is TurnKind.MODEL_RESPONSE
-    is_open = is_newest and bool(_waiting(turns))
+    is_open = is_newest and bool(_unanswered_calls(turns))
     return Exchange(
         first_seq=turns[0].seq,
         last_seq=last.seq,
@@ -119,17 +124,17 @@ def _read(turns: Sequence[BufferTurn], *, is_newest: bool) -> Exchange:
     )
 
 
-def _waiting(turns: Sequence[BufferTurn]) -> set[str]:
-    """The calls of the last answer that have no result. Of an answer that broke off nothing waits."""
-    place = max((place for place, turn in enumerate(turns) if turn.kind is TurnKind.MODEL_RESPONSE), default=None)
-    if place is None or turns[place].state is not TurnState.COMPLETE:
+def _unanswered_calls(turns: Sequence[BufferTurn]) -> set[str]:
+    """Return the calls of the last answer that have no result. An answer that did not complete has no pending calls."""
+    last = max((index for index, turn in enumerate(turns) if turn.kind is TurnKind.MODEL_RESPONSE), default=None)
+    if last is None or turns[last].state is not TurnState.COMPLETE:
         return set()
-    results = {id_ for turn in turns[place + 1 :] for id_ in turn.result_ids}
-    return set(turns[place].call_ids) - results
+    results = {id_ for turn in turns[last + 1 :] for id_ in turn.result_ids}
+    return set(turns[last].call_ids) - results
 
 
 def count_request(state: CompactionState) -> int:
-    """The tokens of a request without a new task."""
+    """Return the tokens of a request without a new task."""
     buffered = sum(exchange.sent_tokens for exchange in state.exchanges)
     return state.static_tokens + state.dynamic_tokens + buffered
 
@@ -141,10 +146,9 @@ def read_state(
     estimate: TokenEstimate,
     typical_exchange_count: float | None = None,
 ) -> CompactionState:
-    """All that the decision depends on.
+    """Estimate all that the decision depends on.
 
-    `static_length`: of the static text, in characters. `typical_exchange_count`: how long conversations of the
-    assistant get; None where it is not known.
+    `static_length` is the length of the static text in characters. `typical_exchange_count` is None if unknown.
     """
     definition = source.assistant.definition
     profile = find_profile(definition.provider, definition.model)
@@ -172,21 +176,23 @@ def read_state(
 def _measure(
     turns: Sequence[BufferedTurn], order: LayerOrder, model: str, estimate: TokenEstimate, scope: SignatureScope | None
 ) -> Iterator[BufferTurn]:
-    """`scope`: behind whose prefix thinking has to be made to be sent; None where it does not matter."""
+    """`scope`: thinking is sent only if it was created with the prefix of this scope. None if thinking is sent in any
+    case.
+    """
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         sent = estimate.estimate(model, len(turn.native.data))
-        told = sent
+        transcript = sent
         blocks = turn.blocks or ()
         thinking = 0
         if turn.kind is TurnKind.MODEL_RESPONSE:
-            told = turn.output_tokens or sent
+            transcript = turn.output_tokens or sent
             if scope is None or scope.is_behind(turn.prefix_hash):
-                thinking = _count_thinking(turn, sent - told)
-            sent = told + thinking
+                thinking = _count_thinking(turn, sent - transcript)
+            sent = transcript + thinking
         else:
-            inside = following.dynamic if following is not None and order is LayerOrder.APPEND_ONLY else None
+            dynamic = following.dynamic if following is not None and order is LayerOrder.APPEND_ONLY else None
             images = sum(isinstance(block, ImageBlock) for block in blocks)
-            sent += estimate.estimate(model, len(inside or b"")) + images * _IMAGE_TOKENS
+            sent += estimate.estimate(model, len(dynamic or b"")) + images * _IMAGE_TOKENS
         yield BufferTurn(
             seq=turn.seq,
             kind=turn.kind,
@@ -194,21 +200,23 @@ def _measure(
             call_ids=tuple(block.id for block in blocks if isinstance(block, ToolCallBlock)),
             result_ids=tuple(block.tool_call_id for block in blocks if isinstance(block, ToolResultBlock)),
             sent_tokens=sent,
-            segment_tokens=told,
+            segment_tokens=transcript,
             thinking_tokens=thinking,
         )
 
 
 def _count_thinking(turn: BufferedTurn, rest: int) -> int:
-    """What an answer has beside its words, of which the bytes say `rest`. No more than was thought: most of the bytes
-    are a signature, which is no text.
+    """Return the tokens of an answer besides its text, given the `rest` by bytes. At most the reported reasoning: most
+    of those bytes are a signature, not text.
     """
     thought = rest if turn.reasoning_tokens is None else min(rest, turn.reasoning_tokens)
     return max(0, thought)
 
 
 def _dynamic_tokens(source: PayloadSource, order: LayerOrder, estimate: TokenEstimate) -> int:
-    """Of the layer as a message of its own. In the append-only order it is counted with the input that holds it."""
+    """The tokens of a separate dynamic message. In the append-only order the layer is counted with the input that
+    contains it.
+    """
     if order is LayerOrder.APPEND_ONLY:
         return 0
     entries = decode_manifest(source.previous_manifest)
@@ -217,12 +225,12 @@ def _dynamic_tokens(source: PayloadSource, order: LayerOrder, estimate: TokenEst
 
 
 def _cache_lifetime(source: PayloadSource) -> float:
-    asked = None if source.previous_call is None else source.previous_call.caching.get("cache_seconds")
-    return float(asked) if asked else _CACHE_SECONDS
+    requested = None if source.previous_call is None else source.previous_call.caching.get("cache_seconds")
+    return float(requested) if requested else _CACHE_SECONDS
 
 
 def _typical_gap(turns: Sequence[BufferedTurn]) -> float | None:
-    """How long users think: between an answer and the next task."""
+    """The median time between an answer and the next task."""
     gaps = [
         (task.created_at - answer.created_at).total_seconds()
         for answer, task in pairwise(turns)

@@ -1,8 +1,8 @@
-"""Summing up the oldest segments, when the history has outgrown the model's window.
+"""Summaries of the oldest segments, for a history that has outgrown the model's window.
 
-The model is asked behind the very prefix that it has just been talking behind, so the provider reads it from its cache,
-and only the request itself is new. The call is kept like any other, see `background_call`. A process that dies over it
-finds its answer again.
+The assistant's own model is asked for the summary after the very prefix of the conversation's last call, so the
+provider reads the prefix from its cache and only the request for the summary is new. The call is stored, see
+`background_call`: a process that crashes during the call finds the answer again.
 """
 
 from collections.abc import Sequence
@@ -22,25 +22,26 @@ from server.payload.settings import read_settings
 from server.providers.provider import Provider, ProviderAnswer
 
 SUMMARY: Final = "summary"
-"""The `kind` of the note that is kept with the call."""
-_SPARE: Final = 2
-"""How many times the limit the answer may have: one that is cut off is of no use, and thinking counts too."""
+"""The `kind` of the note that is stored with the call."""
+_OUTPUT_FACTOR: Final = 2
+"""The output limit as a multiple of the summary's limit: a truncated summary is useless, and thinking
+counts as output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryQuestion:
-    """What is asked beside the prefix."""
+class SummaryPrompt:
+    """The request for a summary, without the prefix."""
 
     task: str
     limit_tokens: int
-    """How long the summary may be."""
+    """The maximum length of the summary."""
 
 
 def build_summary_payload(
-    provider: Provider, definition: AssistantDefinition, static_text: str, question: SummaryQuestion
+    provider: Provider, definition: AssistantDefinition, static_text: str, prompt: SummaryPrompt
 ) -> Payload:
-    """The request. The same values give the same bytes."""
-    data = provider.user_message((TextBlock(text=question.task),), {})
+    """Build the request. The same values give the same bytes."""
+    data = provider.user_message((TextBlock(text=prompt.task),), {})
     return Payload(
         model=definition.model,
         static_text=static_text,
@@ -48,25 +49,25 @@ def build_summary_payload(
         messages=(PayloadMessage(layer=Layer.TRIGGER, data=data, role="user"),),
         settings=replace(
             read_settings(definition.settings),
-            max_output_tokens=_SPARE * question.limit_tokens,
+            max_output_tokens=_OUTPUT_FACTOR * prompt.limit_tokens,
             stop_sequences=(),
         ),
     )
 
 
 _WORDS_PER_TOKEN: Final = 0.5
-"""Asked for rather too few, since a summary that is cut off is of no use."""
+"""A low estimate, because a truncated summary is useless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRequest:
-    """What is to be summed up."""
+    """What is to be summarised."""
 
     history: History
-    """With its texts."""
+    """With the texts of its segments."""
     static_text: str
     count: int
-    """How many of the oldest segments."""
+    """The number of oldest segments."""
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -74,7 +75,7 @@ class SummaryRequest:
 
 
 class Summariser:
-    """Asks the assistant's own model."""
+    """Requests summaries from the assistant's own model."""
 
     def __init__(self, calls: BackgroundCalls, renderer: Renderer, *, limit_tokens: int = 4_000) -> None:
         self._calls = calls
@@ -82,18 +83,18 @@ class Summariser:
         self._limit_tokens = limit_tokens
 
     def choose(self, segments: Sequence[Segment]) -> int:
-        """How many of the oldest segments are worth a summary."""
-        return choose_summarised(segments, self._limit_tokens)
+        """Return how many of the oldest segments are worth summarising."""
+        return count_summarised(segments, self._limit_tokens)
 
     async def summarise(self, tenant_id: str, request: SummaryRequest) -> str:
-        """The summary. Raises `ProviderFailed`, also where the model said something that is no summary."""
+        """Return the summary. Raises `ProviderFailed`, also if the model's answer is no summary."""
         history, first, last = request.history, request.segments[0], request.segments[-1]
         rendered = await self._renderer.render_summary_request(
             tenant_id, first.first_seq, last.last_seq, round(self._limit_tokens * _WORDS_PER_TOKEN)
         )
-        question = SummaryQuestion(task=rendered.text, limit_tokens=self._limit_tokens)
+        prompt = SummaryPrompt(task=rendered.text, limit_tokens=self._limit_tokens)
         payload = build_summary_payload(
-            self._calls.provider_of(history), history.source.assistant.definition, request.static_text, question
+            self._calls.provider_of(history), history.source.assistant.definition, request.static_text, prompt
         )
         answer = await self._calls.ask(
             tenant_id,
@@ -102,8 +103,8 @@ class Summariser:
             note={
                 "kind": SUMMARY,
                 "segments": request.count,
-                "task": question.task,
-                "limit_tokens": question.limit_tokens,
+                "task": prompt.task,
+                "limit_tokens": prompt.limit_tokens,
                 "template_hash": rendered.template_hash.hex(),
             },
             accepts=_is_summary,
@@ -112,30 +113,30 @@ class Summariser:
         return _read_summary(answer)
 
 
-def choose_summarised(segments: Sequence[Segment], limit_tokens: int) -> int:
-    """How many of the oldest segments to sum up: half of the history, so that it is not soon to do again.
+def count_summarised(segments: Sequence[Segment], limit_tokens: int) -> int:
+    """Return how many of the oldest segments to summarise: half of the history, so that the next summary is far away.
 
-    None of them where they are so short that a summary would hardly be shorter: what is in the window then is something
-    else, and summing up again and again would only cost.
+    0 if the segments are so short that a summary would hardly be shorter. Then something else fills the window, and
+    repeated summaries would only cost money.
     """
-    least = max(sum(segment.token_count for segment in segments) / 2, 2 * limit_tokens)
+    min_tokens = max(sum(segment.token_count for segment in segments) / 2, 2 * limit_tokens)
     total = 0
     for count, segment in enumerate(segments, start=1):
         total += segment.token_count
-        if total >= least:
+        if total >= min_tokens:
             return count
     return 0
 
 
 def _read_summary(answer: ProviderAnswer) -> str:
-    """Raises `ProviderEmpty` for an answer that is none."""
+    """Raises `ProviderEmpty` if the answer is no summary."""
     if not _is_summary(answer):
-        raise ProviderEmpty("The model gave no summary.", stop_reason=str(answer.stop_reason))
+        raise ProviderEmpty("The model returned no summary.", stop_reason=str(answer.stop_reason))
     return _text_of(answer.blocks)
 
 
 def _is_summary(answer: ProviderAnswer) -> bool:
-    """Not where it was cut off or refused, is a tool call, or nothing at all."""
+    """False if the answer was truncated or refused, contains a tool call, or is empty."""
     calls = any(isinstance(block, ToolCallBlock) for block in answer.blocks)
     return answer.stop_reason is StopReason.END_TURN and not calls and bool(_text_of(answer.blocks))
 

@@ -1,7 +1,7 @@
-"""What follows on a turn: the policy is asked, and where it says so the conversation is queued for a compaction.
+"""The check after every turn: is a compaction due? If so, the conversation is queued for a worker.
 
-The answer is durable and told by then. Asking costs no round trip: all that the planner wants to know was loaded for
-the turn or came with its answer. Queueing happens in a task of its own.
+By then the answer is durable and its last event has been sent. The decision needs no round trip: everything it depends
+on was loaded for the turn or came with its answer. Queueing runs in a separate task.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from server.providers.token_estimate import TokenEstimate
 
 
 class CompactionQueue(Protocol):
-    """Has conversations looked at by some worker, soon or later. One that waits already is not queued again."""
+    """Queues conversations for compaction by a worker. A conversation that is queued already is not queued twice."""
 
     async def queue_compaction(self, tenant_id: str, conversation_id: str, *, at: datetime | None = None) -> None:
-        """`at`: not before, which is when the provider's cache has gone cold. Raises `DatabaseUnavailable`."""
+        """Queue the conversation, to be processed not before `at`. Raises `DatabaseUnavailable`."""
         ...
 
 
-_IN_THE_WAY: Final = (SkipReason.BLOCKED_BY_OPEN_CALL, SkipReason.EXCHANGE_UNFINISHED)
-_PATIENCE_SECONDS: Final = 5.0
-_MAX_LOOKS: Final = 20_000
+_OBSTACLES: Final = (SkipReason.BLOCKED_BY_OPEN_CALL, SkipReason.EXCHANGE_UNFINISHED)
+_CLOSE_SECONDS: Final = 5.0
+_MAX_SCHEDULED: Final = 20_000
 _log = logging.getLogger("strata.compaction")
 
 
@@ -50,8 +50,8 @@ class CompactionWatch:
         lengths: TypicalLengths | None = None,
         alarms: CompactionAlarms | None = None,
     ) -> None:
-        """`alarm_tokens`: a request of this size that cannot be compacted is an alarm. `lengths`: None where nobody
-        knows how long conversations get. `alarms`: where operators look for them; None where nobody does.
+        """A request of `alarm_tokens` or more that cannot be compacted raises an alarm. Without `lengths`, decisions
+        ignore how long conversations usually get. Without `alarms`, only the observer is notified.
         """
         self._queue = queue
         self._observer = observer
@@ -60,13 +60,13 @@ class CompactionWatch:
         self._lengths = lengths
         self._alarms = alarms
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looks: LruCache[str, datetime] = LruCache(_MAX_LOOKS)
-        """When somebody will look at a conversation anyway: a job that comes too early looks again by itself."""
+        self._scheduled: LruCache[str, datetime] = LruCache(_MAX_SCHEDULED)
+        """When a job will check a conversation in any case. A job that runs too early schedules itself again."""
 
     def turn_followed(
         self, tenant_id: str, source: PayloadSource, static_length: int, turn: ModelResponseTurn, native_length: int
     ) -> None:
-        """Decides, and queues where something is to be done, now or when the cache has gone cold."""
+        """Decide, and queue the conversation if something is to be moved, now or when the cache expires."""
         after = _with_answer(source, turn, native_length)
         conversation_id = source.conversation.id
         typical = None if self._lengths is None else self._lengths.find(tenant_id, source.assistant.id)
@@ -76,41 +76,41 @@ class CompactionWatch:
             )
             decision = decide_compaction(after, state, now=turn.created_at)
         except StrataError as error:
-            # Settings that cannot be read: the turn itself has told so.
+            # The settings are invalid; the turn has failed with the same error.
             _log.warning("compaction.not_decided", extra={"conversation_id": conversation_id, "code": error.code})
             return
-        if self._watch_obstacles(conversation_id, decision, count_request(state)):
-            self._start(self._note_stuck(tenant_id, source, decision, count_request(state), turn.seq))
+        if self._report_obstacles(conversation_id, decision, count_request(state)):
+            self._start(self._record_blocked(tenant_id, source, decision, count_request(state), turn.seq))
         undone = source.epoch is not None and source.epoch.reason is EpochReason.COMPACTION_UNDONE
         if undone and not decision.window_short:
             return
         if decision.plan is not None or (decision.needs_summary and source.epoch is not None):
             reason = "window" if decision.plan is None else decision.plan.reason.value
             self._send(tenant_id, conversation_id, reason, None)
-        elif decision.recheck_at is not None and not self._is_looked_after(conversation_id, turn.created_at):
-            self._looks.put(conversation_id, decision.recheck_at)
+        elif decision.recheck_at is not None and not self._is_scheduled(conversation_id, turn.created_at):
+            self._scheduled.put(conversation_id, decision.recheck_at)
             self._send(tenant_id, conversation_id, "cold_cache", decision.recheck_at)
 
     async def close(self) -> None:
-        """Lets what is being queued be queued."""
+        """Wait for queueing that is in progress."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_PATIENCE_SECONDS)
+            await asyncio.wait(set(self._tasks), timeout=_CLOSE_SECONDS)
 
-    def _is_looked_after(self, conversation_id: str, now: datetime) -> bool:
-        look_at = self._looks.get(conversation_id)
-        return look_at is not None and look_at > now
+    def _is_scheduled(self, conversation_id: str, now: datetime) -> bool:
+        scheduled_at = self._scheduled.get(conversation_id)
+        return scheduled_at is not None and scheduled_at > now
 
-    def _watch_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> bool:
-        """Whether it has to be compacted and cannot be."""
+    def _report_obstacles(self, conversation_id: str, decision: CompactionDecision, size: int) -> bool:
+        """Return whether a compaction is necessary and blocked."""
         is_needed = decision.window_short or size >= self._alarm_tokens
-        if decision.plan is None and decision.skip_reason in _IN_THE_WAY and is_needed:
+        if decision.plan is None and decision.skip_reason in _OBSTACLES and is_needed:
             self._observer.compaction_blocked(conversation_id, str(decision.skip_reason), size)
             return True
-        if decision.skip_reason not in _IN_THE_WAY:
+        if decision.skip_reason not in _OBSTACLES:
             self._observer.compaction_unblocked(conversation_id)
         return False
 
-    async def _note_stuck(
+    async def _record_blocked(
         self, tenant_id: str, source: PayloadSource, decision: CompactionDecision, size: int, seq: int
     ) -> None:
         if self._alarms is None:
@@ -121,8 +121,10 @@ class CompactionWatch:
                 tenant_id, conversation_id, reason=str(decision.skip_reason), request_tokens=size, seq=seq, epoch=epoch
             )
         except StrataError as error:
-            # The next turn notes it again, and the observer has been told.
-            _log.warning("compaction.alarm_not_noted", extra={"conversation_id": conversation_id, "code": error.code})
+            # The next turn records it again, and the observer has been notified.
+            _log.warning(
+                "compaction.alarm_not_recorded", extra={"conversation_id": conversation_id, "code": error.code}
+            )
 
     def _send(self, tenant_id: str, conversation_id: str, reason: str, at: datetime | None) -> None:
         self._start(self._enqueue(tenant_id, conversation_id, reason, at))
@@ -136,19 +138,19 @@ class CompactionWatch:
         try:
             await self._queue.queue_compaction(tenant_id, conversation_id, at=at)
         except StrataError as error:
-            # The next turn asks again.
+            # The next turn queues it again.
             _log.warning("compaction.not_queued", extra={"conversation_id": conversation_id, "code": error.code})
         else:
             self._observer.compaction_queued(conversation_id, reason)
 
 
 def _with_answer(source: PayloadSource, turn: ModelResponseTurn, native_length: int) -> PayloadSource:
-    """The conversation as the next load would find it, as far as the planner looks at it."""
+    """The conversation as the next load would return it, as far as the planner uses it."""
     answer = BufferedTurn(
         seq=turn.seq,
         kind=TurnKind.MODEL_RESPONSE,
         state=turn.state,
-        # Only its length counts here.
+        # Only the length is used.
         native=Native(dialect=turn.provider, data=bytes(native_length)),
         blocks=turn.blocks,
         provider=turn.provider,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.caching.policy import apply_caching
 from server.compaction.signed_summary import SIGNED_COMPACTION, build_compaction_payload
-from server.compaction.summary import SUMMARY, SummaryQuestion, build_summary_payload
+from server.compaction.summary import SUMMARY, SummaryPrompt, build_summary_payload
 from server.conversation.block import JsonValue
 from server.conversation.errors import Internal
 from server.conversation.manifest import build_manifest
@@ -63,7 +63,7 @@ def _rebuild_summary(rebuild: RebuildSource, provider: Provider, note: Mapping[s
     source = rebuild.source
     if source.static_text is None:
         raise Internal("A past call has no epoch.")
-    question = SummaryQuestion(task=note["task"], limit_tokens=note["limit_tokens"])
+    question = SummaryPrompt(task=note["task"], limit_tokens=note["limit_tokens"])
     payload = build_summary_payload(provider, source.assistant.definition, source.static_text, question)
     return apply_caching(payload, rebuild.call.start.caching)
 

@@ -4,8 +4,9 @@ from typing import Any
 
 from server.app.wiring import Program
 from server.compaction.background_call import BackgroundCalls
-from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.compactor import Compactor
 from server.compaction.summary import Summariser
+from server.conversation.store import Store
 from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
 from server.providers.retry_policy import RetryPolicy
@@ -31,20 +32,19 @@ def build_compactor(
     *,
     calls: BackgroundCalls | None = None,
     renderer: Renderer | None = None,
+    store: Store | None = None,
     limit_tokens: int = 100,
     full_share: float = 0.95,
 ) -> Compactor:
-    used = renderer or program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    used = renderer or program.compactor._renderer  # noqa: SLF001  reason: there is no need for a second one
     return Compactor(
-        CompactorTools(
-            store=program.store,
-            renderer=used,
-            summariser=Summariser(calls or build_calls(program), used, limit_tokens=limit_tokens),
-            observer=observer,
-            texts=StaticTextCache(),
-            estimate=TokenEstimate(),
-            full_share=full_share,
-        )
+        store=store or program.store,
+        renderer=used,
+        summariser=Summariser(calls or build_calls(program), used, limit_tokens=limit_tokens),
+        observer=observer,
+        texts=StaticTextCache(),
+        estimate=TokenEstimate(),
+        full_share=full_share,
     )
 
 

@@ -17,8 +17,8 @@ from pydantic import SecretStr
 from server.app.providers import Providers
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
-from server.compaction.simulation.comparison import Market, find_market, simulate
-from server.compaction.simulation.provider import Bill, Layout, Timeline
+from server.compaction.simulation.comparison import PricedModel, find_priced_model, simulate
+from server.compaction.simulation.provider import CallCost, Layout, Timeline
 from server.compaction.simulation.workload import Shape, SimulatedCall, SimulatedExchange
 from server.conversation.assistant import Instructions
 from server.conversation.compaction_policy import CompactionPolicy
@@ -196,14 +196,14 @@ class Prediction:
 
 def predict(talk: LongTalk, account: Account, *, typical_exchange_count: int | None, warm_up: int) -> Prediction:
     """The same exchanges with their measured sizes, under the same policy and prices."""
-    market = find_market(talk.provider, MODELS[talk.provider], None, datetime.now(UTC))
+    market = find_priced_model(talk.provider, MODELS[talk.provider], None, datetime.now(UTC))
     shape, exchanges = _measure(talk.samples, market, account)
 
-    def play(count: int) -> tuple[Bill, int]:
+    def play(count: int) -> tuple[CallCost, int]:
         layout = _LAYOUTS[market.order]
         timeline = Timeline(shape, exchanges[:count], layout, strips_thinking=market.profile.prefix_bound)
         run = simulate(timeline, market, CompactionPolicy(), typical_exchange_count=typical_exchange_count)
-        return run.bill, run.compaction_count
+        return run.calls_cost, run.compaction_count
 
     before, _ = play(sum(sample.is_task for sample in talk.samples if sample.seq <= warm_up))
     whole, compactions = play(len(exchanges))
@@ -236,7 +236,7 @@ def share_of(samples: Sequence[Sample]) -> float:
 
 def cost_of(samples: Sequence[Sample], provider: str) -> float:
     """Of the input, by the tariff that the simulation uses."""
-    tariff = find_market(provider, MODELS[provider], None, datetime.now(UTC)).tariff
+    tariff = find_priced_model(provider, MODELS[provider], None, datetime.now(UTC)).tariff
     usages = [sample.usage for sample in samples]
     fresh = sum(usage.fresh_input_tokens for usage in usages)
     read = sum(usage.cache_read_tokens for usage in usages)
@@ -245,7 +245,7 @@ def cost_of(samples: Sequence[Sample], provider: str) -> float:
 
 
 def _measure(
-    samples: Sequence[Sample], market: Market, account: Account
+    samples: Sequence[Sample], market: PricedModel, account: Account
 ) -> tuple[Shape, tuple[SimulatedExchange, ...]]:
     """What is new in each call is what its input is larger by than that of the call before, within an epoch."""
     task = count_tokens(task_of(1))

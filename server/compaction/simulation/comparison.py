@@ -1,7 +1,7 @@
-"""Conversations played against a simulated provider, with the planner that the server uses.
+"""Simulated conversations under several policies, with the planner that the server uses.
 
-Only input is counted: what the model says costs the same whatever stands before it. The fixed cost of a compaction is
-counted for every policy and for the optimum, as tokens at the price of uncached input.
+Only input is counted: output costs the same under every policy. The fixed cost of a compaction is counted for every
+policy and for the optimum, as tokens at the price of uncached input.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,15 @@ from typing import Final
 from server.compaction.carrying_cost import find_rates
 from server.compaction.plan import plan_compaction
 from server.compaction.simulation.optimum import find_optimum
-from server.compaction.simulation.provider import NEVER, Bill, Compacted, Layout, SimulatedProvider, Tariff, Timeline
+from server.compaction.simulation.provider import (
+    NEVER,
+    CallCost,
+    Compacted,
+    Layout,
+    SimulatedProvider,
+    Tariff,
+    Timeline,
+)
 from server.compaction.simulation.workload import (
     LengthLaw,
     Shape,
@@ -30,7 +38,7 @@ from server.providers.model_profile import ModelProfile, find_profile
 from server.providers.pricing import Price, find_price
 
 CACHE_LIFETIME_SECONDS: Final = 300.0
-"""Claude's short lifetime. Gemini promises none for its implicit cache; minutes are what is seen."""
+"""Claude's short lifetime. Gemini guarantees none for its implicit cache; minutes are observed."""
 _RECENT_GAPS: Final = 8
 _MILLION: Final = 1_000_000
 _LAYOUTS: Final[Mapping[LayerOrder, Layout]] = {
@@ -40,8 +48,8 @@ _LAYOUTS: Final[Mapping[LayerOrder, Layout]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
-    """A model as a simulation sees it: its profile, its price on a day, the order of the layers."""
+class PricedModel:
+    """A model with its profile, its price on a day, and the order of the layers."""
 
     profile: ModelProfile
     price: Price
@@ -56,30 +64,30 @@ class Workload:
     shape: Shape
     think_time: ThinkTime
     exchanges: int
-    """In the mean."""
+    """The mean number."""
     lengths: LengthLaw = LengthLaw.EVEN
     conversations: int = 4
     length_known: bool = True
-    """Whether the planner is told the mean, as a server knows it from earlier conversations of an assistant."""
+    """Whether the planner receives the mean, as a server derives it from earlier conversations of an assistant."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one conversation, or several, cost under one policy."""
+    """The cost of one or more conversations under one policy."""
 
-    bill: Bill = field(default_factory=Bill)
+    calls_cost: CallCost = field(default_factory=CallCost)
     compaction_count: int = 0
     fixed_usd: float = 0.0
 
     @property
     def cost_usd(self) -> float:
         """The calls and the compactions."""
-        return self.bill.cost_usd + self.fixed_usd
+        return self.calls_cost.cost_usd + self.fixed_usd
 
     def __add__(self, other: "Run") -> "Run":
         return Run(
-            bill=self.bill + other.bill,
+            calls_cost=self.calls_cost + other.calls_cost,
             compaction_count=self.compaction_count + other.compaction_count,
             fixed_usd=self.fixed_usd + other.fixed_usd,
         )
@@ -87,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A workload without a cache, append-only, under two policies, and at its cheapest."""
+    """A workload without a cache, append-only, under two policies, and at its optimum."""
 
     uncached: Run
     kept: Run
@@ -98,11 +106,11 @@ class Comparison:
 
     @property
     def distance(self) -> float:
-        """The cost policy's cost as a multiple of the optimum's."""
+        """The cost of the cost policy as a multiple of the optimum."""
         return self.cost.cost_usd / self.optimum.cost_usd
 
     def share(self, run: Run) -> float:
-        """What a run costs as a share of the same without any cache."""
+        """The cost of a run as a share of the cost without any cache."""
         return run.cost_usd / self.uncached.cost_usd
 
     def __add__(self, other: "Comparison") -> "Comparison":
@@ -115,10 +123,11 @@ class Comparison:
         )
 
 
-def find_market(provider: str, model: str, order: LayerOrder | None, at: datetime) -> Market:
-    """A priced model on a day. Raises `ValidationFailed` for one without a price, or an order that it does not take.
+def find_priced_model(provider: str, model: str, order: LayerOrder | None, at: datetime) -> PricedModel:
+    """Find the price of a model on a day. Raises `ValidationFailed` for a model without a price, or an unsupported
+    order.
 
-    The price is that of small prompts, where it depends on their size.
+    If the price depends on the size of the prompt, that of small prompts is used.
     """
     profile = find_profile(provider, model)
     chosen = profile.orders[0] if order is None else order
@@ -136,18 +145,22 @@ def find_market(provider: str, model: str, order: LayerOrder | None, at: datetim
         minimum_tokens=profile.cache_minimum_tokens,
         lifetime_seconds=CACHE_LIFETIME_SECONDS,
     )
-    return Market(profile=profile, price=price, order=chosen, tariff=tariff)
+    return PricedModel(profile=profile, price=price, order=chosen, tariff=tariff)
 
 
-def compare(market: Market, workload: Workload, policy: CompactionPolicy, threshold: CompactionPolicy) -> Comparison:
-    """The workload under every policy. `policy` also says what is kept and what a compaction costs at the optimum."""
-    found = [_compare_one(market, workload, exchanges, policy, threshold) for exchanges in draw_workload(workload)]
+def compare(
+    model: PricedModel, workload: Workload, policy: CompactionPolicy, threshold: CompactionPolicy
+) -> Comparison:
+    """Simulate the workload under every policy. `policy` also sets `keep_exchanges` and the fixed cost for
+    the optimum.
+    """
+    found = [_compare_one(model, workload, exchanges, policy, threshold) for exchanges in draw_workload(workload)]
     return sum(found[1:], found[0])
 
 
 def draw_workload(workload: Workload) -> list[tuple[SimulatedExchange, ...]]:
-    """The conversations of a workload. The same workload gives the same ones."""
-    # Each shape, pace and length has its own: a change to one of them leaves the others as they are.
+    """Draw the conversations of a workload. The same workload gives the same conversations."""
+    # Each shape, pace and length has its own seed, so that changing one leaves the others the same.
     seed = f"{workload.seed}:{workload.shape.name}:{workload.think_time.name}:{workload.exchanges}"
     lengths = spread_lengths(workload.exchanges, workload.conversations, workload.lengths)
     return [
@@ -157,65 +170,67 @@ def draw_workload(workload: Workload) -> list[tuple[SimulatedExchange, ...]]:
 
 
 def simulate(
-    timeline: Timeline, market: Market, policy: CompactionPolicy, *, typical_exchange_count: float | None = None
+    timeline: Timeline, model: PricedModel, policy: CompactionPolicy, *, typical_exchange_count: float | None = None
 ) -> Run:
-    """One conversation. The planner is asked after every exchange, and once more when it wanted to be."""
-    player = _Player(timeline, market)
+    """Simulate one conversation. The planner decides after every exchange, and again at its `recheck_at`."""
+    simulation = _Simulation(timeline, model)
     for number in range(len(timeline.exchanges)):
         if number and policy.kind is not PolicyKind.OFF:
-            player.ask(policy, number, typical_exchange_count)
-        player.play(number)
-    return player.finish(policy)
+            simulation.plan(policy, number, typical_exchange_count)
+        simulation.play(number)
+    return simulation.finish(policy)
 
 
-def replay(timeline: Timeline, market: Market, policy: CompactionPolicy, compacted_before: tuple[int, ...]) -> Run:
-    """One conversation that is compacted at the given moments down to the exchanges that the policy keeps."""
-    player = _Player(timeline, market)
+def replay(timeline: Timeline, model: PricedModel, policy: CompactionPolicy, compacted_before: tuple[int, ...]) -> Run:
+    """Simulate one conversation that is compacted at the given moments, down to the exchanges that the policy keeps."""
+    simulation = _Simulation(timeline, model)
     for number in range(len(timeline.exchanges)):
         if number in compacted_before:
-            player.compact(Compacted(before=number, start=number - policy.keep_exchanges))
-        player.play(number)
-    return player.finish(policy)
+            simulation.compact(Compacted(before=number, start=number - policy.keep_exchanges))
+        simulation.play(number)
+    return simulation.finish(policy)
 
 
 def _compare_one(
-    market: Market,
+    model: PricedModel,
     workload: Workload,
     exchanges: tuple[SimulatedExchange, ...],
     policy: CompactionPolicy,
     threshold: CompactionPolicy,
 ) -> Comparison:
-    def lay_out(layout: Layout) -> Timeline:
-        return Timeline(workload.shape, exchanges, layout, strips_thinking=market.profile.prefix_bound)
+    def build_timeline(layout: Layout) -> Timeline:
+        return Timeline(workload.shape, exchanges, layout, strips_thinking=model.profile.prefix_bound)
 
     never = CompactionPolicy(kind=PolicyKind.OFF)
-    used = lay_out(_LAYOUTS[market.order])
-    kept = used if market.order is LayerOrder.APPEND_ONLY else lay_out(Layout.KEPT)
+    used = build_timeline(_LAYOUTS[model.order])
+    kept = used if model.order is LayerOrder.APPEND_ONLY else build_timeline(Layout.KEPT)
     typical = workload.exchanges if workload.length_known else None
-    optimum = find_optimum(used, market.tariff, keep=policy.keep_exchanges, fixed_cost_usd=_fixed_usd(market, policy))
+    optimum = find_optimum(
+        used, model.tariff, keep=policy.keep_exchanges, fixed_cost_usd=_fixed_cost_usd(model, policy)
+    )
     return Comparison(
-        uncached=simulate(lay_out(Layout.UNCACHED), market, never),
-        kept=simulate(kept, market, never),
-        threshold=simulate(used, market, threshold),
-        cost=simulate(used, market, policy, typical_exchange_count=typical),
-        optimum=replay(used, market, policy, optimum.compacted_before),
+        uncached=simulate(build_timeline(Layout.UNCACHED), model, never),
+        kept=simulate(kept, model, never),
+        threshold=simulate(used, model, threshold),
+        cost=simulate(used, model, policy, typical_exchange_count=typical),
+        optimum=replay(used, model, policy, optimum.compacted_before),
     )
 
 
-class _Player:
-    """A conversation under way."""
+class _Simulation:
+    """One conversation in progress."""
 
-    def __init__(self, timeline: Timeline, market: Market) -> None:
+    def __init__(self, timeline: Timeline, model: PricedModel) -> None:
         self._timeline = timeline
-        self._market = market
-        self._provider = SimulatedProvider(market.tariff)
-        self._bill = Bill()
+        self._market = model
+        self._provider = SimulatedProvider(model.tariff)
+        self._bill = CallCost()
         self._compacted = NEVER
         self._compaction_count = 0
         self._gaps: list[float] = []
 
     def play(self, number: int) -> None:
-        """Makes the calls of an exchange."""
+        """Make the calls of an exchange."""
         exchange = self._timeline.exchanges[number]
         if number:
             before = self._timeline.exchanges[number - 1]
@@ -227,33 +242,33 @@ class _Player:
         self._compacted = compacted
         self._compaction_count += 1
 
-    def ask(self, policy: CompactionPolicy, number: int, typical_exchange_count: float | None) -> None:
-        """Before exchange `number`: what the planner says at the end of the one before, and what when it is cold."""
-        market = self._market
+    def plan(self, policy: CompactionPolicy, number: int, typical_exchange_count: float | None) -> None:
+        """Decide before exchange `number`: at the end of the one before, and at `recheck_at`."""
+        model = self._market
         timeline = self._timeline
         ended_at = timeline.exchanges[number - 1].ends_at
         state = CompactionState(
             exchanges=tuple(self._read_buffer(number)),
             static_tokens=timeline.static_tokens(self._compacted),
             dynamic_tokens=timeline.dynamic_tokens,
-            order=market.order,
+            order=model.order,
             last_call_at=ended_at,
-            cache_lifetime_seconds=market.tariff.lifetime_seconds,
+            cache_lifetime_seconds=model.tariff.lifetime_seconds,
             typical_gap_seconds=median(self._gaps[-_RECENT_GAPS:]) if self._gaps else None,
             exchange_count=number,
             typical_exchange_count=typical_exchange_count,
         )
-        decision = plan_compaction(state, market.profile, market.price, policy, ended_at)
+        decision = plan_compaction(state, model.profile, model.price, policy, ended_at)
         again = decision.recheck_at
         if again is not None and again <= timeline.exchanges[number].starts_at:
-            decision = plan_compaction(state, market.profile, market.price, policy, again)
+            decision = plan_compaction(state, model.profile, model.price, policy, again)
         if decision.plan is not None:
             start = self._compacted.start + decision.plan.exchange_count
             self.compact(Compacted(before=number, start=start))
 
     def finish(self, policy: CompactionPolicy) -> Run:
-        fixed = self._compaction_count * _fixed_usd(self._market, policy)
-        return Run(bill=self._bill, compaction_count=self._compaction_count, fixed_usd=fixed)
+        fixed = self._compaction_count * _fixed_cost_usd(self._market, policy)
+        return Run(calls_cost=self._bill, compaction_count=self._compaction_count, fixed_usd=fixed)
 
     def _read_buffer(self, end: int) -> Iterator[Exchange]:
         timeline = self._timeline
@@ -274,5 +289,5 @@ class _Player:
             )
 
 
-def _fixed_usd(market: Market, policy: CompactionPolicy) -> float:
-    return policy.fixed_cost_tokens * market.tariff.fresh / _MILLION
+def _fixed_cost_usd(model: PricedModel, policy: CompactionPolicy) -> float:
+    return policy.fixed_cost_tokens * model.tariff.fresh / _MILLION

@@ -1,11 +1,11 @@
-"""The documented grid: every model, shape and pace at three lengths. `docs/operations/costs.md` shows what it gives."""
+"""The documented grid: every model, shape and pace at three lengths. `docs/operations/costs.md` shows the results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from server.compaction.simulation.comparison import Comparison, Market, Workload, compare, find_market
+from server.compaction.simulation.comparison import Comparison, PricedModel, Workload, compare, find_priced_model
 from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.payload import LayerOrder
@@ -59,7 +59,7 @@ THINK_TIMES: Final = {
     )
 }
 LENGTHS: Final = {10: 12, 40: 12, 120: 4}
-"""Mean exchanges, and how many conversations of each. Short ones differ more from one another."""
+"""Mean exchanges, and the number of conversations of each. Short conversations vary more."""
 MODELS: Final = (
     ("gemini", "gemini-3.8-flash", LayerOrder.LAYERED),
     ("gemini", "gemini-4-argon", LayerOrder.LAYERED),
@@ -70,37 +70,39 @@ MODELS: Final = (
     ("anthropic", "claude-fable-5-2", LayerOrder.APPEND_ONLY),
 )
 PRICED_AT: Final = datetime(2026, 11, 16, tzinfo=UTC)
-"""The prices of the documented figures."""
+"""The date of the prices in the documented figures."""
 POLICY: Final = CompactionPolicy()
 THRESHOLD: Final = CompactionPolicy(kind=PolicyKind.THRESHOLD)
 LIMIT: Final = 1.05
-"""How far the cost policy may be from the optimum in a cell."""
+"""The maximum distance of the cost policy from the optimum in a cell."""
 UNCLAIMED: Final = {("claude-sonnet-5-5", LayerOrder.APPEND_ONLY, "support", "quick", 40): 1.08}
-"""Cells in which the limit is not promised, with what is. A compaction there costs as much as a quarter of a short
-conversation, and pays only in one that goes on; the optimum knows which one does. It is 1.05 to 1.07, by seed."""
+"""Cells with a higher limit. There a compaction costs as much as a quarter of a short conversation and pays off only in
+a long one, which the optimum knows in advance. The distance is 1.05 to 1.07, depending on the seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridRow:
-    """A model, a shape and a pace: the comparison for each of the lengths."""
+    """A model, a shape and a pace: the comparison for each length."""
 
-    market: Market
+    model: PricedModel
     shape: Shape
     think_time: ThinkTime
     by_length: dict[int, Comparison]
 
     def limit(self, mean: int) -> float:
-        """How far the cost policy may be from the optimum at this length."""
-        place = (self.market.profile.model, self.market.order, self.shape.name, self.think_time.name, mean)
+        """The maximum distance of the cost policy from the optimum at this length."""
+        place = (self.model.profile.model, self.model.order, self.shape.name, self.think_time.name, mean)
         return UNCLAIMED.get(place, LIMIT)
 
     def cells(self) -> tuple[str, ...]:
-        """The row as it is printed: who, the shares of what no caching costs, and the distances by length."""
+        """The row as it is printed: the workload, the shares of the cost without caching, and the distances
+        by length.
+        """
         total = self.total
         shares = (total.kept, total.threshold, total.cost, total.optimum)
         return (
-            self.market.profile.model,
-            self.market.order,
+            self.model.profile.model,
+            self.model.order,
             self.shape.name,
             self.think_time.name,
             *(f"{total.share(run):.3f}" for run in shares),
@@ -123,9 +125,9 @@ def walk_grid(
     policy: CompactionPolicy = POLICY,
     threshold: CompactionPolicy = THRESHOLD,
 ) -> Iterator[GridRow]:
-    """The rows of the grid, one after the other."""
-    for provider, model, order in models:
-        market = find_market(provider, model, order, PRICED_AT)
+    """Yield the rows of the grid."""
+    for provider, name, order in models:
+        model = find_priced_model(provider, name, order, PRICED_AT)
         for shape in SHAPES.values():
             for think_time in THINK_TIMES.values():
                 workload = Workload(
@@ -137,10 +139,10 @@ def walk_grid(
                     seed=seed,
                 )
                 by_length = {
-                    mean: compare(market, replace(workload, exchanges=mean, conversations=count), policy, threshold)
+                    mean: compare(model, replace(workload, exchanges=mean, conversations=count), policy, threshold)
                     for mean, count in LENGTHS.items()
                 }
-                yield GridRow(market=market, shape=shape, think_time=think_time, by_length=by_length)
+                yield GridRow(model=model, shape=shape, think_time=think_time, by_length=by_length)
 
 
 WHO: Final = ("model", "order", "shape", "pace")
@@ -152,5 +154,5 @@ COLUMNS: Final = (
     "optimum",
     *(f"distance at {mean}" for mean in LENGTHS),
 )
-"""What `GridRow.cells` has in each place."""
+"""The columns of `GridRow.cells`."""
 ROW_COUNT: Final = len(MODELS) * len(SHAPES) * len(THINK_TIMES)

@@ -1,8 +1,23 @@
-"""A provider that only counts: a prefix cache with a lifetime, a minimum and prices.
+"""A simulated provider that only counts tokens, and the prompts that are sent to it.
 
-A prompt is a list of pieces that can be cached, and the tokens behind them that cannot. A piece has a name and grows at
-its end: two pieces of one name are the same text as far as the shorter one goes. So the provider knows of a prompt as
-much as it shares with the one before, if that was cached and not too long ago. It shares no code with the planner.
+The provider has a prefix cache with a lifetime, a minimum length and prices. A prompt is a list of cacheable parts,
+followed by tokens that cannot be cached. A part has a name and only grows at its end: two parts with the same name are
+the same text up to the length of the shorter one. So the cached part of a prompt is what it shares with the previous
+prompt, if that was cached and has not expired. The provider shares no code with the planner.
+
+A layout is an order of the layers. In prompt order, with a bar at the end of what a provider can cache:
+
+    a    nothing is cached
+    b    static, history | input, dynamic: everything is kept, nothing is compacted
+    c1   static | dynamic, buffer, input: a compaction rewrites the compacted history
+    c2   as c1, but a compaction appends a segment: the `layered` order
+    d1   static, buffer | input, dynamic: a compaction rewrites the compacted history
+    d2   as d1, but a compaction appends a segment
+    e    static, buffer, input, dynamic |: as d2, but a dynamic block stays in its input, and the whole prompt can be
+         cached: the `append_only` order
+
+`Timeline` returns the prompt of each call, given the conversation's latest compaction. Its sums are prepared, so each
+lookup takes constant time.
 """
 
 from collections.abc import Sequence
@@ -16,27 +31,26 @@ from server.compaction.simulation.workload import Shape, SimulatedExchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PromptPart:
     """A text that only grows."""
 
     name: tuple[str, int]
-    """What it is, and which rewriting of it."""
+    """The kind of text, and the number of times it was rewritten."""
     tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a call sends, in tokens."""
+    """The tokens of one request."""
 
-    pieces: tuple[Piece, ...]
-    """What can be cached, in order."""
+    parts: tuple[PromptPart, ...]
+    """The cacheable parts, in order."""
     fresh_tokens: int
-    """What stands behind it."""
+    """The tokens after them."""
 
     @property
     def cacheable_tokens(self) -> int:
-        """All of the pieces."""
-        return sum(piece.tokens for piece in self.pieces)
+        return sum(part.tokens for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +65,16 @@ class Tariff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """The tokens of one or more calls, each in one bucket, and their cost."""
+class CallCost:
+    """The tokens of one or more calls, each counted once, and their cost."""
 
     fresh_tokens: int = 0
     read_tokens: int = 0
     written_tokens: int = 0
     cost_usd: float = 0.0
 
-    def __add__(self, other: "Bill") -> "Bill":
-        return Bill(
+    def __add__(self, other: "CallCost") -> "CallCost":
+        return CallCost(
             fresh_tokens=self.fresh_tokens + other.fresh_tokens,
             read_tokens=self.read_tokens + other.read_tokens,
             written_tokens=self.written_tokens + other.written_tokens,
@@ -69,27 +83,26 @@ class Bill:
 
     @property
     def input_tokens(self) -> int:
-        """All of them."""
         return self.fresh_tokens + self.read_tokens + self.written_tokens
 
 
-def charge(tariff: Tariff, prompt: Prompt, *, known_tokens: int) -> Bill:
-    """What a call costs of whose prompt the provider knows so many tokens."""
+def price_call(tariff: Tariff, prompt: Prompt, *, cached_tokens: int) -> CallCost:
+    """Return the cost of a call if the provider has `cached_tokens` of its prompt."""
     cacheable = prompt.cacheable_tokens
     if cacheable < tariff.minimum_tokens:
         read = written = 0
     else:
-        read = known_tokens if known_tokens >= tariff.minimum_tokens else 0
+        read = cached_tokens if cached_tokens >= tariff.minimum_tokens else 0
         written = cacheable - read
     fresh = cacheable + prompt.fresh_tokens - read - written
     cost = (fresh * tariff.fresh + read * tariff.read + written * tariff.write) / 1_000_000
-    return Bill(fresh_tokens=fresh, read_tokens=read, written_tokens=written, cost_usd=cost)
+    return CallCost(fresh_tokens=fresh, read_tokens=read, written_tokens=written, cost_usd=cost)
 
 
 def shared_tokens(before: Prompt, after: Prompt) -> int:
-    """How many tokens of `after` are the same in `before`, from the beginning on."""
+    """Return how many tokens of `after` are the same in `before`, from the start."""
     shared = 0
-    for old, new in zip(before.pieces, after.pieces, strict=False):
+    for old, new in zip(before.parts, after.parts, strict=False):
         if old.name != new.name:
             break
         shared += min(old.tokens, new.tokens)
@@ -99,22 +112,22 @@ def shared_tokens(before: Prompt, after: Prompt) -> int:
 
 
 class SimulatedProvider:
-    """Keeps what it saw last, for as long as the tariff says."""
+    """Caches the last prompt for the lifetime of the tariff."""
 
     def __init__(self, tariff: Tariff) -> None:
         self._tariff = tariff
         self._last: Prompt | None = None
         self._last_at: datetime | None = None
 
-    def call(self, prompt: Prompt, at: datetime) -> Bill:
-        """What the call costs."""
-        known = 0
+    def call(self, prompt: Prompt, at: datetime) -> CallCost:
+        """Return the cost of a call."""
+        cached = 0
         if self._last is not None and self._last_at is not None:
             lifetime = timedelta(seconds=self._tariff.lifetime_seconds)
             if at - self._last_at < lifetime:
-                known = shared_tokens(self._last, prompt)
+                cached = shared_tokens(self._last, prompt)
         self._last, self._last_at = prompt, at
-        return charge(self._tariff, prompt, known_tokens=known)
+        return price_call(self._tariff, prompt, cached_tokens=cached)
 
 
 class Layout(StrEnum):
@@ -130,7 +143,7 @@ class Layout(StrEnum):
 
     @property
     def caches_buffer(self) -> bool:
-        """Whether the buffer is part of what can be cached."""
+        """Whether the buffer can be cached."""
         return self not in {Layout.UNCACHED, Layout.LAYERED_REWRITTEN, Layout.LAYERED}
 
     @property
@@ -141,12 +154,12 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """How a conversation stands after its latest compaction."""
+    """The latest compaction of a conversation."""
 
     before: int
     """The exchange before which it happened; 0 for never."""
     start: int
-    """The first exchange that is in the buffer."""
+    """The first exchange in the buffer."""
 
 
 NEVER: Final = Compacted(before=0, start=0)
@@ -154,7 +167,7 @@ NEVER: Final = Compacted(before=0, start=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTokens:
-    """Of one call, what the exchange itself adds to the prompt."""
+    """The tokens that the exchange itself adds to the prompt of one call."""
 
     cacheable: int
     fresh: int
@@ -166,7 +179,7 @@ class Timeline:
     def __init__(
         self, shape: Shape, exchanges: Sequence[SimulatedExchange], layout: Layout, *, strips_thinking: bool = False
     ) -> None:
-        """`strips_thinking`: what stays in the buffer behind a compaction loses its thinking."""
+        """`strips_thinking`: exchanges that stay in the buffer after a compaction lose their thinking."""
         self.exchanges = exchanges
         self.layout = layout
         self.dynamic_tokens = shape.dynamic_tokens
@@ -180,7 +193,7 @@ class Timeline:
         self.calls = [self._read_calls(exchange, staying) for exchange in exchanges]
 
     def sent_tokens(self, first: int, end: int, compacted: Compacted) -> int:
-        """The exchanges from `first` to before `end` as they are sent from the buffer."""
+        """The exchanges from `first` to before `end`, as they are sent from the buffer."""
         return self._sent[end] - self._sent[first] - self.stripped_tokens(first, end, compacted)
 
     def stripped_tokens(self, first: int, end: int, compacted: Compacted) -> int:
@@ -190,26 +203,26 @@ class Timeline:
         return self._thinking[min(end, compacted.before)] - self._thinking[first]
 
     def static_tokens(self, compacted: Compacted) -> int:
-        """The instructions and everything that was compacted."""
+        """The instructions and the compacted history."""
         return self.instruction_tokens + self._spoken[compacted.start]
 
     def prompt(self, number: int, step: int, compacted: Compacted) -> Prompt:
-        """What the call `step` of exchange `number` sends."""
+        """Return the prompt of call `step` of exchange `number`."""
         static = self.static_tokens(compacted)
         earlier = self.sent_tokens(compacted.start, number, compacted)
         call = self.calls[number][step]
         if self.layout is Layout.UNCACHED:
-            return Prompt(pieces=(), fresh_tokens=static + earlier + call.fresh)
-        pieces: tuple[Piece, ...] = (Piece(name=("static", 0), tokens=static),)
+            return Prompt(parts=(), fresh_tokens=static + earlier + call.fresh)
+        parts: tuple[PromptPart, ...] = (PromptPart(name=("static", 0), tokens=static),)
         if self.layout.rewrites:
-            # The instructions stay as they are; the history behind them is a new text each time.
-            instructions = Piece(name=("static", 0), tokens=self.instruction_tokens)
-            history = Piece(name=("history", compacted.before), tokens=static - self.instruction_tokens)
-            pieces = (instructions, history)
+            # The instructions stay the same; the history after them is a new text each time.
+            instructions = PromptPart(name=("static", 0), tokens=self.instruction_tokens)
+            history = PromptPart(name=("history", compacted.before), tokens=static - self.instruction_tokens)
+            parts = (instructions, history)
         if not self.layout.caches_buffer:
-            return Prompt(pieces=pieces, fresh_tokens=earlier + call.fresh)
-        buffer = Piece(name=("buffer", compacted.before), tokens=earlier + call.cacheable)
-        return Prompt(pieces=(*pieces, buffer), fresh_tokens=call.fresh)
+            return Prompt(parts=parts, fresh_tokens=earlier + call.fresh)
+        buffer = PromptPart(name=("buffer", compacted.before), tokens=earlier + call.cacheable)
+        return Prompt(parts=(*parts, buffer), fresh_tokens=call.fresh)
 
     def _read_calls(self, exchange: SimulatedExchange, staying: int) -> tuple[CallTokens, ...]:
         found = []

@@ -1,4 +1,4 @@
-"""Conversations as a simulation needs them: how many tokens, in how many calls, how far apart. Drawn by seed."""
+"""Simulated conversations: how many tokens, in how many calls, at which intervals. Drawn from a seed."""
 
 import math
 import random
@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Final
 
 CALL_SECONDS: Final = 5.0
-"""How long a call takes. Tool loops are quick, so that the cache stays warm in them."""
+"""The duration of a call. Tool loops are fast, so the cache stays warm during them."""
 _STARTED_AT: Final = datetime(2026, 11, 16, 9, 0, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the conversations of an application look like. Sizes are means, in tokens."""
+    """The typical conversation of an application. Sizes are means, in tokens."""
 
     name: str
     static_tokens: int
@@ -24,43 +24,43 @@ class Shape:
     task_tokens: int
     answer_tokens: int
     thinking_tokens: int = 0
-    """Per answer: sent back with it, and never part of a transcript."""
+    """Per answer. Sent back with the answer, and never part of a transcript."""
     tool_share: float = 0.0
-    """Of the exchanges, those that use tools."""
+    """The share of exchanges that use tools."""
     tool_steps: int = 0
-    """Calls of tools in such an exchange, one after the other."""
+    """Consecutive tool calls in such an exchange."""
     call_tokens: int = 0
     result_tokens: int = 0
     spread: float = 0.0
-    """Sizes are drawn evenly between (1 - spread) and (1 + spread) times the mean."""
+    """Sizes are drawn uniformly between (1 - spread) and (1 + spread) times the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkTime:
-    """How long a user takes between an answer and the next task."""
+    """The time between an answer and the next task."""
 
     name: str
     mean_seconds: float
     varies: bool = True
-    """Drawn from an exponential distribution; else always the mean."""
+    """Drawn from an exponential distribution; otherwise always the mean."""
 
 
 class LengthLaw(StrEnum):
-    """How the lengths of conversations are spread about their mean."""
+    """The distribution of conversation lengths around their mean."""
 
     EQUAL = "equal"
     EVEN = "even"
-    """Between a half and one and a half times the mean."""
+    """Uniform between 0.5 and 1.5 times the mean."""
     EXPONENTIAL = "exponential"
-    """However long it was, a conversation is as likely to end as ever: its length so far says nothing."""
+    """Memoryless: the length so far says nothing about the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCall:
-    """One call of an exchange and what it leaves behind."""
+    """One call of an exchange."""
 
     input_tokens: int
-    """The task or the tool's result that it answers."""
+    """The task or tool result that it answers."""
     output_tokens: int
     """The answer or the tool call."""
     thinking_tokens: int
@@ -68,29 +68,29 @@ class SimulatedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedExchange:
-    """A task, the calls that it takes, and when they are made."""
+    """A task, the calls for it, and their times."""
 
     calls: tuple[SimulatedCall, ...]
     starts_at: datetime
     ends_at: datetime
 
     def call_times(self) -> tuple[datetime, ...]:
-        """When each of the calls is made."""
+        """The start of each call."""
         return tuple(self.starts_at + step * timedelta(seconds=CALL_SECONDS) for step in range(len(self.calls)))
 
     @property
     def spoken_tokens(self) -> int:
-        """What a transcript of it has."""
+        """The tokens of its transcript."""
         return sum(call.input_tokens + call.output_tokens for call in self.calls)
 
     @property
     def thinking_tokens(self) -> int:
-        """What goes back to the provider beside it."""
+        """The tokens that are sent back besides the transcript."""
         return sum(call.thinking_tokens for call in self.calls)
 
 
 def draw_conversation(shape: Shape, think_time: ThinkTime, exchanges: int, seed: str) -> tuple[SimulatedExchange, ...]:
-    """A conversation of so many exchanges. The same arguments give the same one."""
+    """Draw a conversation with this number of exchanges. The same arguments give the same conversation."""
     # Not for secrets: a simulation has to be repeatable.
     chance = random.Random(seed)  # noqa: S311  reason: as above
     drawn = []
@@ -104,7 +104,7 @@ def draw_conversation(shape: Shape, think_time: ThinkTime, exchanges: int, seed:
 
 
 def spread_lengths(mean: int, count: int, law: LengthLaw) -> Sequence[int]:
-    """How many exchanges each of so many conversations has: the middles of equal shares of the law, without chance."""
+    """Return the lengths of `count` conversations: evenly spaced quantiles of the distribution, without randomness."""
     return [max(1, round(mean * _factor(law, (place + 0.5) / count))) for place in range(count)]
 
 

@@ -42,7 +42,7 @@ async def walk(
 async def ask(walk: Walk, *, attempts: int = 1) -> str:
     """A summary of the oldest segment, put to no use."""
     program = walk.program
-    renderer = program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    renderer = program.compactor._renderer  # noqa: SLF001  reason: there is no need for a second one
     summariser = Summariser(build_calls(program, attempts=attempts), renderer, limit_tokens=100)
     history = await program.store.load_history(walk.tenant_id, walk.conversation_id)
     request = SummaryRequest(history=history, static_text=history.source.static_text or "", count=1)
@@ -199,7 +199,7 @@ ROOMY = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges"
 """All but the newest exchange is moved at once, into a window that never runs short."""
 steps = st.one_of(
     st.tuples(st.just("grow"), st.integers(1, 3)),
-    st.tuples(st.just("sum_up"), st.sampled_from(["Foxes.", "", "né\u0000\ud800"]), st.integers(20, 90)),
+    st.tuples(st.just("summarise"), st.sampled_from(["Foxes.", "", "né\u0000\ud800"]), st.integers(20, 90)),
     st.tuples(st.just("undo")),
     st.tuples(st.just("switch"), st.sampled_from(BOTH)),
     st.tuples(st.just("args"), st.text(max_size=5)),
@@ -213,11 +213,11 @@ async def take(walk: Walk, step: tuple[Any, ...]) -> None:
             for _ in range(count):
                 await walk.task(f"More. {STORY}", tells(f"So it is. {STORY}"))
                 await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
-        case ("sum_up", text, limit_tokens):
+        case ("summarise", text, limit_tokens):
             says(walk, text)
             compactor = build_compactor(walk.program, Observed(), limit_tokens=limit_tokens)
             try:
-                await compactor._rewriter.sum_up(  # noqa: SLF001  reason: no window is this small
+                await compactor._rewriter.summarise(  # noqa: SLF001  reason: no window is this small
                     walk.tenant_id, walk.conversation_id, 0
                 )
             except SummaryUnavailable:
@@ -244,7 +244,7 @@ async def test_whatever_was_compacted_every_request_can_be_made_again(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, taken: list[tuple[Any, ...]]
 ) -> None:
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=ROOMY)
-    for step in [("grow", 3), *taken, ("grow", 2), ("sum_up", "Foxes.", 30)]:
+    for step in [("grow", 3), *taken, ("grow", 2), ("summarise", "Foxes.", 30)]:
         await take(walk, step)
     assert await walk.background_calls()
     await assert_rebuilds(walk)

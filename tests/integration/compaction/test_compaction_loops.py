@@ -1,7 +1,6 @@
 """A compaction that meets a task: all calls of a tool loop belong to one epoch, whichever of the two comes first."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ from server.conversation.errors import CompactionNotFound, ConversationBusy
 from server.conversation.turn import UserTaskTurn
 from server.postgres.store import PostgresStore
 from tests.conftest import StrataServer
+from tests.support.compaction_driver import build_compactor
 from tests.support.conversation_driver import (
     Walk,
     asks,
@@ -25,6 +25,7 @@ from tests.support.conversation_driver import (
     withheld_by,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
+from tests.support.fakes.compaction_observer import Observed
 
 SETTINGS = {"compaction": {"policy": "off", "keep_exchanges": 1}}
 
@@ -47,8 +48,7 @@ def interruptible(walk: Walk) -> tuple[Compactor, InterruptedStore]:
     store = walk.program.store
     assert isinstance(store, PostgresStore)
     interrupted = InterruptedStore(store)
-    tools = walk.program.compactor._tools  # noqa: SLF001  reason: the same but for the store
-    return Compactor(replace(tools, store=interrupted)), interrupted
+    return build_compactor(walk.program, Observed(), store=interrupted), interrupted
 
 
 async def epochs_of_loops(walk: Walk) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.compactor import Compactor
 from server.compaction.summary import Summariser, SummaryRequest
 from server.conversation.api_key import Tenant
 from server.conversation.conversation import ConversationDraft
@@ -125,10 +125,10 @@ class Talk:
         except ConversationBusy:
             assert (await self.history()).source.conversation.pending_call_ids
 
-    async def sum_up(self) -> None:
+    async def summarise(self) -> None:
         rewriter = self.compactor._rewriter  # noqa: SLF001  reason: no window is this small
         if (await self.history()).segments:
-            await rewriter.sum_up(self.tenant_id, self.conversation_id, 0)
+            await rewriter.summarise(self.tenant_id, self.conversation_id, 0)
 
     async def history(self) -> History:
         return await self.store.load_history(self.tenant_id, self.conversation_id)
@@ -183,16 +183,14 @@ async def begin_talk(store: PostgresStore, tenant: Tenant) -> Talk:
     tools = definition(settings=settings_).tools
     await store.begin_epoch(tenant.id, conversation.id, epoch(1, prefix_hash=hash_prefix("You help.", tools)))
     compactor = Compactor(
-        CompactorTools(
-            store=mortal,
-            renderer=RENDERER,
-            summariser=summaries,
-            observer=Observed(),
-            # A process that has just begun holds nothing; one that goes on holds what it has written.
-            texts=StaticTextCache(),
-            estimate=TokenEstimate(),
-            full_share=0.0,
-        )
+        store=mortal,
+        renderer=RENDERER,
+        summariser=summaries,
+        observer=Observed(),
+        # A process that has just begun holds nothing; one that goes on holds what it has written.
+        texts=StaticTextCache(),
+        estimate=TokenEstimate(),
+        full_share=0.0,
     )
     return Talk(mortal, tenant.id, conversation.id, compactor, summaries)
 
@@ -203,7 +201,7 @@ STEPS = st.one_of(
     st.tuples(st.just("compact"), st.booleans()),
     st.tuples(st.just("grow")),
     st.tuples(st.just("undo")),
-    st.tuples(st.just("sum_up"), st.booleans()),
+    st.tuples(st.just("summarise"), st.booleans()),
     st.tuples(st.just("die"), st.sampled_from(["before", "after"])),
 )
 
@@ -221,9 +219,9 @@ async def take(talk: Talk, step: tuple[Any, ...]) -> None:
             await talk.compact(force=True)
         case ("undo",):
             await talk.undo()
-        case ("sum_up", works):
+        case ("summarise", works):
             talk.summaries.works = works
-            await talk.sum_up()
+            await talk.summarise()
         case ("die", when):
             talk.store.dies = when
         case _:

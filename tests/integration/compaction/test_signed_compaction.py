@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from server.app.wiring import Program
 from server.compaction.background_call import BackgroundCalls
-from server.compaction.compactor import Compactor, CompactorTools
+from server.compaction.compactor import Compactor
 from server.compaction.report import CompactionOutcome
 from server.compaction.signed_summary import SignedSummariser
 from server.compaction.summary import Summariser
@@ -265,17 +265,15 @@ def build_signing(program: Program, store: Store | None = None) -> Compactor:
     """One of another process, which gives up at the first failure."""
     used = store or program.store
     calls = BackgroundCalls(used, program.providers.by_name, retry_policy=RetryPolicy(attempts=1))
-    renderer = program.compactor._tools.renderer  # noqa: SLF001  reason: there is no need for a second one
+    renderer = program.compactor._renderer  # noqa: SLF001  reason: there is no need for a second one
     return Compactor(
-        CompactorTools(
-            store=used,
-            renderer=renderer,
-            summariser=Summariser(calls, renderer),
-            observer=Observed(),
-            texts=StaticTextCache(),
-            estimate=TokenEstimate(),
-            signed_summariser=SignedSummariser(used, calls),
-        )
+        store=used,
+        renderer=renderer,
+        summariser=Summariser(calls, renderer),
+        observer=Observed(),
+        texts=StaticTextCache(),
+        estimate=TokenEstimate(),
+        signed_summariser=SignedSummariser(used, calls),
     )
 
 

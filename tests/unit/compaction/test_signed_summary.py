@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.signed_summary import ask_for_cached, build_compaction_payload, find_cut
+from server.compaction.signed_summary import build_compaction_payload, find_cut, request_caching
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.call import CallTrace
 from server.conversation.epoch import SignedSummary
@@ -167,6 +167,6 @@ def test_the_cache_is_asked_where_it_may_have_something(elapsed: float, changes:
         "caching": {"cache_seconds": 300, "static_cache_seconds": 3600},
     }
     source = replace(exchanges(2).source(CLAUDE), previous_call=CallTrace(**values | changes))
-    asked = ask_for_cached(build(source, 4), source, "one", NOW + timedelta(seconds=elapsed))
+    asked = request_caching(build(source, 4), source, "one", NOW + timedelta(seconds=elapsed))
     assert asked.breakpoints == ((3,) if marked else ())
     assert asked.static_cache_seconds == (3600 if marked else 0)

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.compaction.simulation.comparison import (
-    Market,
+    PricedModel,
     Workload,
     compare,
     draw_workload,
-    find_market,
+    find_priced_model,
     replay,
     simulate,
 )
 from server.compaction.simulation.grid import PRICED_AT, SHAPES, THINK_TIMES
 from server.compaction.simulation.optimum import find_optimum
-from server.compaction.simulation.provider import Layout, Piece, Prompt, SimulatedProvider, Tariff, Timeline
+from server.compaction.simulation.provider import Layout, Prompt, PromptPart, SimulatedProvider, Tariff, Timeline
 from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime, draw_conversation, spread_lengths
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
@@ -34,16 +34,18 @@ FREE = CompactionPolicy(fixed_cost_tokens=0)
 
 
 def prompt(static: int, buffer: int, fresh: int = 0, *, rewriting: int = 0) -> Prompt:
-    pieces = (Piece(name=("static", 0), tokens=static), Piece(name=("buffer", rewriting), tokens=buffer))
-    return Prompt(pieces=pieces, fresh_tokens=fresh)
+    pieces = (PromptPart(name=("static", 0), tokens=static), PromptPart(name=("buffer", rewriting), tokens=buffer))
+    return Prompt(parts=pieces, fresh_tokens=fresh)
 
 
-def market_of(write: float, read: float = 0.1, *, order: LayerOrder = LayerOrder.LAYERED, minimum: int = 0) -> Market:
+def market_of(
+    write: float, read: float = 0.1, *, order: LayerOrder = LayerOrder.LAYERED, minimum: int = 0
+) -> PricedModel:
     """One dollar for an uncached token."""
     million = 1_000_000.0
     price = find_price("claude-opus-4-8", NOON, 0)
     assert price is not None
-    return Market(
+    return PricedModel(
         profile=PROFILES["claude-opus-4-8"],
         price=price,
         order=order,
@@ -153,7 +155,7 @@ markets = st.builds(
     seed=st.integers(0, 99),
 )
 def test_the_optimum_is_the_cheapest_of_all_choices(
-    shape: Shape, layout: Layout, market: Market, seconds: int, *, strips: bool, fixed: int, seed: int
+    shape: Shape, layout: Layout, market: PricedModel, seconds: int, *, strips: bool, fixed: int, seed: int
 ) -> None:
     exchanges = draw_conversation(shape, ThinkTime(name="any", mean_seconds=seconds), 8, str(seed))
     timeline = Timeline(shape, exchanges, layout, strips_thinking=strips)
@@ -168,7 +170,7 @@ def test_the_optimum_is_the_cheapest_of_all_choices(
 
 @pytest.mark.parametrize("order", LayerOrder)
 def test_no_policy_beats_the_optimum(order: LayerOrder) -> None:
-    market = find_market("anthropic", "claude-opus-4-8", order, PRICED_AT)
+    market = find_priced_model("anthropic", "claude-opus-4-8", order, PRICED_AT)
     workload = Workload(shape=SHAPES["support"], think_time=THINK_TIMES["human"], exchanges=30)
     found = compare(market, workload, FREE, CompactionPolicy(kind=PolicyKind.THRESHOLD, fixed_cost_tokens=0))
     for run in (found.threshold, found.cost):
@@ -199,23 +201,23 @@ def test_a_staying_dynamic_block_is_sent_again_and_thinking_is_lost_behind_a_cut
     exchanges = draw_conversation(shape, OFTEN, 6, "any")
     kept = Timeline(shape, exchanges, Layout.APPEND_ONLY)
     market = market_of(1.0, order=LayerOrder.APPEND_ONLY)
-    assert replay(kept, market, FREE, ()).bill.input_tokens == sum(1_000 + 85 * past + 60 for past in range(6))
+    assert replay(kept, market, FREE, ()).calls_cost.input_tokens == sum(1_000 + 85 * past + 60 for past in range(6))
     stripped = Timeline(shape, exchanges, Layout.APPEND_ONLY, strips_thinking=True)
     policy = CompactionPolicy(keep_exchanges=2, fixed_cost_tokens=0)
-    whole = replay(kept, market, policy, (3,)).bill.input_tokens
+    whole = replay(kept, market, policy, (3,)).calls_cost.input_tokens
     # Two exchanges stay behind the cut and are sent three more times without their five tokens of thinking.
-    assert replay(stripped, market, policy, (3,)).bill.input_tokens == whole - 3 * 2 * 5
+    assert replay(stripped, market, policy, (3,)).calls_cost.input_tokens == whole - 3 * 2 * 5
 
 
 def test_a_model_without_a_price_or_with_another_order_is_refused() -> None:
     with pytest.raises(ValidationFailed, match="no price"):
-        find_market("gemini", "gemini-unheard-of", None, NOON)
+        find_priced_model("gemini", "gemini-unheard-of", None, NOON)
     with pytest.raises(ValidationFailed, match="takes append_only"):
-        find_market("anthropic", "claude-sonnet-5-5", LayerOrder.LAYERED, NOON)
+        find_priced_model("anthropic", "claude-sonnet-5-5", LayerOrder.LAYERED, NOON)
 
 
 def test_prices_are_those_of_the_day() -> None:
     before, later = (
-        find_market("gemini", "gemini-3.8-flash", None, datetime(year, 1, 2, tzinfo=UTC)) for year in (2026, 2027)
+        find_priced_model("gemini", "gemini-3.8-flash", None, datetime(year, 1, 2, tzinfo=UTC)) for year in (2026, 2027)
     )
     assert later.tariff.fresh == 2 * before.tariff.fresh

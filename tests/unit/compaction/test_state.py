@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.compaction.plan import decide_compaction
-from server.compaction.simulation.comparison import Market, find_market, replay, simulate
+from server.compaction.simulation.comparison import PricedModel, find_priced_model, replay, simulate
 from server.compaction.simulation.grid import PRICED_AT
 from server.compaction.simulation.provider import Layout, Timeline
 from server.compaction.simulation.workload import Shape, SimulatedExchange, ThinkTime, draw_conversation
@@ -46,7 +46,7 @@ MODELS = (
 class Conversing:
     """A simulated conversation as the server has it: turns in a buffer, a static text behind them."""
 
-    def __init__(self, market: Market, timeline: Timeline) -> None:
+    def __init__(self, market: PricedModel, timeline: Timeline) -> None:
         self._market = market
         self._timeline = timeline
         self._estimate = TokenEstimate()
@@ -131,7 +131,7 @@ def _conversation(number: int) -> Conversation:
     return build_conversation(next_seq=2 * number + 1)
 
 
-def _lay_out(market: Market, think_time: ThinkTime) -> Timeline:
+def _lay_out(market: PricedModel, think_time: ThinkTime) -> Timeline:
     exchanges: Sequence[SimulatedExchange] = draw_conversation(SHAPE, think_time, COUNT, "any")
     return Timeline(SHAPE, exchanges, LAYOUTS[market.order], strips_thinking=market.profile.prefix_bound)
 
@@ -142,7 +142,7 @@ def _lay_out(market: Market, think_time: ThinkTime) -> Timeline:
 def test_the_server_compacts_when_the_simulation_does(
     provider: str, model: str, think_time: ThinkTime, typical: float | None
 ) -> None:
-    market = find_market(provider, model, None, PRICED_AT)
+    market = find_priced_model(provider, model, None, PRICED_AT)
     timeline = _lay_out(market, think_time)
     conversing = Conversing(market, timeline)
     for number in range(1, COUNT):
@@ -154,7 +154,7 @@ def test_the_server_compacts_when_the_simulation_does(
 
 
 def test_how_long_conversations_get_makes_a_difference() -> None:
-    market = find_market("anthropic", "claude-sonnet-5-5", None, PRICED_AT)
+    market = find_priced_model("anthropic", "claude-sonnet-5-5", None, PRICED_AT)
     timeline = _lay_out(market, OFTEN)
     costs = {
         simulate(timeline, market, CompactionPolicy(), typical_exchange_count=one).cost_usd for one in (None, 15, 200)

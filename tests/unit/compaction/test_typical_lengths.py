@@ -58,7 +58,7 @@ async def test_nobody_waits_and_the_next_one_knows() -> None:
 
 async def test_what_is_old_is_answered_and_read_again() -> None:
     lengths, clock = open_lengths(), Clock()
-    typical = TypicalLengths(lengths, age_limit_seconds=100, clock=clock)
+    typical = TypicalLengths(lengths, max_age_seconds=100, clock=clock)
     assert await typical.load("tenant", "asst") == 40
     lengths.length = 50
     clock.now = 99
@@ -80,7 +80,7 @@ async def test_that_too_few_have_ended_is_knowledge_too() -> None:
 
 async def test_without_a_database_what_was_known_stays(caplog: pytest.LogCaptureFixture) -> None:
     lengths, clock = open_lengths(), Clock()
-    typical = TypicalLengths(lengths, age_limit_seconds=100, clock=clock)
+    typical = TypicalLengths(lengths, max_age_seconds=100, clock=clock)
     assert await typical.load("tenant", "asst") == 40
     lengths.broken = True
     clock.now = 1_000
@@ -103,7 +103,7 @@ async def test_many_are_read_one_after_the_other() -> None:
 
 async def test_what_was_not_asked_for_the_longest_time_is_forgotten() -> None:
     lengths = open_lengths()
-    typical = TypicalLengths(lengths, assistant_limit=2)
+    typical = TypicalLengths(lengths, max_assistants=2)
     for assistant_id in ("a", "b", "a", "c"):
         await typical.load("tenant", assistant_id)
     assert typical.find("tenant", "a") == 40

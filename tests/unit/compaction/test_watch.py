@@ -217,7 +217,7 @@ async def test_an_alarm_is_noted_for_operators(caplog: pytest.LogCaptureFixture)
     await follow(large, alarm_tokens=1000, alarms=alarms)
     assert len(alarms.noted) == 1
     await follow(large, tool_call("open"), alarm_tokens=1000, alarms=Alarms(broken=True))
-    assert [record.message for record in caplog.records] == ["compaction.alarm_not_noted"]
+    assert [record.message for record in caplog.records] == ["compaction.alarm_not_recorded"]
 
 
 async def test_a_call_that_stays_open_in_a_small_request_does_not() -> None:
