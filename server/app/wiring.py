@@ -39,7 +39,7 @@ from server.jobs.queue import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions
 from server.payload.preparation import PayloadPreparation
 from server.postgres.access.admin_sessions import PostgresAdminSessions
-from server.postgres.access.key_cache import RememberedKeys
+from server.postgres.access.key_cache import KeyCache
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.access.rate_limit import PostgresRateLimiter
 from server.postgres.archive.exporter import PostgresArchives
@@ -55,9 +55,9 @@ from server.postgres.inspection.overviews import PostgresOverviews
 from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.usage_reports import PostgresUsageReports
 from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.notifications import PostgresNotifications
 from server.postgres.probe import DatabaseProbe
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.worker_pool import WorkerPool
 from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
@@ -271,7 +271,7 @@ def _build_web_parts(
     settings, database, store, estimate = services.settings, services.database, services.store, services.estimate
     inspector, audit_log = PostgresInspector(database), PostgresAuditLog(database)
     return WebParts(
-        key_ring=RememberedKeys(PostgresKeyRing(database), notifications),
+        key_ring=PostgresKeyRing(database, KeyCache(notifications)),
         store=store,
         turn_service=turn_service,
         compactor=services.compactor,

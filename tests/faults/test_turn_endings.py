@@ -36,8 +36,8 @@ from server.emulator.reply import FaultKind
 from server.inspection.call_explanation import OutcomeKind, explain_outcome
 from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
+from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates

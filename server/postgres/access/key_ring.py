@@ -1,4 +1,4 @@
-"""Tenants and API keys on Postgres."""
+"""Tenants and API keys. Creating and revoking a key writes the audit log in the same statement."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,12 +12,13 @@ from server.conversation.api_key import ApiKey, PresentedKey, Scope, Tenant, iss
 from server.conversation.audit import OPERATOR, Action, Actor, AuditDraft
 from server.conversation.errors import ApiKeyNotFound, Internal, TenantExists, TenantNotFound
 from server.conversation.identifiers import API_KEY, TENANT, decode_id, encode_id, new_id, new_uuid
+from server.postgres.access.key_cache import KeyCache
 from server.postgres.access.tables import api_keys, tenants
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
+from server.postgres.notifications import KEY_CHANNEL
 from server.postgres.rows import Row
-from server.postgres.turns.channels import KEY_CHANNEL
 
 _k = api_keys.c
 _KEY_COLUMNS: Final = (
@@ -38,7 +39,7 @@ _CREATE_TENANT: Final = Statement(
 )
 _LOAD_TENANT: Final = Statement(select(tenants).where(tenants.c.name == bindparam("name")))
 _LIST_TENANTS: Final = Statement(select(tenants).order_by(tenants.c.name))
-# A repeated statement finds the key, and tells of it once.
+# A repeated statement finds the key, and writes no second entry.
 _CREATE_KEY: Final = Statement(f"""
 WITH made AS (
     INSERT INTO api_keys (id, tenant_id, name, secret_hash, scopes, expires_at)
@@ -50,14 +51,14 @@ INSERT INTO audit_log ({AUDIT_COLUMNS})
 SELECT {AUDIT_VALUES.replace(":audit_tenant::uuid", "made.tenant_id")} FROM made
 ON CONFLICT (id) DO NOTHING
 """)  # noqa: S608  reason: constants of this module only
-# The use is noted in the same round trip, and at most once a minute, so that most lookups write nothing.
+# Records the use in the same round trip, at most once a minute, so that most lookups only read.
 FIND_LIVE_KEY: Final = Statement("""
 WITH found AS (
     SELECT k.*, t.name AS tenant_name
     FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
     WHERE k.id = :key AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
 ),
-noted AS (
+used AS (
     UPDATE api_keys SET last_used_at = now()
     FROM found
     WHERE api_keys.id = found.id AND found.secret_hash = :secret_hash
@@ -68,7 +69,7 @@ SELECT * FROM found
 _LOAD_KEY: Final = Statement(_KEYS.where(_k.id == bindparam("key"), _k.tenant_id == bindparam("tenant")))
 _LIST_KEYS: Final = Statement(_KEYS)
 _LIST_TENANT_KEYS: Final = Statement(_KEYS.where(_k.tenant_id == bindparam("tenant")))
-# Every process that remembers the key hears of it, see `remembered_keys`. The audit log tells it to the key's tenant.
+# The notification removes the key from the caches of all processes. The audit entry belongs to the key's tenant.
 _REVOKE_KEY: Final = Statement(f"""
 WITH revoked AS (
     UPDATE api_keys k SET revoked_at = coalesce(k.revoked_at, now())
@@ -76,7 +77,7 @@ WITH revoked AS (
     WHERE k.id = :key AND t.id = k.tenant_id
     RETURNING k.*, t.name AS tenant_name
 ),
-told AS (
+audited AS (
     INSERT INTO audit_log ({AUDIT_COLUMNS})
     SELECT {AUDIT_VALUES.replace(":audit_tenant::uuid", "revoked.tenant_id")} FROM revoked
     ON CONFLICT (id) DO NOTHING
@@ -88,8 +89,9 @@ SELECT revoked.*, pg_notify('{KEY_CHANNEL}', id::text) IS NULL FROM revoked
 class PostgresKeyRing:
     """Implements `server.conversation.api_key.KeyRing`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, cache: KeyCache | None = None) -> None:
         self._database = database
+        self._cache = cache
 
     async def create_tenant(self, name: str) -> Tenant:
         try:
@@ -139,6 +141,11 @@ class PostgresKeyRing:
             raise TenantNotFound from None
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
+        if self._cache is None:
+            return await self._load_live_key(presented)
+        return await self._cache.find(presented, self._load_live_key)
+
+    async def _load_live_key(self, presented: PresentedKey) -> ApiKey | None:
         rows = await self._database.run(
             FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
         )
@@ -161,7 +168,12 @@ class PostgresKeyRing:
 
     async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
         draft = AuditDraft(tenant_id=None, actor=by, action=Action.REVOKE_KEY, object_id=key_id)
-        rows = await self._database.run(_REVOKE_KEY, key=decode_id(API_KEY, key_id), **audit_values(draft))
+        try:
+            rows = await self._database.run(_REVOKE_KEY, key=decode_id(API_KEY, key_id), **audit_values(draft))
+        finally:
+            # Also after an error: the key may be revoked and the answer lost.
+            if self._cache is not None:
+                self._cache.remove(key_id)
         if not rows:
             raise ApiKeyNotFound
         return key_from(rows[0])
@@ -172,7 +184,7 @@ def _tenant_from(row: Row) -> Tenant:
 
 
 def key_from(row: Row) -> ApiKey:
-    """A key from a row that has its tenant's name too."""
+    """Read a key from a row that includes the name of its tenant."""
     return ApiKey(
         id=encode_id(API_KEY, row["id"]),
         tenant_id=encode_id(TENANT, row["tenant_id"]),

@@ -16,9 +16,9 @@ from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, enc
 from server.conversation.notifications import Notification
 from server.postgres.codec import decode_text
 from server.postgres.engine import Statement, StorePart
+from server.postgres.notifications import notify_sql
 from server.postgres.paging import bounded, in_range
 from server.postgres.tables import conversations
-from server.postgres.turns.channels import announce_sql
 
 _c = conversations.c
 
@@ -32,7 +32,7 @@ marked AS (
         AND (:turn_seq::bigint IS NULL OR lease_turn_seq = :turn_seq)
     RETURNING id, lease_turn_seq
 )
-SELECT marked.lease_turn_seq, (SELECT {announce_sql(Notification.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
+SELECT marked.lease_turn_seq, (SELECT {notify_sql(Notification.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
 FROM seen LEFT JOIN marked ON true
 """)  # noqa: S608  reason: constants of this module only
 _EXPIRED: Final = select(_c.tenant_id, _c.id, _c.lease_token, _c.lease_owner, _c.lease_turn_seq).where(

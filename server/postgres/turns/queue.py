@@ -14,7 +14,7 @@ from server.conversation.errors import ConversationNotFound, QueueFull
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
 from server.conversation.notifications import Notification
 from server.postgres.engine import Statement, StorePart
-from server.postgres.turns.channels import announce_sql
+from server.postgres.notifications import notify_sql
 
 # Materialized, and the number is drawn from its row: not before the lock is held.
 _ENTER: Final = Statement("""
@@ -55,7 +55,7 @@ _LEAVE: Final = Statement(f"""
 WITH gone AS (
     DELETE FROM waiting_turns WHERE conversation_id = :conversation AND ticket = :ticket RETURNING conversation_id
 )
-SELECT {announce_sql(Notification.ENDED, "conversation_id")} FROM gone
+SELECT {notify_sql(Notification.ENDED, "conversation_id")} FROM gone
 """)  # noqa: S608  reason: constants of this module only
 
 

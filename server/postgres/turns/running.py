@@ -18,7 +18,7 @@ from server.conversation.store import Finished, NewAnswer
 from server.conversation.usage import Usage
 from server.postgres.codec import encode_json, encode_raw, encode_text
 from server.postgres.engine import Statement, StorePart
-from server.postgres.turns.channels import announce_sql
+from server.postgres.notifications import notify_sql
 
 _HELD_SQL: Final = """
 WITH held AS (
@@ -106,7 +106,7 @@ written AS (
     ON CONFLICT DO NOTHING
     RETURNING conversation_id
 )
-SELECT held.cancelling, (SELECT {announce_sql(Notification.GROWN, "conversation_id")} FROM written LIMIT 1) FROM held
+SELECT held.cancelling, (SELECT {notify_sql(Notification.GROWN, "conversation_id")} FROM written LIMIT 1) FROM held
 """)  # noqa: S608  reason: constants of this module only
 
 _FINISH_SQL: Final = f"""
@@ -135,7 +135,7 @@ gone AS (
     DELETE FROM call_chunks
     WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND EXISTS (SELECT FROM held)
 )
-SELECT revision, created_at, {announce_sql(Notification.ENDED, "conversation_id")} FROM answered
+SELECT revision, created_at, {notify_sql(Notification.ENDED, "conversation_id")} FROM answered
 UNION ALL
 -- The answer to an earlier finish of the same lease was lost on the way.
 SELECT revision, created_at, true FROM turns

@@ -17,12 +17,12 @@ from server.conversation.call import Chunk
 from server.conversation.conversation import Lease
 from server.conversation.epoch import EpochReason, Segment
 from server.conversation.identifiers import API_KEY, new_id
-from server.postgres.access.key_cache import RememberedKeys
+from server.postgres.access.key_cache import KeyCache
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.access.rate_limit import PostgresRateLimiter
 from server.postgres.engine import Database
+from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresNotifications
 from tests.support.builders import (
     LEASE_SECONDS,
     accept,
@@ -132,10 +132,10 @@ async def test_a_turn_that_ends_without_a_call_is_one_round_trip(
     assert costs[1] == 1
 
 
-async def test_a_remembered_key_costs_no_round_trip(wire: Wire, database: Database, presented: PresentedKey) -> None:
-    async with PostgresNotifications(database.options) as ears:
-        await ears.until_hearing()
-        keys = RememberedKeys(wire.key_ring, ears)
+async def test_a_cached_key_costs_no_round_trip(wire: Wire, database: Database, presented: PresentedKey) -> None:
+    async with PostgresNotifications(database.options) as listener:
+        await listener.wait_until_listening()
+        keys = PostgresKeyRing(wire.database, KeyCache(listener))
         assert await keys.find_live_key(presented) is not None
         assert await wire.cost(lambda: keys.find_live_key(presented)) == 0
 

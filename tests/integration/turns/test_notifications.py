@@ -17,29 +17,28 @@ from server.conversation.identifiers import CONVERSATION, new_id
 from server.conversation.notifications import Notification, Notifications
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
+from server.postgres.notifications import CONVERSATION_CHANNEL, ListenerTimes, PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.postgres.turns.channels import CONVERSATION_CHANNEL
-from server.postgres.turns.notifications import ListenerTimes, PostgresNotifications
 from tests.support.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
 from tests.support.wire_proxy import WireProxy, open_proxy
 
-QUICK = ListenerTimes(first_pause_seconds=0.01, longest_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
+QUICK = ListenerTimes(first_pause_seconds=0.01, max_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
 LONG = 20.0
 """Seconds for what must come; only a failure takes them."""
 
 
 @asynccontextmanager
-async def open_ears(options: DatabaseOptions, latency: ListenerTimes = QUICK) -> AsyncIterator[PostgresNotifications]:
+async def open_listener(options: DatabaseOptions, times: ListenerTimes = QUICK) -> AsyncIterator[PostgresNotifications]:
     """What a process hears, from the moment that it hears."""
-    async with PostgresNotifications(options, pace=latency) as ears:
+    async with PostgresNotifications(options, times=times) as listener:
         async with asyncio.timeout(LONG):
-            await ears.until_hearing()
-        yield ears
+            await listener.wait_until_listening()
+        yield listener
 
 
 @pytest.fixture
-async def ears(database: Database) -> AsyncIterator[PostgresNotifications]:
-    async with open_ears(database.options) as opened:
+async def listener(database: Database) -> AsyncIterator[PostgresNotifications]:
+    async with open_listener(database.options) as opened:
         yield opened
 
 
@@ -54,10 +53,10 @@ def far_options(database: Database, proxy: WireProxy) -> DatabaseOptions:
     return replace(database.options, url=proxy.url())
 
 
-def losses_of(ears: PostgresNotifications) -> asyncio.Event:
+def losses_of(listener: PostgresNotifications) -> asyncio.Event:
     """Set when something may have been missed."""
     missed = asyncio.Event()
-    ears.listen(CONVERSATION_CHANNEL, heard=lambda _: None, missed=missed.set)
+    listener.listen(CONVERSATION_CHANNEL, on_payload=lambda _: None, on_gap=missed.set)
     return missed
 
 
@@ -96,15 +95,15 @@ def test_they_are_what_the_port_asks_for(database: Database) -> None:
 
 class TestTheStoreAnnounces:
     async def test_what_others_may_wait_for(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         with (
-            ears.watch(conversation.id, Notification.GROWN) as grown,
-            ears.watch(conversation.id, Notification.CANCELLING) as cancelling,
-            ears.watch(conversation.id, Notification.ENDED) as ended,
-            ears.watch(conversation.id, *Notification) as anything,
+            listener.watch(conversation.id, Notification.GROWN) as grown,
+            listener.watch(conversation.id, Notification.CANCELLING) as cancelling,
+            listener.watch(conversation.id, Notification.ENDED) as ended,
+            listener.watch(conversation.id, *Notification) as anything,
         ):
             chunk = Chunk(attempt=1, offset=0, data=b"abc")
             await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
@@ -119,25 +118,25 @@ class TestTheStoreAnnounces:
             assert not any([await watch.wait(0) for watch in (grown, cancelling, ended, anything)])
 
     async def test_a_turn_that_ended_without_a_call(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        with ears.watch(conversation.id, Notification.ENDED) as ended:
+        with listener.watch(conversation.id, Notification.ENDED) as ended:
             await store.finish_turn(accepted.lease, answer(start=None, end=None))
             assert await ended.wait(LONG)
 
     async def test_that_somebody_gave_up_waiting(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await store.enter_queue(tenant.id, conversation.id, limit=5, seconds=LEASE_SECONDS)
-        with ears.watch(conversation.id, Notification.ENDED) as ended:
+        with listener.watch(conversation.id, Notification.ENDED) as ended:
             await store.leave_queue(conversation.id, ticket)
             assert await ended.wait(LONG)
 
     async def test_nothing_where_nothing_was_written(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
@@ -145,8 +144,8 @@ class TestTheStoreAnnounces:
         await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
         stranger = replace(accepted.lease, token=token())
         with (
-            ears.watch(conversation.id, Notification.GROWN, Notification.ENDED) as watch,
-            ears.watch(conversation.id, Notification.CANCELLING) as cancelling,
+            listener.watch(conversation.id, Notification.GROWN, Notification.ENDED) as watch,
+            listener.watch(conversation.id, Notification.CANCELLING) as cancelling,
         ):
             await store.request_cancel(tenant.id, conversation.id)
             assert await cancelling.wait(LONG)
@@ -169,38 +168,38 @@ class TestTheStoreAnnounces:
 
 class TestAWatch:
     async def test_is_of_one_conversation(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         one, other = [await create_conversation(store, tenant.id) for _ in range(2)]
         leases = [(await accept(store, tenant.id, user_input(conversation.id))).lease for conversation in (one, other)]
-        with ears.watch(one.id, Notification.ENDED) as mine, ears.watch(other.id, Notification.ENDED) as theirs:
+        with listener.watch(one.id, Notification.ENDED) as mine, listener.watch(other.id, Notification.ENDED) as theirs:
             await store.finish_turn(leases[1], answer())
             assert await theirs.wait(LONG)
             assert not await mine.wait(0)
 
     async def test_remembers_what_came_before_anybody_waited(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         with (
-            ears.watch(conversation.id, Notification.ENDED) as early,
-            ears.watch(conversation.id, Notification.ENDED) as barrier,
+            listener.watch(conversation.id, Notification.ENDED) as early,
+            listener.watch(conversation.id, Notification.ENDED) as barrier,
         ):
             await store.finish_turn(accepted.lease, answer())
             assert await barrier.wait(LONG)
-            with ears.watch(conversation.id, Notification.ENDED) as late:
+            with listener.watch(conversation.id, Notification.ENDED) as late:
                 assert not await late.wait(0)
             assert await early.wait(0)
 
     async def test_of_which_there_are_many_each_is_woken(
-        self, ears: PostgresNotifications, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
 
         async def wait() -> bool:
-            with ears.watch(conversation.id, Notification.ENDED) as watch:
+            with listener.watch(conversation.id, Notification.ENDED) as watch:
                 return await watch.wait(LONG)
 
         waiting = [asyncio.create_task(wait()) for _ in range(20)]
@@ -208,34 +207,34 @@ class TestAWatch:
         await store.finish_turn(accepted.lease, answer())
         assert all(await asyncio.gather(*waiting))
 
-    async def test_that_is_over_leaves_nothing_behind(self, ears: PostgresNotifications) -> None:
+    async def test_that_is_over_leaves_nothing_behind(self, listener: PostgresNotifications) -> None:
         conversation_id = new_id(CONVERSATION)
-        with ears.watch(conversation_id, Notification.ENDED), ears.watch(conversation_id, Notification.ENDED):
+        with listener.watch(conversation_id, Notification.ENDED), listener.watch(conversation_id, Notification.ENDED):
             pass
-        with ears.watch("not an id", Notification.ENDED) as watch:
+        with listener.watch("not an id", Notification.ENDED) as watch:
             assert not await watch.wait(0)
-        assert not ears._watches  # noqa: SLF001  reason: what is left is not to be seen from outside
+        assert not listener._watches  # noqa: SLF001  reason: what is left is not to be seen from outside
 
     async def test_is_not_disturbed_by_what_is_not_ours(
-        self, ears: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        with ears.watch(conversation.id, *Notification) as watch:
+        with listener.watch(conversation.id, *Notification) as watch:
             for said in ("", "x", str(uuid4()), "é" * 1000, "None" + "e"):
                 await announce(database, said)
             await store.finish_turn(accepted.lease, answer())
             assert await watch.wait(LONG)
-        assert ears.listening
+        assert listener.listening
 
     async def test_in_every_process_hears_the_same(
-        self, ears: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
+        self, listener: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        async with open_ears(database.options) as others:
+        async with open_listener(database.options) as others:
             with (
-                ears.watch(conversation.id, Notification.ENDED) as mine,
+                listener.watch(conversation.id, Notification.ENDED) as mine,
                 others.watch(conversation.id, Notification.ENDED) as theirs,
             ):
                 await store.finish_turn(accepted.lease, answer())
@@ -249,9 +248,12 @@ class TestTheConnection:
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        options = replace(database.options, application_name=f"ears {uuid4()}")
-        async with open_ears(options) as ears:
-            with ears.watch(conversation.id, Notification.ENDED) as watch, ears.watch(new_id(CONVERSATION)) as nothing:
+        options = replace(database.options, application_name=f"listener {uuid4()}")
+        async with open_listener(options) as listener:
+            with (
+                listener.watch(conversation.id, Notification.ENDED) as watch,
+                listener.watch(new_id(CONVERSATION)) as nothing,
+            ):
                 async with database.connection() as connection:
                     await connection.execute(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1",
@@ -260,7 +262,7 @@ class TestTheConnection:
                 assert await watch.wait(LONG)
                 assert await nothing.wait(LONG)
                 async with asyncio.timeout(LONG):
-                    await ears.until_hearing()
+                    await listener.wait_until_listening()
                 assert await count_sessions(database, options.application_name) == 1
                 await watch.wait(0)
                 await store.finish_turn(accepted.lease, answer())
@@ -271,49 +273,49 @@ class TestTheConnection:
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
-        async with open_ears(far_options) as ears:
-            missed = losses_of(ears)
+        async with open_listener(far_options) as listener:
+            missed = losses_of(listener)
             await proxy.lose_database()
             await asyncio.wait_for(missed.wait(), LONG)
-            assert not ears.listening
-            with ears.watch(conversation.id, Notification.ENDED) as watch:
+            assert not listener.listening
+            with listener.watch(conversation.id, Notification.ENDED) as watch:
                 await store.finish_turn(accepted.lease, answer())
                 assert not await watch.wait(0.2)
                 await proxy.accept()
                 assert await watch.wait(LONG)
-            assert ears.listening
+            assert listener.listening
 
     async def test_that_fell_silent_is_noticed(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
-        async with open_ears(far_options) as ears:
-            missed = losses_of(ears)
+        async with open_listener(far_options) as listener:
+            missed = losses_of(listener)
             proxy.swallow()
             await asyncio.wait_for(missed.wait(), LONG)
-            assert not ears.listening
+            assert not listener.listening
             proxy.flow()
             async with asyncio.timeout(LONG):
-                await ears.until_hearing()
+                await listener.wait_until_listening()
 
     async def test_need_not_be_there_at_the_start(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         await proxy.refuse()
-        async with PostgresNotifications(far_options, pace=QUICK) as ears:
-            with ears.watch(new_id(CONVERSATION), Notification.ENDED) as watch:
+        async with PostgresNotifications(far_options, times=QUICK) as listener:
+            with listener.watch(new_id(CONVERSATION), Notification.ENDED) as watch:
                 assert not await watch.wait(0.05)
                 await proxy.accept()
                 assert await watch.wait(LONG)
-            assert ears.listening
+            assert listener.listening
 
     async def test_is_one_and_ends_with_the_block(self, database: Database) -> None:
-        options = replace(database.options, application_name=f"ears {uuid4()}")
-        async with open_ears(options) as ears:
+        options = replace(database.options, application_name=f"listener {uuid4()}")
+        async with open_listener(options) as listener:
             assert await count_sessions(database, options.application_name) == 1
-        assert not ears.listening
+        assert not listener.listening
         await eventually(partial(is_without_session, database, options.application_name))
 
     async def test_that_is_silent_does_not_hold_up_the_end(
         self, far_options: DatabaseOptions, proxy: WireProxy
     ) -> None:
         async with asyncio.timeout(LONG):
-            async with open_ears(far_options, replace(QUICK, silence_seconds=3600)):
+            async with open_listener(far_options, replace(QUICK, silence_seconds=3600)):
                 proxy.swallow()
 
     async def test_to_a_database_that_takes_no_writes_is_no_use(
@@ -323,8 +325,8 @@ class TestTheConnection:
         joined = "&" if "?" in url else "?"
         options = replace(database.options, url=f"{url}{joined}default_transaction_read_only=on")
         with caplog.at_level(logging.WARNING, "strata.notifications"):
-            async with PostgresNotifications(options, pace=QUICK) as ears:
+            async with PostgresNotifications(options, times=QUICK) as listener:
                 await eventually(partial(has_records, caplog))
-                assert not ears.listening
+                assert not listener.listening
         [record] = caplog.records
         assert (record.message, vars(record)["reason"]) == ("notifications.lost", "The database has become read-only.")

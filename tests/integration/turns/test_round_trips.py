@@ -22,8 +22,8 @@ from server.conversation.turn import TurnState
 from server.payload.builder import hash_prefix
 from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
+from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.postgres.turns.notifications import PostgresNotifications
 from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates

@@ -1,4 +1,4 @@
-"""A key that was looked up is remembered for as long as that is safe, and not a moment longer."""
+"""A key that was loaded is cached for as long as that is safe, and no longer."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,25 +7,24 @@ from uuid import uuid4
 
 import pytest
 
-from server.conversation.api_key import ApiKey, KeyRing, PresentedKey, Scope, issue_key_text, parse_key_text
-from server.conversation.errors import DatabaseUnavailable
+from server.conversation.api_key import ApiKey, PresentedKey, Scope, issue_key_text, parse_key_text
 from server.conversation.identifiers import API_KEY, decode_id
-from server.postgres.access.key_cache import RememberedKeys
-from server.postgres.turns.channels import KEY_CHANNEL
+from server.postgres.access.key_cache import KeyCache
+from server.postgres.notifications import KEY_CHANNEL
 from tests.support.fakes.key_ring import InMemoryKeyRing
 
 
-class StubEars:
-    """Hears what the test says."""
+class StubListener:
+    """Receives what the test sends."""
 
     def __init__(self) -> None:
         self.listening = True
-        self.hear: Callable[[str], None] = lambda _: None
+        self.receive: Callable[[str], None] = lambda _: None
         self.miss: Callable[[], None] = lambda: None
 
-    def listen(self, channel: str, *, heard: Callable[[str], None], missed: Callable[[], None]) -> None:
+    def listen(self, channel: str, *, on_payload: Callable[[str], None], on_gap: Callable[[], None]) -> None:
         assert channel == KEY_CHANNEL
-        self.hear, self.miss = heard, missed
+        self.receive, self.miss = on_payload, on_gap
 
 
 class Clock:
@@ -37,28 +36,31 @@ class Clock:
 
 
 class Memory:
-    """Remembered keys with everything that they depend on in the test's hand."""
+    """A cache whose dependencies the test controls."""
 
     def __init__(self, max_keys: int = 100) -> None:
-        self.key_ring, self.ears, self.clock = InMemoryKeyRing(), StubEars(), Clock()
+        self.key_ring, self.listener, self.clock = InMemoryKeyRing(), StubListener(), Clock()
         self.time = datetime.now(UTC)
-        self.keys = RememberedKeys(self.key_ring, self.ears, max_keys=max_keys, clock=self.clock, now=lambda: self.time)
+        self.cache = KeyCache(self.listener, max_keys=max_keys, clock=self.clock, now=lambda: self.time)
 
     async def make_key(self, lives: timedelta | None = None) -> tuple[ApiKey, PresentedKey]:
         tenants = await self.key_ring.list_tenants()
-        tenant = tenants[0] if tenants else await self.keys.create_tenant("acme")
+        tenant = tenants[0] if tenants else await self.key_ring.create_tenant("acme")
         expires_at = None if lives is None else datetime.now(UTC) + lives
-        key, text = await self.keys.create_key(
+        key, text = await self.key_ring.create_key(
             tenant_id=tenant.id, name="k", scopes=frozenset({Scope.CLIENT}), expires_at=expires_at
         )
         presented = parse_key_text(text)
         assert presented is not None
         return key, presented
 
+    async def find(self, presented: PresentedKey) -> ApiKey | None:
+        return await self.cache.find(presented, self.key_ring.find_live_key)
+
     async def finds(self, presented: PresentedKey, *, asking: bool) -> bool:
-        """Whether the key opens, and that the key ring was asked or not."""
+        """Whether the key is live, and that it was loaded or not."""
         before = self.key_ring.lookups
-        found = await self.keys.find_live_key(presented)
+        found = await self.find(presented)
         assert self.key_ring.lookups - before == asking
         return found is not None
 
@@ -68,15 +70,10 @@ def memory() -> Memory:
     return Memory()
 
 
-def test_they_are_what_the_port_asks_for(memory: Memory) -> None:
-    key_ring: KeyRing = memory.keys
-    assert isinstance(key_ring, RememberedKeys)
-
-
 async def test_a_key_is_looked_up_once(memory: Memory) -> None:
     key, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    found = await memory.keys.find_live_key(presented)
+    found = await memory.find(presented)
     assert found is not None
     assert (found.id, memory.key_ring.lookups) == (key.id, 1)
 
@@ -91,7 +88,7 @@ async def test_a_key_is_looked_up_again_after_half_a_minute(memory: Memory) -> N
     assert await memory.finds(presented, asking=False)
 
 
-async def test_another_secret_of_a_remembered_key_opens_nothing(memory: Memory) -> None:
+async def test_another_secret_of_a_cached_key_is_rejected(memory: Memory) -> None:
     key, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
     forged = parse_key_text(issue_key_text(key.id))
@@ -101,13 +98,13 @@ async def test_another_secret_of_a_remembered_key_opens_nothing(memory: Memory) 
     assert await memory.finds(presented, asking=False)
 
 
-async def test_a_key_that_was_refused_is_not_remembered(memory: Memory) -> None:
+async def test_a_rejected_key_is_not_cached(memory: Memory) -> None:
     _, expired = await memory.make_key(timedelta(seconds=-1))
     for _ in range(2):
         assert not await memory.finds(expired, asking=True)
 
 
-async def test_a_remembered_key_expires_in_time(memory: Memory) -> None:
+async def test_a_cached_key_expires_in_time(memory: Memory) -> None:
     _, presented = await memory.make_key(timedelta(seconds=10))
     assert await memory.finds(presented, asking=True)
     assert await memory.finds(presented, asking=False)
@@ -118,57 +115,46 @@ async def test_a_remembered_key_expires_in_time(memory: Memory) -> None:
 async def test_revoking_takes_effect_at_once(memory: Memory) -> None:
     key, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    revoked = await memory.keys.revoke_key(key.id)
-    assert revoked.revoked_at is not None
-    assert not await memory.finds(presented, asking=True)
-
-
-async def test_a_revocation_whose_answer_was_lost_takes_effect_too(memory: Memory) -> None:
-    key, presented = await memory.make_key()
-    assert await memory.finds(presented, asking=True)
     await memory.key_ring.revoke_key(key.id)
-    memory.key_ring.down = True
-    with pytest.raises(DatabaseUnavailable):
-        await memory.keys.revoke_key(key.id)
-    memory.key_ring.down = False
+    memory.cache.remove(key.id)
     assert not await memory.finds(presented, asking=True)
 
 
-async def test_a_revocation_elsewhere_is_heard_of(memory: Memory) -> None:
+async def test_a_revocation_elsewhere_takes_effect(memory: Memory) -> None:
     key, presented = await memory.make_key()
     _, other = await memory.make_key()
     for each in (presented, other):
         assert await memory.finds(each, asking=True)
     await memory.key_ring.revoke_key(key.id)
-    memory.ears.hear(str(decode_id(API_KEY, key.id)))
+    memory.listener.receive(str(decode_id(API_KEY, key.id)))
     assert not await memory.finds(presented, asking=True)
     assert await memory.finds(other, asking=False)
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "é"])
-async def test_what_is_not_understood_makes_everything_uncertain(memory: Memory, said: str) -> None:
+async def test_an_unknown_payload_empties_the_cache(memory: Memory, said: str) -> None:
     _, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    memory.ears.hear(said)
+    memory.listener.receive(said)
     assert await memory.finds(presented, asking=True)
 
 
-async def test_a_process_that_cannot_hear_remembers_nothing(memory: Memory) -> None:
+async def test_a_process_without_notifications_caches_nothing(memory: Memory) -> None:
     _, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    memory.ears.listening = False
+    memory.listener.listening = False
     for _ in range(2):
         assert await memory.finds(presented, asking=True)
-    memory.ears.listening = True
-    memory.ears.miss()
+    memory.listener.listening = True
+    memory.listener.miss()
     assert await memory.finds(presented, asking=True)
     assert await memory.finds(presented, asking=False)
 
 
-async def test_what_was_missed_is_not_remembered(memory: Memory) -> None:
+async def test_a_gap_in_the_notifications_empties_the_cache(memory: Memory) -> None:
     _, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    memory.ears.miss()
+    memory.listener.miss()
     assert await memory.finds(presented, asking=True)
 
 
@@ -186,25 +172,27 @@ class SlowKeyRing(InMemoryKeyRing):
         return found
 
 
-@pytest.mark.parametrize("where", ["here", "elsewhere", "unheard"])
-async def test_a_key_that_is_revoked_while_it_is_looked_up_is_not_remembered(where: str) -> None:
+@pytest.mark.parametrize("where", ["here", "elsewhere", "missed"])
+async def test_a_key_that_is_revoked_while_it_is_loaded_is_not_cached(where: str) -> None:
     memory = Memory()
     memory.key_ring = SlowKeyRing()
-    memory.keys = RememberedKeys(memory.key_ring, memory.ears, clock=memory.clock)
     key, presented = await memory.make_key()
-    looking = asyncio.create_task(memory.keys.find_live_key(presented))
+    looking = asyncio.create_task(memory.find(presented))
     await memory.key_ring.asked.wait()
-    if where == "here":
-        await memory.keys.revoke_key(key.id)
-    else:
-        await memory.key_ring.revoke_key(key.id)
-        memory.ears.hear(str(decode_id(API_KEY, key.id))) if where == "elsewhere" else memory.ears.miss()
+    await memory.key_ring.revoke_key(key.id)
+    match where:
+        case "here":
+            memory.cache.remove(key.id)
+        case "elsewhere":
+            memory.listener.receive(str(decode_id(API_KEY, key.id)))
+        case _:
+            memory.listener.miss()
     memory.key_ring.answer.set()
     await looking
     assert not await memory.finds(presented, asking=True)
 
 
-async def test_the_memory_has_a_limit() -> None:
+async def test_the_cache_has_a_limit() -> None:
     memory = Memory(max_keys=3)
     presented = [(await memory.make_key())[1] for _ in range(5)]
     for each in presented:
@@ -217,9 +205,9 @@ async def test_the_memory_has_a_limit() -> None:
 
 async def test_no_secret_is_kept(memory: Memory) -> None:
     _, text = await memory.key_ring.create_key(
-        tenant_id=(await memory.keys.create_tenant(str(uuid4()))).id, name="k", scopes=frozenset(), expires_at=None
+        tenant_id=(await memory.key_ring.create_tenant(str(uuid4()))).id, name="k", scopes=frozenset(), expires_at=None
     )
     presented = parse_key_text(text)
     assert presented is not None
     assert await memory.finds(presented, asking=True)
-    assert text.rpartition("_")[2] not in repr(vars(memory.keys._remembered))  # noqa: SLF001  reason: that is the question
+    assert text.rpartition("_")[2] not in repr(vars(memory.cache._entries))  # noqa: SLF001  reason: that is the question
