@@ -17,8 +17,8 @@ from server.conversation.audit import OPERATOR
 from server.conversation.page import Page
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.replay.rerun.export import ExportFormat, export_replay
+from server.replay.rerun.projection import replay_to_json
 from server.replay.rerun.replay import Replay
-from server.web.api.replay_views import ReplayView
 
 _TEXT: Final = "text"
 
@@ -37,7 +37,7 @@ def list_replays(tenant: str | None, limit: int, *, as_json: bool) -> None:
     found = _with_parts(work).items
     if as_json:
         for replay in found:
-            click.echo(_as_json(replay))
+            click.echo(json.dumps(replay_to_json(replay)))
     elif found:
         show_replays(found)
     else:
@@ -51,7 +51,7 @@ def show(replay_id: str, *, as_json: bool) -> None:
     """Show how far a replay is."""
     replay = _with_parts(lambda parts: parts.replays.load_replay(None, replay_id))
     if as_json:
-        click.echo(_as_json(replay))
+        click.echo(json.dumps(replay_to_json(replay)))
     else:
         show_state(replay)
 
@@ -143,7 +143,3 @@ async def _write(pieces: AsyncIterator[bytes]) -> None:
     async for piece in pieces:
         output.write(piece)
     output.flush()
-
-
-def _as_json(replay: Replay) -> str:
-    return json.dumps(ReplayView.of(replay).model_dump(mode="json"))

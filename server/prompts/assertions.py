@@ -18,7 +18,7 @@ from server.replay.rerun.assertions import (
     describe_subject,
     fail_assertion,
 )
-from server.replay.rerun.json import to_json
+from server.replay.rerun.json_codec import to_json
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AssertionResult
 

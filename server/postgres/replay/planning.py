@@ -23,7 +23,6 @@ from server.postgres.engine import Statement
 from server.postgres.inspection.conversation_list import list_conversations
 from server.postgres.replay.statements import ReplayDatabase
 from server.postgres.rows import Row
-from server.replay.rerun.checks import check_size
 from server.replay.rerun.estimate import TIERS, RecordedUsage, estimate_replay
 from server.replay.rerun.replay import (
     CONVERSATION_LIMIT,
@@ -33,6 +32,7 @@ from server.replay.rerun.replay import (
     ReplayLimits,
     Selection,
 )
+from server.replay.rerun.validation import check_size
 
 _IDS_PER_STATEMENT: Final = 5_000
 _COUNT_KNOWN: Final = Statement("""

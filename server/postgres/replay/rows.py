@@ -6,7 +6,7 @@ from typing import Any, Final
 from server.conversation.identifiers import API_KEY, CONVERSATION, REPLAY, TENANT, encode_id
 from server.postgres.codec import decode_json, decode_text, encode_json
 from server.postgres.rows import Row, json_or_none, text_or_none
-from server.replay.rerun.json import (
+from server.replay.rerun.json_codec import (
     assertions_from_json,
     draft_from_json,
     facts_from_json,

@@ -24,8 +24,8 @@ from server.postgres.replay.statements import (
     replay_key,
 )
 from server.replay.rerun.budget import is_spent
-from server.replay.rerun.checks import check_draft, check_size, find_limit_faults, refuse
 from server.replay.rerun.replay import Replay, ReplayDraft, ReplayLimits, ReplayState
+from server.replay.rerun.validation import check_draft, check_size, find_limit_faults, refuse
 
 # Locked until the items are inserted: a concurrent erasure of a source waits, and then finds its items.
 _LOCK_SOURCES: Final = Statement("""

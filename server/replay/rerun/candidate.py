@@ -11,6 +11,7 @@ from server.providers.choice import KEY_VARIABLES
 from server.providers.model_name import names_in_tables
 from server.providers.model_profile import PROFILES
 from server.replay.rerun.replay import Candidate
+from server.replay.rerun.validation import refuse
 
 
 def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> AssistantDefinition:
@@ -20,13 +21,13 @@ def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> Ass
     """
     provider = candidate.provider or recorded.provider
     if provider not in KEY_VARIABLES:
-        _refuse("provider", f"There is no provider called {provider}.")
+        refuse([("candidate.provider", f"There is no provider called {provider}.")])
     if provider != recorded.provider and candidate.model is None:
-        _refuse("model", f"Another provider needs a model: {recorded.model} is {recorded.provider}'s.")
+        refuse([("candidate.model", f"Another provider needs a model: {recorded.model} is {recorded.provider}'s.")])
     model = candidate.model or recorded.model
     listed = next((PROFILES[name] for name in names_in_tables(model) if name in PROFILES), None)
     if listed is not None and listed.provider != provider:
-        _refuse("model", f"{model} is not one of {provider}'s.")
+        refuse([("candidate.model", f"{model} is not one of {provider}'s.")])
     definition = replace(
         recorded,
         provider=provider,
@@ -76,8 +77,3 @@ def _check(definition: AssistantDefinition) -> None:
         raise ValidationFailed(
             f"candidate.{error.message}", hint="A setting that is null leaves its choice to the model.", errors=errors
         ) from error
-
-
-def _refuse(field: str, message: str) -> None:
-    path = f"candidate.{field}"
-    raise ValidationFailed(f"{path}: {message}", errors=[{"path": path, "source": "body", "message": message}])

@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from server.conversation.block import JsonValue, ToolCallBlock
 from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.full_results import FullResult, iterate_full_results
-from server.replay.rerun.json import to_json
 from server.replay.rerun.port import Replays
+from server.replay.rerun.projection import calls_to_json, full_result_to_json, replay_to_json, report_to_json
 from server.replay.rerun.replay import Assertion, Replay
 from server.replay.rerun.result import AnswerFacts
 
@@ -96,11 +95,11 @@ async def export_replay(replays: Replays, replay: Replay, form: ExportFormat) ->
 async def _write_json(replays: Replays, replay: Replay) -> AsyncIterator[str]:
     """Yield one object, with one result per line."""
     report = await replays.report_replay(replay.tenant_id, replay.id)
-    told = {"same_share": report.same_share, **dict(to_json(report))}
-    yield f'{{"replay": {json.dumps(to_json(replay))},\n"report": {json.dumps(told)},\n"results": ['
+    head = f'"replay": {json.dumps(replay_to_json(replay))},\n"report": {json.dumps(report_to_json(report))}'
+    yield f'{{{head},\n"results": ['
     separator = ""
     async for full in iterate_full_results(replays, replay):
-        yield f"{separator}\n{json.dumps(result_to_json(full))}"
+        yield f"{separator}\n{json.dumps(full_result_to_json(full))}"
         separator = ","
     yield "\n]}\n"
 
@@ -143,8 +142,8 @@ def write_csv_row(full: FullResult) -> str:
             "; ".join(assertion.name for assertion in result.assertions if not assertion.passed),
             None if result.judge is None else result.judge.score,
             None if result.judge is None else result.judge.reason,
-            _tell_calls(full.recorded),
-            _tell_calls(full.candidate),
+            _write_calls(full.recorded),
+            _write_calls(full.candidate),
             None if full.recorded is None else full.recorded.text,
             full.candidate.text,
         )
@@ -154,21 +153,6 @@ def write_csv_row(full: FullResult) -> str:
 def make_harmless(cell: str) -> str:
     """A text that no spreadsheet takes for a formula."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
-
-
-def result_to_json(full: FullResult) -> dict[str, JsonValue]:
-    """One answer with all that is known."""
-    stored = full.stored
-    told = to_json(stored.result)
-    return {
-        "item": stored.number,
-        "conversation_id": stored.conversation_id,
-        "repetition": stored.repetition,
-        **(told if isinstance(told, dict) else {}),
-        "task": full.task,
-        "recorded_answer": _tell(full.recorded),
-        "candidate_answer": _tell(full.candidate),
-    }
 
 
 def write_promptfoo_test(full: FullResult, assertions: Sequence[Assertion]) -> str:
@@ -237,15 +221,5 @@ def _cell(value: object) -> object:
     return make_harmless(value[:_LONGEST_CELL].encode(errors="replace").decode())
 
 
-def _tell_calls(said: AnswerContent | None) -> str:
-    return "" if said is None or not said.calls else json.dumps([_tell_call(call) for call in said.calls])
-
-
-def _tell_call(call: ToolCallBlock) -> dict[str, JsonValue]:
-    return {"name": call.name, "arguments": dict(call.arguments)}
-
-
-def _tell(said: AnswerContent | None) -> JsonValue:
-    if said is None:
-        return None
-    return {"text": said.text, "tool_calls": [_tell_call(call) for call in said.calls]}
+def _write_calls(content: AnswerContent | None) -> str:
+    return "" if content is None or not content.calls else json.dumps(calls_to_json(content))

@@ -5,19 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from server.conversation.audit import Actor
-from server.conversation.errors import PriceUnknown, TemplateInvalid, ValidationFailed
+from server.conversation.errors import PriceUnknown, TemplateInvalid
 from server.conversation.store import Store
 from server.payload.renderer import Renderer
-from server.payload.settings import check_settings
-from server.providers.choice import KEY_VARIABLES
-from server.providers.model_name import find_name_fault
 from server.replay.rerun.assertions import AssertionChecker
 from server.replay.rerun.candidate import build_definition
-from server.replay.rerun.checks import check_draft, check_size
 from server.replay.rerun.port import Replays
 from server.replay.rerun.queue import ReplayQueue
 from server.replay.rerun.renderer import RendererOf
-from server.replay.rerun.replay import Candidate, Judge, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
+from server.replay.rerun.replay import Candidate, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
+from server.replay.rerun.validation import check_draft, check_size, refuse
 
 _LOOKED_AT: Final = 50
 """Conversations whose assistants the candidate is laid over beforehand. What others have is found when they are run."""
@@ -56,7 +53,6 @@ class ReplayService:
         price.
         """
         check_draft(draft)
-        _check_judge(draft.judge)
         await self._assertions.read(tenant_id, draft.assertions)
         renderer = self._renderer_of(draft.candidate.templates)
         await renderer.check_templates(tenant_id)
@@ -111,24 +107,7 @@ class ReplayService:
                 try:
                     await renderer.check_instructions(tenant_id, definition)
                 except TemplateInvalid as error:
-                    _refuse("candidate.instructions", error.message)
-
-
-def _check_judge(judge: Judge | None) -> None:
-    if judge is None:
-        return
-    if judge.provider not in KEY_VARIABLES:
-        _refuse("judge.provider", f"There is no provider called {judge.provider}.")
-    if fault := find_name_fault(judge.provider, judge.model):
-        _refuse("judge.model", fault)
-    try:
-        check_settings(judge.provider, judge.model, judge.settings)
-    except ValidationFailed as error:
-        _refuse("judge.settings", error.message)
-
-
-def _refuse(path: str, message: str) -> None:
-    raise ValidationFailed(f"{path}: {message}", errors=[{"path": path, "source": "body", "message": message}])
+                    refuse([("candidate.instructions", error.message)])
 
 
 def _slots_of(replay: Replay) -> int:

@@ -5,7 +5,13 @@ from typing import Any, Final, Self
 
 from pydantic import ConfigDict, Field
 
-from server.replay.rerun.json import to_json
+from server.replay.rerun.projection import (
+    estimate_to_json,
+    item_to_json,
+    replay_to_json,
+    report_to_json,
+    result_to_json,
+)
 from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayItem, ReplayMode, ReplayState
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
@@ -83,24 +89,7 @@ class ReplayView(View):
 
     @classmethod
     def of(cls, replay: Replay) -> Self:
-        """The view of a replay."""
-        draft = to_json(replay.draft)
-        return cls(
-            id=replay.id,
-            name=replay.draft.name,
-            state=replay.state,
-            mode=replay.draft.mode,
-            draft=draft if isinstance(draft, dict) else {},
-            item_count=replay.item_count,
-            items=dict(replay.item_counts),
-            spent_usd=float(replay.spent_usd),
-            spent_tokens=replay.spent_tokens,
-            reserved_usd=float(replay.reserved_usd),
-            unpriced_count=replay.unpriced_count,
-            created_at=replay.created_at,
-            created_by=replay.created_by,
-            ended_at=replay.ended_at,
-        )
+        return cls(**replay_to_json(replay))
 
 
 class ReplayPage(View):
@@ -126,20 +115,7 @@ class ReplayEstimateView(View):
 
     @classmethod
     def of(cls, estimate: ReplayEstimate) -> Self:
-        """The view of an estimate."""
-        cost, uncached = estimate.cost_usd, estimate.uncached_cost_usd
-        return cls(
-            conversation_count=estimate.conversation_count,
-            item_count=estimate.item_count,
-            call_count=estimate.call_count,
-            input_tokens=estimate.input_tokens,
-            output_tokens=estimate.output_tokens,
-            cost_usd=None if cost is None else float(cost),
-            uncached_cost_usd=None if uncached is None else float(uncached),
-            unpriced_count=estimate.unpriced_count,
-            unmeasured_count=estimate.unmeasured_count,
-            is_rough=estimate.is_rough,
-        )
+        return cls(**estimate_to_json(estimate))
 
 
 class ReplayItemView(View):
@@ -159,20 +135,7 @@ class ReplayItemView(View):
 
     @classmethod
     def of(cls, item: ReplayItem) -> Self:
-        """The view of an item."""
-        return cls(
-            number=item.number,
-            conversation_id=item.conversation_id,
-            repetition=item.repetition,
-            state=item.state,
-            error_code=item.error_code,
-            diverged_at_seq=item.diverged_at_seq,
-            spent_usd=float(item.spent_usd),
-            spent_tokens=item.spent_tokens,
-            lost_count=item.lost_count,
-            started_at=item.started_at,
-            ended_at=item.ended_at,
-        )
+        return cls(**item_to_json(item))
 
 
 class ReplayItemPage(View):
@@ -207,29 +170,7 @@ class ReplayResultView(View):
 
     @classmethod
     def of(cls, stored: StoredResult) -> Self:
-        """The view of a result."""
-        told: Any = to_json(stored.result)
-        names = (
-            "place",
-            "source_seq",
-            "replay_seq",
-            "attempt",
-            "similarity",
-            "severity",
-            "note",
-            "recorded",
-            "candidate",
-            "assertions",
-            "judge",
-        )
-        return cls(
-            item=stored.number,
-            conversation_id=stored.conversation_id,
-            repetition=stored.repetition,
-            outcome=stored.result.outcome,
-            kinds=list(stored.result.kinds),
-            **{name: told[name] for name in names},
-        )
+        return cls(**result_to_json(stored))
 
 
 class ReplayResultPage(View):
@@ -259,14 +200,4 @@ class ReplayReportView(View):
 
     @classmethod
     def of(cls, report: ReplayReport) -> Self:
-        """The view of a report."""
-        told: Any = to_json(report)
-        return cls(
-            result_count=report.result_count,
-            same_share=report.same_share,
-            same_interval=told["same_interval"],
-            outcomes=dict(report.outcomes),
-            kinds=dict(report.kinds),
-            assertions=told["assertions"],
-            measures=told["measures"],
-        )
+        return cls(**report_to_json(report))

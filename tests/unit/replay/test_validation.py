@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from server.conversation.errors import ValidationFailed
-from server.replay.rerun.checks import check_draft, check_size
 from server.replay.rerun.replay import CONVERSATION_LIMIT, Assertion, Judge, ReplayDraft, ReplayLimits, Selection
+from server.replay.rerun.validation import check_draft, check_size
 
 GOOD = ReplayDraft(name="nightly", selection=Selection())
 

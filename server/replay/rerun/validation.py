@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from server.conversation.errors import ValidationFailed
-from server.replay.rerun.json import to_json
+from server.payload.settings import check_settings
+from server.providers.choice import KEY_VARIABLES
+from server.providers.model_name import find_name_fault
+from server.replay.rerun.json_codec import to_json
 from server.replay.rerun.replay import (
     CONVERSATION_LIMIT,
     ITEM_LIMIT,
     PARALLELISM_LIMIT,
     REPETITION_LIMIT,
     Assertion,
+    Judge,
     ReplayDraft,
     ReplayLimits,
     Selection,
@@ -30,8 +34,8 @@ def check_draft(draft: ReplayDraft) -> None:
     """Raises `ValidationFailed` with every field that is wrong."""
     faults = [*_find_name_faults(draft.name), *_find_selection_faults(draft.selection)]
     faults += [*find_limit_faults(draft.limits), *_find_assertion_faults(draft.assertions)]
-    if draft.judge is not None and not draft.judge.prompt.strip():
-        faults.append(("judge.prompt", "This takes a text."))
+    if draft.judge is not None:
+        faults += _find_judge_faults(draft.judge)
     refuse(faults)
 
 
@@ -91,3 +95,18 @@ def _find_assertion_faults(assertions: tuple[Assertion, ...]) -> Iterator[tuple[
     for position, assertion in enumerate(assertions):
         if not assertion.name.strip() or (assertion.expression is None) == (assertion.schema is None):
             yield f"assertions.{position}", "This takes a name, and either an expression or a schema."
+
+
+def _find_judge_faults(judge: Judge) -> Iterator[tuple[str, str]]:
+    if not judge.prompt.strip():
+        yield "judge.prompt", "This takes a text."
+    if judge.provider not in KEY_VARIABLES:
+        yield "judge.provider", f"There is no provider called {judge.provider}."
+        return
+    if fault := find_name_fault(judge.provider, judge.model):
+        yield "judge.model", fault
+        return
+    try:
+        check_settings(judge.provider, judge.model, judge.settings)
+    except ValidationFailed as error:
+        yield "judge.settings", error.message

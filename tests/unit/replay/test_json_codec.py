@@ -11,7 +11,7 @@ from server.conversation.payload import LayerOrder
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 from server.inspection.port import InspectedState, InspectionFilter
-from server.replay.rerun.json import (
+from server.replay.rerun.json_codec import (
     assertions_from_json,
     draft_from_json,
     facts_from_json,
