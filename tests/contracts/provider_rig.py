@@ -108,7 +108,10 @@ class Rig:
     def requests(self) -> list[dict[str, Any]]:
         return self.state.request_log.list()
 
-    def reset(self) -> None:
+    async def reset(self) -> None:
+        """Forget earlier tests, and open new connections: one that a fault has closed must not be reused."""
+        await self.provider.close()
+        self.provider = self.build("key-a", base_url=self.url)
         self.state.request_log.clear()
         self.state.faults.clear()
         self.lines.turns.clear()
@@ -123,10 +126,8 @@ async def open_rig(
     state = build_state(script=lines)
     watch = Watch(build_app(state))
     async with emulating(watch) as url, AsyncExitStack() as opened:
-        provider = build_provider("key-a", base_url=url)
-        opened.push_async_callback(provider.close)
-        yield Rig(
-            provider=provider,
+        rig = Rig(
+            provider=build_provider("key-a", base_url=url),
             build=build_provider,
             url=url,
             model=model,
@@ -135,6 +136,10 @@ async def open_rig(
             watch=watch,
             opened=opened,
         )
+        try:
+            yield rig
+        finally:
+            await rig.provider.close()
 
 
 def build_payload(model: str, messages: Sequence[bytes], **more: Any) -> Payload:

@@ -58,8 +58,8 @@ async def shared_rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
 
 
 @pytest.fixture
-def rig(shared_rig: Rig) -> Rig:
-    shared_rig.reset()
+async def rig(shared_rig: Rig) -> Rig:
+    await shared_rig.reset()
     return shared_rig
 
 

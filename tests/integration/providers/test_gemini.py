@@ -39,8 +39,8 @@ async def shared_rig() -> AsyncIterator[Rig]:
 
 
 @pytest.fixture
-def rig(shared_rig: Rig) -> Rig:
-    shared_rig.reset()
+async def rig(shared_rig: Rig) -> Rig:
+    await shared_rig.reset()
     return shared_rig
 
 
