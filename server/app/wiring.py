@@ -318,7 +318,7 @@ def _build_web_parts(
         body_limit_bytes=settings.body_limit_bytes,
         bodies=BodyBudget(
             settings.body_total_bytes,
-            largest_bytes=settings.body_limit_bytes,
+            max_body_bytes=settings.body_limit_bytes,
             wait_seconds=settings.body_wait_seconds,
             body_seconds=settings.body_seconds,
         ),

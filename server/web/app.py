@@ -1,4 +1,4 @@
-"""The application: the routes, the edge around them, and what they are given."""
+"""The application: its routes, its middleware, and the dependencies of its handlers."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -65,7 +65,7 @@ from server.web.forwarded import TrustedProxies
 from server.web.headers import provide_turn_headers
 from server.web.middleware import RequestMiddleware
 from server.web.openapi import build_openapi, note_security
-from server.web.readiness import Readiness
+from server.web.operations import Readiness
 from server.web.request import StrataRequest, part_of
 from server.web.sse import StreamOptions
 from server.web.tenant_boundary import TenantBoundary
@@ -129,13 +129,13 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     jobs.report_jobs,
 )
 
-_FRAMES: Final = 4
-"""A server has one, a test of the edge some more."""
+_MAX_LITESTARS: Final = 4
+"""A server builds one; tests of the middleware build more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebParts:
-    """All that the application needs from outside."""
+    """The collaborators and settings of the application."""
 
     key_ring: KeyRing
     store: Store
@@ -188,29 +188,29 @@ def list_routes() -> Iterator[tuple[str, str, str, str]]:
 
 
 def build_app(parts: WebParts) -> RequestMiddleware:
-    """The ASGI application. Its `litestar` is the framework's part, inside the edge."""
+    """Build the ASGI application."""
     return assemble(parts, ROUTES)
 
 
 def assemble(parts: WebParts, routes: Sequence[ControllerRouterHandler]) -> RequestMiddleware:
-    """The application with these routes."""
+    """Build the application with these routes."""
     parts.metrics.gauge_callback("strata_turns_running", "Turns running now.", lambda: parts.running_turns.count)
     values = _values(parts)
-    litestar = _build_frame(
+    litestar = _build_litestar(
         tuple(routes), frozenset(values), parts.body_limit_bytes, tuple(parts.cors_origins), parts.version
     )
     return RequestMiddleware(litestar, values, bodies=parts.bodies, metrics=parts.metrics, tracing=parts.tracing)
 
 
-@lru_cache(maxsize=_FRAMES)
-def _build_frame(
+@lru_cache(maxsize=_MAX_LITESTARS)
+def _build_litestar(
     routes: tuple[ControllerRouterHandler, ...],
     part_names: frozenset[str],
     body_limit_bytes: int,
     cors_origins: tuple[str, ...],
     version: str,
 ) -> Litestar:
-    """The framework's part. It takes longer to make than all the rest of a program, and is the same for many."""
+    """Build the Litestar application, which is shared by all programs of a process: building it is slow."""
     litestar = Litestar(
         route_handlers=[*routes, build_pages()],
         request_class=StrataRequest,
@@ -220,13 +220,13 @@ def _build_frame(
             "turn_headers": Provide(provide_turn_headers),
             **{name: _provide(name) for name in part_names},
         },
-        # Litestar's own would be lenient, whatever a model says: "3" would be a number.
+        # Without this Litestar validates leniently: "3" would be accepted as a number.
         plugins=[PydanticPlugin(validate_strict=True)],
         exception_handlers={Exception: answer_any_exception},
         request_max_body_size=body_limit_bytes,
         cors_config=_build_cors(cors_origins),
         openapi_config=build_openapi(version),
-        # Off, also where an environment variable of Litestar's asks for it: both answer with the server's insides.
+        # Off even if an environment variable of Litestar turns them on: both expose internals in answers.
         debug=False,
         pdb_on_exception=False,
         logging_config=None,
@@ -236,7 +236,7 @@ def _build_frame(
 
 
 def _values(parts: WebParts) -> dict[str, object]:
-    """What handlers and guards are given, by the names of their parameters."""
+    """Return the dependencies of handlers and guards by parameter name."""
     return {
         "key_ring": parts.key_ring,
         "rate_limiter": parts.rate_limiter,

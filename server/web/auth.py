@@ -1,4 +1,4 @@
-"""Who is asking. Every route under `/v1` and `/admin` carries a `KeyGuard` that says what it takes to enter."""
+"""Authentication by API key. Every route under `/v1` and `/admin/api` has a `KeyGuard` with the scope that it needs."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,29 +21,29 @@ BEARER: Final = "bearer"
 """The name of the security scheme in the OpenAPI document."""
 
 REFUSAL: Final = "refusal"
-"""Where the scope's state holds a `RateLimited` that a handler has to raise, unless the request is a duplicate."""
+"""Key of the scope's state: a `RateLimited` that the handler has to raise unless the request is a duplicate."""
 
 _RETRY_HEADERS: Final = ("idempotency-key", "x-stainless-retry-count")
-"""Without one of these a request cannot be recognised as a duplicate."""
+"""Only requests with one of these headers can be recognised as duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGuard:
-    """Lets a request in that presents a live key with the scope; any live key where no scope is named.
+    """A guard that requires a valid key with a scope, or any valid key if the scope is None.
 
-    It runs before the body is read. Every request asks the key ring, which knows of a revocation at once or moments
-    later, see there.
+    It runs before the body is read. Every request looks the key up in the `KeyRing`, which describes how soon a
+    revocation takes effect.
     """
 
     scope: Scope | None
     limited: bool = True
     """Whether the request counts against the key's rate."""
     spares_duplicates: bool = False
-    """The handler decides what to do with a request above the rate that may have been sent before: what was accepted
-    once is answered, whatever the rate, or the client would never learn of it."""
+    """Leave it to the handler to refuse a request above the rate that may be a duplicate. A duplicate of an accepted
+    request is answered whatever the rate, or the client could not get the answer."""
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        """Raises `KeyRejected`, `ScopeMissing`, `OtherTenantReadOnly` and `RateLimited`."""
+        """Raise `KeyRejected`, `ScopeMissing`, `OtherTenantReadOnly` or `RateLimited`."""
         key_ring: KeyRing = part_of(connection.scope, "key_ring")
         presented = parse_key_text(bearer_token(connection))
         key = await key_ring.find_live_key(presented) if presented else None
@@ -77,7 +77,7 @@ admin_only: Final = KeyGuard(Scope.ADMIN, limited=False)
 
 
 async def provide_caller(request: StrataRequest) -> ApiKey:
-    """The key that the guard let in; handlers get it as `caller` and bind every query to its tenant."""
+    """Return the key that the guard accepted. Handlers bind every query to its tenant."""
     caller = request.user
     if caller is None:
         raise KeyRejected
@@ -93,7 +93,7 @@ async def provide_actor(request: StrataRequest, caller: NamedDependency[SkipVali
 
 
 def bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """The token, or nothing. Two Authorization headers are one too many: proxies disagree on which one counts."""
+    """Return the bearer token; an empty string if there is none, or more than one: proxies differ in which they use."""
     values = connection.headers.getall("authorization", [])
     if len(values) != 1:
         return ""

@@ -1,6 +1,6 @@
-"""What bodies have in common: that they are strict, and limits as marks on their fields.
+"""The base class of request bodies, and limits for their fields.
 
-pydantic's own limit on strings refuses halves of surrogate pairs. These let them through: what a user typed is kept.
+The limits accept unpaired surrogates, which pydantic's own limits of strings refuse: text is kept as the user typed it.
 """
 
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ from pydantic import (
 from server.web.json_text import encode_json
 
 KIBIBYTE: Final = 1024
-DEEPEST: Final = 50
-LARGEST_BIGINT: Final = 2**63 - 1
-LARGEST_INTEGER: Final = 2**31 - 1
+MAX_DEPTH: Final = 50
+MAX_BIGINT: Final = 2**63 - 1
+MAX_INTEGER: Final = 2**31 - 1
 
 
 class Body(BaseModel):
-    """Something that is sent. Unknown members are refused: a misspelt one would silently have no effect."""
+    """A request body. Unknown members are refused: a misspelt one would silently have no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """A text of so many characters at most."""
+    """A maximal number of characters."""
 
-    longest: int
+    max_chars: int
     blank: bool = True
-    """Whether it may be empty, or nothing but white space."""
+    """Whether the text may be empty or only white space."""
 
     def check(self, text: str) -> str:
         """Raises `ValueError`."""
-        if len(text) > self.longest:
-            message = f"String should have at most {self.longest} characters"
+        if len(text) > self.max_chars:
+            message = f"String should have at most {self.max_chars} characters"
             raise ValueError(message)
         if not self.blank and not text.strip():
             message = "String should not be blank"
@@ -54,23 +54,23 @@ class TextLimit:
         return AfterValidator(self.check).__get_pydantic_core_schema__(source, handler)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        limits = {"maxLength": self.longest} if self.blank else {"maxLength": self.longest, "pattern": r"\S"}
+        limits = {"maxLength": self.max_chars} if self.blank else {"maxLength": self.max_chars, "pattern": r"\S"}
         return {**handler(schema), **limits}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLimit:
-    """A JSON value of so many bytes at most, written without white space, and no deeper than `DEEPEST`."""
+    """A maximal size of a JSON value, encoded without white space, and a maximal depth of `MAX_DEPTH`."""
 
-    largest_bytes: int
+    max_bytes: int
 
     def check(self, value: Any) -> Any:
         """Raises `ValueError`."""
-        if is_deeper(value, DEEPEST):
-            message = f"Value should be nested at most {DEEPEST} levels deep"
+        if is_deeper(value, MAX_DEPTH):
+            message = f"Value should be nested at most {MAX_DEPTH} levels deep"
             raise ValueError(message)
-        if len(encode_json(value)) > self.largest_bytes:
-            message = f"Value should have at most {self.largest_bytes} bytes of JSON"
+        if len(encode_json(value)) > self.max_bytes:
+            message = f"Value should have at most {self.max_bytes} bytes of JSON"
             raise ValueError(message)
         return value
 
@@ -79,7 +79,7 @@ class JsonLimit:
 
 
 def one_of(kind: type[StrEnum]) -> BeforeValidator:
-    """The mark of a member that is one of these words. Strictness alone would refuse them all: JSON has only texts."""
+    """Validate a member of an enum. pydantic's strict mode would refuse the strings that JSON has for them."""
 
     def read(value: object) -> object:
         if not isinstance(value, str) or value in set(kind):
@@ -101,7 +101,7 @@ def _read_moment(value: object) -> object:
 
 
 Moment: TypeAlias = Annotated[datetime, BeforeValidator(_read_moment)]
-"""A time as JSON writes it."""
+"""A time in ISO 8601."""
 JsonObject: TypeAlias = Annotated[dict[str, Any], JsonLimit(256 * KIBIBYTE)]
 """Variables, arguments, metadata, settings, the schema of a tool's parameters."""
 CONTEXT_LIMIT: Final = JsonLimit(4096 * KIBIBYTE)
@@ -110,7 +110,7 @@ ToolOutput: TypeAlias = Annotated[Any, JsonLimit(4096 * KIBIBYTE)]
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Whether objects and arrays are nested more than so many levels deep. Does not recurse."""
+    """Return whether objects and arrays are nested deeper than `levels`. Does not recurse."""
     layer = [value]
     for _ in range(levels):
         layer = [

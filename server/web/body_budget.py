@@ -1,9 +1,8 @@
-"""How many bytes of request bodies one process reads at the same time, and how long a client may take to send one.
+"""A limit for the bytes of request bodies that one process reads at the same time, and for the time that a body takes.
 
-A body is read whole and decoded before its request is worked on, so its bytes are in memory several times. A body that
-is larger than `FREE_BYTES` takes its announced length from the budget before any more of it is read, one of unknown
-length the largest that is allowed; it gives them back when its answer begins. Waiting is first come, first served, and
-bounded.
+A body is read and decoded before its request is handled, so its bytes are in memory several times. A body larger than
+`FREE_BYTES` takes its `content-length` from the budget before more of it is read, a body of unknown length the largest
+allowed size. The bytes are returned when the answer begins. Waiting is first come, first served, and bounded.
 """
 
 import asyncio
@@ -16,22 +15,22 @@ from server.conversation.errors import BodyBudgetExhausted, BodyTimedOut
 FREE_BYTES: Final = 64 * 1024
 """Bodies up to this size need no budget: the HTTP server buffers as much for every connection."""
 MIN_BYTES_PER_SECOND: Final = 16 * 1024
-"""How fast a body has to arrive after the time that every body has."""
+"""How fast a body has to arrive after the time that every body is given."""
 
 
 class BodyBudget:
-    """The budget of one process. Numbers are public for metrics."""
+    """The budget of one process. Its counters are read by metrics."""
 
     def __init__(
         self,
         limit_bytes: int = 256 * 1024 * 1024,
         *,
-        largest_bytes: int = 32 * 1024 * 1024,
+        max_body_bytes: int = 32 * 1024 * 1024,
         wait_seconds: float = 10.0,
         body_seconds: float = 30.0,
     ) -> None:
-        """`largest_bytes`: the largest single body. `body_seconds`: the time that every body has to arrive."""
-        self.largest_bytes = min(largest_bytes, limit_bytes)
+        """`max_body_bytes`: the largest single body. `body_seconds`: the time that every body is given."""
+        self.max_body_bytes = min(max_body_bytes, limit_bytes)
         self.body_seconds = body_seconds
         self.in_use_bytes = 0
         self.refused_count = 0
@@ -41,11 +40,11 @@ class BodyBudget:
 
     @property
     def waiting(self) -> int:
-        """How many bodies wait to be read."""
+        """Number of bodies that wait to be read."""
         return len(self._waiters)
 
     async def take(self, size: int) -> None:
-        """Takes the bytes from the budget. Raises `BodyBudgetExhausted` if there are not enough in time."""
+        """Take bytes from the budget. Raises `BodyBudgetExhausted` if they do not become available in time."""
         if not self._waiters and self.in_use_bytes + size <= self._limit_bytes:
             self.in_use_bytes += size
             return
@@ -66,7 +65,7 @@ class BodyBudget:
             raise BodyBudgetExhausted
 
     def release(self, size: int) -> None:
-        """Gives bytes back."""
+        """Return bytes to the budget."""
         self.in_use_bytes -= size
         self._serve()
 
@@ -78,14 +77,14 @@ class BodyBudget:
 
 
 class BodyIntake:
-    """The body of one request on its way in."""
+    """The body of one request while it is received."""
 
     __slots__ = ("_budget", "_deadline", "_received_bytes", "_size", "_taken_bytes", "pending")
 
     def __init__(self, budget: BodyBudget, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._budget = budget
         self._size: int | None = 0
-        """As announced; None if it is not."""
+        """The `content-length`; None if there is none."""
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 self._size = int(value)
@@ -96,14 +95,14 @@ class BodyIntake:
         self._taken_bytes = 0
         self._deadline: float | None = None
         self.pending = self._size != 0
-        """Whether more of the body may come."""
+        """Whether more of the body may arrive."""
 
     async def prepare(self) -> float:
-        """Takes what the body needs from the budget. Returns until when its next piece has to arrive, in loop time.
+        """Take the size of the body from the budget. Returns the deadline of its next piece, in loop time.
 
         Raises `BodyBudgetExhausted`.
         """
-        size = self._budget.largest_bytes if self._size is None else min(self._size, self._budget.largest_bytes)
+        size = self._budget.max_body_bytes if self._size is None else min(self._size, self._budget.max_body_bytes)
         large = self._received_bytes > FREE_BYTES if self._size is None else self._size > FREE_BYTES
         if large and not self._taken_bytes:
             await self._budget.take(size)
@@ -113,17 +112,17 @@ class BodyIntake:
         return self._deadline + self._received_bytes / MIN_BYTES_PER_SECOND
 
     def arrived(self, size: int, *, more: bool) -> None:
-        """Notes a piece of the body."""
+        """Record a piece of the body."""
         self._received_bytes += size
         self.pending = more
 
     def time_out(self) -> BodyTimedOut:
-        """The error of a body that did not arrive in time."""
+        """Return the error of a body that did not arrive in time."""
         self.pending = False
         return BodyTimedOut(received_bytes=self._received_bytes)
 
     def release(self) -> None:
-        """Gives back what was taken. May be called more than once."""
+        """Return what was taken to the budget. May be called more than once."""
         taken, self._taken_bytes = self._taken_bytes, 0
         if taken:
             self._budget.release(taken)

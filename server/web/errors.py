@@ -1,7 +1,7 @@
-"""The one table from error codes to HTTP statuses, and the one way from an exception to an answer.
+"""The table from error codes to HTTP statuses, and the answers to exceptions.
 
-Nothing else in Strata knows statuses. Whatever is not a `StrataError` is `internal`: the client learns the request id
-and nothing more, and the edge writes the traceback to the log.
+No other module knows the statuses of errors. An exception that is not a `StrataError` is answered as `internal`, with
+the request id and without details; the middleware logs its traceback.
 """
 
 import math
@@ -25,21 +25,21 @@ from server.web.validation import read_faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How one code is answered."""
+    """The status and headers of one error code."""
 
     status: int
     retry_after_seconds: int | None = None
-    """Sent where waiting helps. An error that knows better says so in its detail `retry_after_seconds`."""
+    """Sent if waiting helps, unless the error has a detail `retry_after_seconds`."""
     should_retry: bool | None = None
-    """False is sent as `x-should-retry`: client libraries repeat 409 and 5xx by themselves, also in vain."""
+    """False is sent as `x-should-retry`, because client libraries repeat 409 and 5xx by default."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
-_HOPELESS_CONFLICT: Final = Row(status=409, should_retry=False)
+_FINAL_CONFLICT: Final = Row(status=409, should_retry=False)
 _NOT_FOUND: Final = Row(status=404)
 _UNAVAILABLE: Final = Row(status=503, retry_after_seconds=5)
 _BAD_GATEWAY: Final = Row(status=502)
-_HOPELESS_FOR_NOW: Final = Row(status=503, should_retry=False)
+_FINAL_UNAVAILABLE: Final = Row(status=503, should_retry=False)
 
 ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ValidationFailed: Row(status=422),
@@ -48,7 +48,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.RequestHeadTimedOut: Row(status=408),
     errors.BodyMalformed: Row(status=400),
     errors.BodyTooLarge: Row(status=413),
-    # The rest of the body would follow the answer: the connection is of no use any more.
+    # The rest of the body would follow the answer, so the connection cannot be used again.
     errors.BodyTimedOut: Row(status=408, headers=(("connection", "close"),)),
     errors.MediaTypeUnsupported: Row(status=415),
     errors.MethodNotAllowed: Row(status=405),
@@ -62,7 +62,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.OtherTenantReadOnly: Row(status=403),
     errors.RateLimited: Row(status=429, retry_after_seconds=1),
     errors.SessionEnded: Row(status=401, headers=(("www-authenticate", "Bearer"),)),
-    # Every one of them knows how long.
+    # The error always has a detail `retry_after_seconds`.
     errors.LoginLocked: Row(status=429),
     errors.RequestForged: Row(status=403),
     errors.RouteNotFound: _NOT_FOUND,
@@ -79,35 +79,35 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.ReplayNotFound: _NOT_FOUND,
     errors.ConversationBusy: Row(status=409, retry_after_seconds=1),
     errors.QueueFull: Row(status=409, retry_after_seconds=5),
-    errors.TurnNotRunning: _HOPELESS_CONFLICT,
-    errors.RevisionMismatch: _HOPELESS_CONFLICT,
-    errors.AssistantRevised: _HOPELESS_CONFLICT,
-    errors.IdempotencyKeyReused: _HOPELESS_CONFLICT,
-    errors.EpochMoved: _HOPELESS_CONFLICT,
-    errors.LeaseLost: _HOPELESS_CONFLICT,
-    errors.TenantExists: _HOPELESS_CONFLICT,
-    errors.TenantNotEmpty: _HOPELESS_CONFLICT,
-    errors.ConversationExists: _HOPELESS_CONFLICT,
-    errors.AssistantExists: _HOPELESS_CONFLICT,
-    errors.ViewExists: _HOPELESS_CONFLICT,
-    errors.ViewLimitReached: _HOPELESS_CONFLICT,
-    errors.ReplayEnded: _HOPELESS_CONFLICT,
-    errors.ReplayBusy: _HOPELESS_CONFLICT,
+    errors.TurnNotRunning: _FINAL_CONFLICT,
+    errors.RevisionMismatch: _FINAL_CONFLICT,
+    errors.AssistantRevised: _FINAL_CONFLICT,
+    errors.IdempotencyKeyReused: _FINAL_CONFLICT,
+    errors.EpochMoved: _FINAL_CONFLICT,
+    errors.LeaseLost: _FINAL_CONFLICT,
+    errors.TenantExists: _FINAL_CONFLICT,
+    errors.TenantNotEmpty: _FINAL_CONFLICT,
+    errors.ConversationExists: _FINAL_CONFLICT,
+    errors.AssistantExists: _FINAL_CONFLICT,
+    errors.ViewExists: _FINAL_CONFLICT,
+    errors.ViewLimitReached: _FINAL_CONFLICT,
+    errors.ReplayEnded: _FINAL_CONFLICT,
+    errors.ReplayBusy: _FINAL_CONFLICT,
     errors.DatabaseUnavailable: Row(status=503, retry_after_seconds=2),
     errors.SchemaBehind: _UNAVAILABLE,
     errors.SchemaAhead: _UNAVAILABLE,
     errors.CheckTimedOut: _UNAVAILABLE,
     errors.SummaryUnavailable: _UNAVAILABLE,
     errors.TemplateWorkersBusy: _UNAVAILABLE,
-    # The turn is over; the same request again would find it so, or begin another one.
-    errors.TurnInterrupted: _HOPELESS_FOR_NOW,
-    errors.TurnStalled: _HOPELESS_FOR_NOW,
-    errors.AnswerUnstorable: _HOPELESS_FOR_NOW,
-    errors.AnswerUnreadable: _HOPELESS_FOR_NOW,
+    # The turn has ended; the same request again would return it, or begin another turn.
+    errors.TurnInterrupted: _FINAL_UNAVAILABLE,
+    errors.TurnStalled: _FINAL_UNAVAILABLE,
+    errors.AnswerUnstorable: _FINAL_UNAVAILABLE,
+    errors.AnswerUnreadable: _FINAL_UNAVAILABLE,
     errors.BodyBudgetExhausted: Row(status=503, retry_after_seconds=2),
     errors.ConnectionLimitReached: Row(status=503, retry_after_seconds=1),
     errors.ShuttingDown: Row(status=503, retry_after_seconds=1),
-    # Set-up errors end a process before it listens; through HTTP they are met in /readyz alone.
+    # Start-up errors end a process before it listens; over HTTP they only occur in /readyz.
     errors.SettingsInvalid: _UNAVAILABLE,
     errors.DatabaseUnsupported: _UNAVAILABLE,
     errors.DataDirectoryForbidden: _UNAVAILABLE,
@@ -116,7 +116,7 @@ ANSWERS: Final[Mapping[type[StrataError], Row]] = {
     errors.EmbeddedStartFailed: _UNAVAILABLE,
     errors.MigrationFailed: _UNAVAILABLE,
     errors.AddressInUse: _UNAVAILABLE,
-    errors.ProviderNotConfigured: _HOPELESS_FOR_NOW,
+    errors.ProviderNotConfigured: _FINAL_UNAVAILABLE,
     errors.ProviderRateLimited: Row(status=429),
     errors.ProviderQuotaExceeded: _BAD_GATEWAY,
     errors.ProviderOverloaded: Row(status=503, retry_after_seconds=5),
@@ -153,7 +153,7 @@ _RESERVED: Final = frozenset(Problem.model_fields) - {"errors"}
 
 
 def answer_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Litestar's exception handler for everything: any exception becomes a problem."""
+    """Answer any exception with a problem."""
     known = translate(request, error)
     if isinstance(known, Internal):
         request.scope["state"][FAILURE] = error
@@ -167,7 +167,7 @@ def answer_exception(request: Request[Any, Any, Any], error: Exception) -> Respo
 
 
 def translate(request: Request[Any, Any, Any], error: Exception) -> StrataError:
-    """The error of ours that stands for an exception. An unknown one is `Internal` and keeps nothing of its text."""
+    """Return the `StrataError` for an exception. An unknown exception becomes `Internal`, without its text."""
     match error:
         case StrataError() if type(error) in ANSWERS:
             return error
@@ -184,18 +184,18 @@ def translate(request: Request[Any, Any, Any], error: Exception) -> StrataError:
 
 
 _OWN_PROVIDER_ERRORS: Final = (errors.ProviderNotConfigured, errors.CallLimitReached)
-"""Errors of a provider call that was never made."""
+"""Errors of a provider call that was not made."""
 
 
 def source_of(kind: type[StrataError] | None) -> Literal["provider", "strata"]:
-    """Whose error it is: a 429 may be the provider's, or this server's own."""
+    """Return where an error occurred: a 429 may come from the provider or from this server."""
     if kind is None or not issubclass(kind, errors.ProviderFailed) or issubclass(kind, _OWN_PROVIDER_ERRORS):
         return "strata"
     return "provider"
 
 
 def build_problem(error: StrataError, request_id: str) -> Problem:
-    """The body of the answer. A detail never hides a member of the format itself."""
+    """Build the body of the answer. A detail never replaces a member of the format itself."""
     status = ANSWERS[type(error)].status
     details = {} if isinstance(error, Internal) else {k: v for k, v in error.details.items() if k not in _RESERVED}
     if status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, errors.ProviderFailed):
@@ -213,7 +213,7 @@ def build_problem(error: StrataError, request_id: str) -> Problem:
 
 
 def build_answer(error: StrataError, request_id: str, headers: Mapping[str, str] | None = None) -> Response[bytes]:
-    """The whole answer: status, headers, body."""
+    """Build the answer: status, headers, body."""
     row = ANSWERS[type(error)]
     return Response(
         content=encode_problem(error, request_id),
@@ -224,12 +224,12 @@ def build_answer(error: StrataError, request_id: str, headers: Mapping[str, str]
 
 
 def encode_problem(error: StrataError, request_id: str) -> bytes:
-    """The body of the answer as it goes over the wire. Absent members are left out rather than null."""
+    """Encode the body of the answer. Absent members are left out rather than null."""
     return encode_json(build_problem(error, request_id).model_dump(exclude_none=True))
 
 
 def answer_headers(error: StrataError) -> dict[str, str]:
-    """The headers that go with an error, beside the content type."""
+    """Return the headers of an error, without the content type."""
     row = ANSWERS[type(error)]
     headers = dict(row.headers)
     retry_after = error.details.get("retry_after_seconds", row.retry_after_seconds)
@@ -241,7 +241,7 @@ def answer_headers(error: StrataError) -> dict[str, str]:
 
 
 def document_errors(*kinds: type[StrataError]) -> dict[int, ResponseSpec]:
-    """What a route's `responses` say about the errors that it can answer with, `internal` always included."""
+    """Build the `responses` of a route for the OpenAPI document. `internal` is always included."""
     by_status: dict[int, list[type[StrataError]]] = {}
     for kind in (*kinds, Internal):
         by_status.setdefault(ANSWERS[kind].status, []).append(kind)

@@ -1,8 +1,8 @@
-"""The client behind trusted proxies: its address and whether it speaks TLS.
+"""The address of a client behind trusted proxies, and whether it uses TLS.
 
-A header that a client can send proves nothing. The forwarded headers are read only if the peer of the connection is a
-trusted proxy, and the list of addresses is read from the right: each proxy appends the address that it saw, so the
-first one from the right that is not itself a trusted proxy is the client, and whatever is left of it came from there.
+A client can send any header, so the forwarded headers are used only if the peer of the connection is a trusted proxy.
+The list of addresses is read from the right: each proxy appends the address of its peer, so the first address from the
+right that is not a trusted proxy is the client, and addresses to the left of it may be forged.
 """
 
 import ipaddress
@@ -18,19 +18,19 @@ _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxies:
-    """The proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed. Empty: nobody's."""
+    """The proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used; none by default."""
 
     networks: tuple[Network, ...] = ()
 
     def address_of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> str | None:
-        """The client's address; the connection's own if no trusted proxy is between. None for a unix socket."""
+        """Return the client's address: the peer's unless it is a trusted proxy. None for a unix socket."""
         peer = connection.client.host if connection.client else None
         if peer is None or not self._trusts(_parse(peer)):
             return peer
         return self._find_client(peer, connection.headers.getall("x-forwarded-for", []))
 
     def is_secure(self, connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
-        """Whether the client speaks TLS, to this server or to a trusted proxy."""
+        """Return whether the client uses TLS, to this server or to a trusted proxy."""
         if connection.scope["scheme"] == "https":
             return True
         if connection.client is None or not self._trusts(_parse(connection.client.host)):
@@ -43,7 +43,7 @@ class TrustedProxies:
         for item in reversed(_items(values)):
             address = _parse(item)
             if address is None:
-                # A proxy of ours wrote something else than an address: what is left of it is not known to be true.
+                # A trusted proxy wrote something other than an address: entries to the left cannot be trusted.
                 return client
             client = str(address)
             if not self._trusts(address):
@@ -57,12 +57,12 @@ class TrustedProxies:
 
 
 def _items(values: Sequence[str]) -> list[str]:
-    """Several headers of one name mean the same as one with commas between."""
+    """Split header values at commas: several headers of one name are equivalent to one."""
     return [item.strip().lower() for value in values for item in value.split(",") if item.strip()]
 
 
 def _parse(text: str) -> _Address | None:
-    """An address, with or without the port that some proxies add to it."""
+    """Parse an address with or without a port."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -1,6 +1,7 @@
-"""What clients say in headers, read strictly: a header that is not understood is refused and not passed over.
+"""Request headers with a meaning for turns and conversations.
 
-The exception is what libraries add by themselves: `accept`, `prefer` and the count of retries are hints.
+They are read strictly: a malformed value is refused, not ignored. `accept`, `prefer` and the retry count are
+exceptions, because libraries add them by themselves.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 from litestar.params import HeaderParameter
 
-from server.web.body import LARGEST_BIGINT
+from server.web.body import MAX_BIGINT
 from server.web.sse import EVENT_STREAM
 from server.web.validation import refuse
 
@@ -18,25 +19,27 @@ _ETAG: Final = re.compile(r'"([0-9]{1,19})"')
 _KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _JSON_RANGES: Final = ("application/json", "application/*", "*/*")
-"""From the most to the least specific; the first that is there counts."""
+"""From the most to the least specific; the first one present is used."""
 
 IfMatch: TypeAlias = Annotated[
     str | None,
     HeaderParameter(
         name="if-match",
-        description="The `etag` of the revision that this is meant for.",
+        description="The `etag` of the expected revision.",
         schema_extra={"pattern": f"^({_ETAG.pattern}|\\*)$"},
     ),
 ]
 IfNoneMatch: TypeAlias = Annotated[
     str | None,
-    HeaderParameter(name="if-none-match", description="An `etag`: answers 304 while the conversation has not changed."),
+    HeaderParameter(
+        name="if-none-match", description="An `etag`; the answer is 304 if the conversation has not changed."
+    ),
 ]
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
     HeaderParameter(
         name="idempotency-key",
-        description="1 to 255 printable ASCII characters. The same key with the same body is the same turn.",
+        description="1 to 255 printable ASCII characters. A request with the same key and body returns the same turn.",
         schema_extra={"pattern": f"^{_KEY.pattern}$"},
     ),
 ]
@@ -49,13 +52,13 @@ RetryCount: TypeAlias = Annotated[
 ]
 Prefer: TypeAlias = Annotated[
     str | None,
-    HeaderParameter(name="prefer", description="`respond-async`: answer 202 as soon as the input is durable."),
+    HeaderParameter(name="prefer", description="`respond-async`: answer 202 as soon as the input is stored."),
 ]
 LastEventId: TypeAlias = Annotated[
     str | None,
     HeaderParameter(
         name="last-event-id",
-        description="The number of the last event that arrived.",
+        description="The `id` of the last event received.",
         schema_extra={"pattern": f"^{_NUMBER.pattern}$"},
     ),
 ]
@@ -63,12 +66,12 @@ LastEventId: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnHeaders:
-    """What the headers add to the body of a new turn."""
+    """The headers of a request for a new turn."""
 
     idempotency_key: str | None = None
     announces_retry: bool = False
     if_match: str | None = None
-    prefers_no_waiting: bool = False
+    prefers_async: bool = False
 
 
 async def provide_turn_headers(
@@ -77,26 +80,25 @@ async def provide_turn_headers(
     if_match: IfMatch = None,
     prefer: Prefer = None,
 ) -> TurnHeaders:
-    """Handlers get them as `turn_headers`."""
     return TurnHeaders(
         idempotency_key=read_idempotency_key(idempotency_key),
         announces_retry=announces_retry(retry_count),
         if_match=if_match,
-        prefers_no_waiting=wants_no_waiting(prefer),
+        prefers_async=prefers_async(prefer),
     )
 
 
 def write_etag(revision: int) -> str:
-    """The entity tag of a conversation."""
+    """Return the entity tag of a revision."""
     return f'"{revision}"'
 
 
 def read_expected_revision(if_match: str | None, in_body: int | None = None) -> int | None:
-    """The revision that the request expects, said in the header, in the body, or in both alike."""
+    """Return the expected revision from the header or the body; if both have one, they must be equal."""
     if if_match is None or if_match.strip() == "*":
         return in_body
     tag = _ETAG.fullmatch(if_match.strip())
-    if tag is None or int(tag[1]) > LARGEST_BIGINT:
+    if tag is None or int(tag[1]) > MAX_BIGINT:
         raise refuse("if-match", "Expected the `etag` of a conversation, a number in quotes", source="header")
     revision = int(tag[1])
     if in_body not in {None, revision}:
@@ -105,25 +107,25 @@ def read_expected_revision(if_match: str | None, in_body: int | None = None) -> 
 
 
 def is_unchanged(if_none_match: str | None, revision: int) -> bool:
-    """Whether the client has this revision already."""
+    """Return whether the client has this revision already."""
     tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
     return "*" in tags or write_etag(revision) in tags
 
 
 def read_idempotency_key(value: str | None) -> str | None:
-    """The key, if one was sent."""
+    """Return the key, or None. Raises `ValidationFailed`."""
     if value is not None and _KEY.fullmatch(value) is None:
         raise refuse("idempotency-key", "Expected 1 to 255 printable ASCII characters", source="header")
     return value
 
 
 def announces_retry(value: str | None) -> bool:
-    """Whether the client says that it sent this before."""
+    """Return whether the retry count says that the request was sent before."""
     return value is not None and value.isascii() and value.isdecimal() and int(value[:9]) > 0
 
 
 def read_last_event_id(header: str | None, in_query: int | None) -> int:
-    """The number after which the events begin. The header wins: a browser sends it by itself when it reconnects."""
+    """Return the number after which events begin. The header takes precedence: browsers send it when they reconnect."""
     if header is None:
         return in_query or 0
     if _NUMBER.fullmatch(header) is None:
@@ -132,15 +134,15 @@ def read_last_event_id(header: str | None, in_query: int | None) -> int:
 
 
 def wants_stream(accept: str | None) -> bool:
-    """Whether events are asked for by name, and JSON is not liked better."""
+    """Return whether `text/event-stream` is accepted by name and JSON is not preferred."""
     ranges = dict(_ranges(accept or "*/*"))
     stream = ranges.get(EVENT_STREAM, 0.0)
     json = next((ranges[name] for name in _JSON_RANGES if name in ranges), 0.0)
     return stream > 0 and stream >= json
 
 
-def wants_no_waiting(prefer: str | None) -> bool:
-    """Whether the client prefers to be answered before the work is done."""
+def prefers_async(prefer: str | None) -> bool:
+    """Return whether the client prefers an answer before the turn has ended."""
     return any(part.partition(";")[0].strip().lower() == "respond-async" for part in (prefer or "").split(","))
 
 

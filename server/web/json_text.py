@@ -1,10 +1,10 @@
-"""JSON as it goes over the wire, in both directions.
+"""Encoding and decoding of JSON.
 
-Any text that a model or a user can write is answered as valid JSON in valid UTF-8: half of a surrogate pair has no
-place in UTF-8 and is written as an escape. Such halves are also read: JavaScript cuts emoji in two and sends them.
+Any text of a model or a user is encoded as valid JSON in UTF-8: an unpaired surrogate, which UTF-8 cannot represent,
+becomes an escape. Unpaired surrogates are also decoded: JavaScript programs send them when they cut an emoji in two.
 
-An object that has a key twice is refused: programs differ in which of the two they take, so that a proxy, a log and the
-server could each see another request.
+An object with a duplicate key is refused: programs differ in which of the two values they use, so a proxy, a log and
+the server could each see a different request.
 """
 
 import json
@@ -30,7 +30,7 @@ class DuplicateKey(ValueError):
 
 
 def encode_json(value: Any) -> bytes:
-    """One line of JSON without white space. Times are written in UTC."""
+    """Encode one line of JSON without white space. Times are converted to UTC."""
     try:
         return _readable.encode(value).encode()
     except UnicodeEncodeError:
@@ -38,21 +38,18 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(body: bytes) -> Any:
-    """The value of a JSON text in UTF-8.
-
-    Raises `ValueError`, also for numbers that could not be written again, and `DuplicateKey`.
-    """
+    """Decode JSON in UTF-8. Raises `ValueError`, also for infinite numbers and NaN, and `DuplicateKey`."""
     return _decoder.decode(body.decode())
 
 
 def refuse_duplicate_keys(body: bytes, decoded: Any) -> None:
-    """Raises `DuplicateKey` for a text that was decoded by a decoder which takes one of two keys.
+    """Raise `DuplicateKey` if a body that a lenient decoder has decoded contains a key twice.
 
     Every key ends with a quote and a colon. If the text has as many of these as the value has keys, no key was lost.
-    Otherwise some of them may be inside of strings, or a space may precede the colon, and the text is read once more.
+    Otherwise some of them may be inside strings, or a space may precede the colon, and the text is decoded again.
     Counting allocates nothing, so that a large body costs no memory here.
     """
-    # A quote after a single backslash is inside of a string, such as JSON that is sent as text.
+    # A quote after a single backslash is inside a string, such as JSON that is sent as text.
     ends = body.count(b'":') - body.count(b'\\":') + body.count(b'\\\\":')
     if _SPACED_KEY_END.search(body) or (ends > 1 and ends != _count_keys(decoded)):
         decode_json(body)
@@ -72,7 +69,7 @@ def _count_keys(value: Any) -> int:
 
 
 def answer_json(view: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response[Any]:
-    """A view as an answer."""
+    """Answer with a view as JSON."""
     return Response(
         content=encode_json(view.model_dump()), status_code=status, media_type=MediaType.JSON, headers=headers
     )
@@ -83,7 +80,7 @@ def _encode_other(value: object) -> object:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, set | frozenset):
         return sorted(value)
-    message = f"{type(value).__name__} has no place in JSON"
+    message = f"{type(value).__name__} cannot be encoded as JSON"
     raise TypeError(message)
 
 

@@ -1,9 +1,8 @@
-"""The edge: one ASGI middleware around the whole application, so that what the framework refuses passes it too.
+"""The middleware around the whole application, including requests that Litestar itself refuses.
 
-Every request gets an id, a span, a line in the log and a place in the metrics, and every answer the security headers.
-It costs two small calls per message and never holds, copies or looks into a body; the time and the memory that bodies
-take on their way in are bounded (`body_budget`). All is recorded when the answer has ended, which for a stream may be
-minutes after it began.
+Every request gets an id, a span, a log line and metrics, and every answer the security headers. The middleware adds two
+calls per ASGI message and never buffers, copies or parses a body; `body_budget` limits the time and the memory that
+request bodies take. A request is recorded when its answer has ended, which for a stream may be minutes after it began.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ from server.web.request import FAILURE, PARTS, PROBLEM_CODE, REQUEST_ID
 
 _log = logging.getLogger("strata.web")
 
-_SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_VALID_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD: Final = "_OTHER"
 _UNMATCHED: Final = "unmatched"
-_CLIENT_LEFT: Final = 499
-"""The status that is recorded, never sent, when the client went away before there was an answer."""
+_CLIENT_DISCONNECTED: Final = 499
+"""Recorded, and never sent, if the client disconnects before the answer."""
 _SERVER_ERRORS: Final = 500
-_QUIET_ROUTES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Asked every few seconds by machines: logged at `debug` only."""
+_POLLED_ROUTES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Polled every few seconds: logged at `debug` only."""
 
 _DEFAULT_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -48,11 +47,11 @@ _DEFAULT_HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-"""Added to every answer whose handler did not set them itself."""
+"""Added to every answer unless its handler has set them."""
 
 
 class _Exchange:
-    """One request and its answer, as seen from outside."""
+    """One request and its answer."""
 
     __slots__ = (
         "_body",
@@ -129,7 +128,7 @@ class _Exchange:
 
 
 class RequestMiddleware:
-    """The application as the HTTP server sees it."""
+    """The ASGI application: Litestar with the middleware around it."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class RequestMiddleware:
         metrics: Metrics,
         tracing: Tracing,
     ) -> None:
-        """`parts` travel with every request, see `server.web.request`."""
+        """`parts` are the dependencies of handlers by name, see `server.web.request.part_of`."""
         self._bodies = bodies
         self.litestar = litestar
         self._parts = parts
@@ -148,7 +147,7 @@ class RequestMiddleware:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Requests pass through the edge; the lifespan, and the refusal of websockets, go straight to Litestar."""
+        """Serve HTTP requests through the middleware; pass the lifespan and websockets on to Litestar."""
         if scope["type"] == ScopeType.HTTP:
             await self._serve(scope, receive, send)
         else:
@@ -168,9 +167,9 @@ class RequestMiddleware:
         failure: Exception | None = None
         try:
             await self.litestar(scope, exchange.receive, exchange.send)
-        # The outermost boundary: Litestar turns the exceptions of handlers into answers, so what arrives here broke an
-        # answer that had begun, or the framework itself. Nobody further out knows the request's id, or could log the
-        # exception without its text, which may hold content.
+        # The outermost boundary: Litestar turns the exceptions of handlers into answers, so an exception here broke an
+        # answer that had begun, or Litestar itself. Uvicorn would log it without the request id and with its text,
+        # which may contain content.
         except Exception as error:  # noqa: BLE001
             failure = error
             if not exchange.status:
@@ -190,10 +189,10 @@ class RequestMiddleware:
         seconds = time.perf_counter() - exchange.began
         template: str | None = scope.get("path_template")
         route = template or _UNMATCHED
-        status = _CLIENT_LEFT if exchange.abandoned or not exchange.status else exchange.status
+        status = _CLIENT_DISCONNECTED if exchange.abandoned or not exchange.status else exchange.status
         self._metrics.request_ended(method=exchange.method, route=route, status=status, seconds=seconds)
         facts: dict[str, object] = {"method": exchange.method, "route": route, "status": status}
-        # Litestar answers a body that breaks off with an exception of its own; that is not a fault of ours.
+        # Litestar raises its own exception for an incomplete body of a client that disconnects; that is no failure.
         if failure is not None and not (exchange.disconnected and isinstance(failure, HTTPException)):
             _log.error("http.request_failed", extra=facts, exc_info=failure)
         level = _level_of(route, status)
@@ -209,18 +208,18 @@ class RequestMiddleware:
 
 
 def _level_of(route: str, status: int) -> int:
-    if route in _QUIET_ROUTES:
+    if route in _POLLED_ROUTES:
         return logging.DEBUG
     return logging.WARNING if status >= _SERVER_ERRORS else logging.INFO
 
 
 def _read_headers(headers: Any) -> tuple[str, dict[str, str]]:
-    """The client's request id where it is a sane one, else a new one; and what the trace's parent is read from."""
+    """Return the client's request id if it is valid, else a new one, and the headers of the trace's parent."""
     request_id = ""
     carrier: dict[str, str] = {}
     for name, value in headers:
         if name == b"x-request-id":
-            request_id = value.decode() if _SANE_REQUEST_ID.fullmatch(value) else ""
+            request_id = value.decode() if _VALID_REQUEST_ID.fullmatch(value) else ""
         elif name in {b"traceparent", b"tracestate"}:
             carrier[name.decode()] = value.decode("latin-1")
     return request_id or f"req_{secrets.token_hex(16)}", carrier

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what `/schema` answers, made from the routes themselves.
+"""The OpenAPI document at `/schema`, generated from the routes.
 
-The document and nothing else: no viewer, whose scripts would come from another host.
+There is no viewer, because its scripts would be loaded from another host.
 """
 
 from collections.abc import Collection, Iterator
@@ -30,7 +30,7 @@ _IMAGE: Final = "show_image"
 _OWN_MODELS: Final = "server.web."
 
 _DESCRIPTION: Final = """\
-A self-hosted, stateful conversation server. Send what is new; the server keeps the rest.
+A self-hosted, stateful conversation server. Send the new input; the server stores the conversation.
 
 Every answer has an `x-request-id`. Errors are `application/problem+json` with a `code` that is never renamed; the \
 documentation lists all codes.
@@ -38,16 +38,16 @@ documentation lists all codes.
 
 
 def _describe_events() -> str:
-    """The events of a stream, in their order."""
+    """Describe the events of a stream in Markdown."""
     rows = "\n".join(f"| `{name}` | {data} |" for name, data in EVENTS.items())
     return (
         "A stream has these events, in this order, each with an integer `id`; exactly one of the last three ends it. "
-        f"A comment comes at least every 15 s.\n\n| event | data |\n|---|---|\n{rows}\n"
+        f"A comment is sent at least every 15 s.\n\n| event | data |\n|---|---|\n{rows}\n"
     )
 
 
 def build_openapi(version: str) -> OpenAPIConfig:
-    """How Litestar makes the document."""
+    """Configure the document."""
     return OpenAPIConfig(
         title="Strata",
         version=version,
@@ -56,13 +56,13 @@ def build_openapi(version: str) -> OpenAPIConfig:
         license=License(name="Apache-2.0", identifier="Apache-2.0"),
         servers=[Server(url="/")],
         tags=[
-            Tag(name="assistants", description="Configured personas, versioned."),
-            Tag(name="conversations", description="What owns turns, in a total order."),
+            Tag(name="assistants", description="Configured, versioned personas."),
+            Tag(name="conversations", description="Conversations own turns, in a total order."),
             Tag(name="turns", description=f"Input and answers. {_describe_events()}"),
-            Tag(name="keys", description="API keys: who may come in."),
-            Tag(name="usage", description="What calls took and cost."),
-            Tag(name="inspection", description="What operators look at."),
-            Tag(name="actions", description="What operators do to conversations; the audit log tells of it."),
+            Tag(name="keys", description="API keys."),
+            Tag(name="usage", description="Tokens and costs of calls."),
+            Tag(name="inspection", description="Views for operators."),
+            Tag(name="actions", description="Actions of operators on conversations, recorded in the audit log."),
             Tag(name="operations", description="For orchestrators and dashboards; no key needed."),
         ],
         components=Components(
@@ -81,7 +81,7 @@ def build_openapi(version: str) -> OpenAPIConfig:
 
 
 def note_security(app: Litestar) -> None:
-    """Writes into the document of each guarded route that it needs a key: said once, by the guard."""
+    """Document for each guarded route that it needs a key."""
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             if any(isinstance(guard, KeyGuard) for guard in handler.guards or ()):
@@ -89,7 +89,7 @@ def note_security(app: Litestar) -> None:
 
 
 class _Document(JsonRenderPlugin):
-    """Renders once: the routes do not change while the server runs."""
+    """Renders the document once: the routes do not change while the server runs."""
 
     _rendered: bytes | None = None
 
@@ -101,11 +101,11 @@ class _Document(JsonRenderPlugin):
 
 
 def _correct(document: dict[str, Any]) -> None:
-    """Puts right what Litestar writes and OpenAPI does not know, or what does not hold here.
+    """Correct what Litestar generates.
 
-    It documents a 400 of its own shape on every route with a parameter, where ours are 422 and documented; it gives
-    examples an `id`, which the specification does not have; it knows one media type per status; to it every body is
-    required and an optional parameter may be null; and of pydantic's models it sees the fields but not all limits.
+    Litestar documents a 400 with its own format on every route with a parameter, although these are answered with 422;
+    it gives examples an `id`, which OpenAPI does not have; it supports one media type per status; it makes every body
+    required and optional parameters nullable; and it omits some limits of pydantic's fields.
     """
     for item in document["paths"].values():
         for method in _METHODS & item.keys():
@@ -139,7 +139,7 @@ def _correct_operation(operation: dict[str, Any]) -> None:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is there or it is not; it cannot be null."""
+    """Remove null from the schema of a parameter, which can be absent but not null."""
     kinds = [kind for kind in schema.get("oneOf", ()) if kind != {"type": "null"}]
     if len(kinds) != 1:
         return schema
@@ -147,7 +147,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Schemas(GenerateJsonSchema):
-    """pydantic's own, without titles made from names, and without defaults that only stand for absence."""
+    """pydantic's schemas without generated titles and without empty defaults."""
 
     def field_title_should_be_set(self, _schema: object) -> bool:
         return False
@@ -160,7 +160,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 def _describe_models(names: Collection[str]) -> dict[str, Any]:
-    """The models of this package that the document names, and what they refer to, as pydantic describes them."""
+    """Return pydantic's schemas of the models that the document names, and of the models they refer to."""
     models = [model for model in _models_below(BaseModel) if model.__name__ in names]
     _, described = models_json_schema(
         [(model, "validation" if issubclass(model, Body) else "serialization") for model in models],
@@ -183,6 +183,6 @@ def _name_operation(handler: HTTPRouteHandler, method: Method, _path: object) ->
 
 
 async def _refuse_other_paths(request: Request[Any, Any, Any]) -> None:
-    """Litestar answers unknown paths below the document with an HTML page; ours are problems."""
+    """Answer unknown paths below the document with a problem in place of Litestar's HTML page."""
     if request.path_params:
         raise RouteNotFound

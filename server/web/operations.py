@@ -1,7 +1,11 @@
-"""What orchestrators and dashboards ask for. These routes need no API key and tell nothing about tenants."""
+"""Health, readiness and metrics. These routes need no API key and reveal nothing about tenants."""
 
+import asyncio
 import hmac
-from typing import Any, Literal
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from litestar import HttpMethod, MediaType, Response, get, route
 from litestar.di import NamedDependency
@@ -9,6 +13,7 @@ from litestar.params import SkipValidation
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.conversation.errors import (
+    CheckTimedOut,
     DatabaseUnavailable,
     Internal,
     KeyRejected,
@@ -17,16 +22,78 @@ from server.conversation.errors import (
     ShuttingDown,
     StrataError,
 )
+from server.conversation.readiness import Probe
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
+from server.turns.running import RunningTurns
 from server.web.auth import bearer_token
 from server.web.errors import answer_headers, build_problem, document_errors
 from server.web.problem import PROBLEM_MEDIA_TYPE
-from server.web.readiness import Check, Readiness
 from server.web.request import PROBLEM_CODE, StrataRequest, request_id_of
+
+_log = logging.getLogger("strata.web")
+
+_CHECK_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The result of one probe."""
+
+    name: str
+    error: StrataError | None
+
+
+class Readiness:
+    """Runs the probes concurrently, each with a time limit.
+
+    Concurrent callers share one run: `/readyz` needs no key, and a flood of requests to it must not become a flood of
+    connections to the database.
+    """
+
+    def __init__(self, probes: Sequence[Probe], running_turns: RunningTurns) -> None:
+        self._probes = tuple(probes)
+        self._running_turns = running_turns
+        self._round: asyncio.Task[tuple[Check, ...]] | None = None
+        self._was_ready = True
+
+    async def check(self) -> tuple[Check, ...]:
+        """Return one check per probe, in their order; while the process shuts down, one check that says so."""
+        if self._running_turns.draining:
+            return (Check(name="process", error=ShuttingDown()),)
+        if self._round is None or self._round.done():
+            self._round = asyncio.create_task(self._run_probes(), name="readiness")
+        return await asyncio.shield(self._round)
+
+    async def _run_probes(self) -> tuple[Check, ...]:
+        checks = tuple(await asyncio.gather(*map(_run_probe, self._probes)))
+        ready = all(check.error is None for check in checks)
+        if ready != self._was_ready:
+            self._was_ready = ready
+            _log_change(checks)
+        return checks
+
+
+async def _run_probe(probe: Probe) -> Check:
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            await probe.check()
+    except StrataError as error:
+        return Check(name=probe.name, error=error)
+    except TimeoutError:
+        return Check(name=probe.name, error=CheckTimedOut(f"The check did not end within {_CHECK_SECONDS:g} s."))
+    return Check(name=probe.name, error=None)
+
+
+def _log_change(checks: Sequence[Check]) -> None:
+    failing = {check.name: check.error.code for check in checks if check.error}
+    if failing:
+        _log.warning("readiness.lost", extra={"failing": failing})
+    else:
+        _log.info("readiness.regained")
 
 
 class HealthView(BaseModel):
-    """The process answers."""
+    """The process is alive."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,18 +101,18 @@ class HealthView(BaseModel):
 
 
 class CheckView(BaseModel):
-    """One thing that the server depends on, and whether it is usable."""
+    """A dependency of the server and whether it is usable."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str = Field(examples=["database"])
     status: Literal["ok", "failing"] = Field(examples=["ok"])
-    code: str | None = Field(default=None, description="Why it is failing, for programs.", examples=[None])
-    detail: str | None = Field(default=None, description="Why it is failing, for people.", examples=[None])
+    code: str | None = Field(default=None, description="The error code, for programs.", examples=[None])
+    detail: str | None = Field(default=None, description="The error message, for people.", examples=[None])
 
 
 class ReadyView(BaseModel):
-    """The server can serve now."""
+    """The server is ready."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,13 +125,12 @@ class ReadyView(BaseModel):
     http_method=[HttpMethod.GET, HttpMethod.HEAD],
     status_code=200,
     summary="Whether the process is alive",
-    response_description="It is.",
-    description="Touches nothing outside the process. For whether it can serve, ask /readyz.",
+    response_description="The process is alive.",
+    description="Checks nothing outside the process. `/readyz` checks whether the server can serve.",
     tags=["operations"],
     responses=document_errors(),
 )
 async def check_health() -> HealthView:
-    """Always the same."""
     return HealthView()
 
 
@@ -73,16 +139,16 @@ async def check_health() -> HealthView:
     http_method=[HttpMethod.GET, HttpMethod.HEAD],
     status_code=200,
     summary="Whether the server can serve now",
-    response_description="It can.",
-    description="Looks at everything that the server depends on. 503 names each thing that is failing, in `checks`; "
-    "the server keeps running and answers 200 again by itself once the cause is gone.",
+    response_description="The server is ready.",
+    description="Checks the dependencies of the server. An answer of 503 names those that fail in `checks`; the server "
+    "keeps running and answers 200 again when the cause is gone.",
     tags=["operations"],
     responses=document_errors(DatabaseUnavailable, SchemaBehind, SchemaAhead, ShuttingDown),
 )
 async def check_readiness(
     request: StrataRequest, readiness: NamedDependency[SkipValidation[Readiness]]
 ) -> Response[ReadyView]:
-    """200 with the checks, or a problem with the checks."""
+    """Answer 200 or 503, with the checks."""
     checks = await readiness.check()
     views = [_view(check) for check in checks]
     cause = _worst(checks)
@@ -99,8 +165,9 @@ async def check_readiness(
     media_type=MediaType.TEXT,
     summary="Metrics of this process",
     response_description="All metrics.",
-    description="Prometheus' text format. Labels come from closed sets and hold no content, and no ids unless the "
-    "operator has switched those of assistants on. With STRATA_METRICS_TOKEN it takes that token as a bearer token.",
+    description="In the text format of Prometheus. Labels have values of closed sets and contain no content, and no "
+    "ids except those of assistants if the operator enables them. If STRATA_METRICS_TOKEN is set, it is required as "
+    "bearer token.",
     tags=["operations"],
     responses=document_errors(KeyRejected),
 )
@@ -109,7 +176,6 @@ async def show_metrics(
     metrics: NamedDependency[SkipValidation[Metrics]],
     metrics_token: NamedDependency[SkipValidation[str | None]],
 ) -> Response[bytes]:
-    """Everything that the registry holds."""
     if metrics_token is not None and not hmac.compare_digest(bearer_token(request).encode(), metrics_token.encode()):
         raise KeyRejected(
             "The metrics of this server require the token of STRATA_METRICS_TOKEN.",
@@ -130,6 +196,6 @@ def _view(check: Check) -> CheckView:
 
 
 def _worst(checks: tuple[Check, ...]) -> StrataError | None:
-    """The first failure that says what is wrong, else the first one."""
+    """Return the first failure with a known cause, else the first one."""
     failures = [check.error for check in checks if check.error is not None]
     return next((error for error in failures if not isinstance(error, Internal)), failures[0] if failures else None)

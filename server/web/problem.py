@@ -10,29 +10,31 @@ _EXAMPLE_REQUEST_ID: Final = "req_5f0c1d9e8b7a46352413f2e1d0c9b8a7"
 
 
 class FieldFault(BaseModel):
-    """One thing that is wrong with one field of the request."""
+    """An error in one field of the request."""
 
     model_config = ConfigDict(frozen=True)
 
-    path: str = Field(description="Where the field is: names and indexes joined by dots.", examples=["input.0.text"])
+    path: str = Field(description="Path of the field: names and indexes joined by dots.", examples=["input.0.text"])
     source: str = Field(description="`body`, `query`, `path`, `header` or `cookie`.", examples=["body"])
     message: str = Field(
-        description="What is wrong with it. The value that was sent is not repeated.",
+        description="What is wrong. The value is not repeated.",
         examples=["String should have at most 3 characters"],
     )
 
 
 class Problem(BaseModel):
-    """An error answer. Some codes add members of their own, for instance `scope` or `rule`."""
+    """An error. Some codes add members, for instance `scope` or `rule`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    type: str = Field(description="Names the kind of problem.", examples=["urn:strata:error:validation_failed"])
-    title: str = Field(description="The HTTP status in words.", examples=["Unprocessable Entity"])
+    type: str = Field(description="URN of the error code.", examples=["urn:strata:error:validation_failed"])
+    title: str = Field(description="The name of the HTTP status.", examples=["Unprocessable Entity"])
     status: int = Field(description="The HTTP status.", examples=[422])
-    code: str = Field(description="Which error this is, for programs; never renamed.", examples=["validation_failed"])
+    code: str = Field(
+        description="The error code, for programs. Codes are never renamed.", examples=["validation_failed"]
+    )
     detail: str = Field(
-        description="Which error this is, for people.",
+        description="The error message, for people.",
         examples=["A field of the request has a value that is not allowed."],
     )
     hint: str | None = Field(
@@ -41,7 +43,9 @@ class Problem(BaseModel):
         examples=["Correct the fields listed in `errors` and send the request again."],
     )
     request_id: str = Field(
-        description="The same as in the `x-request-id` header; the server's log has it too.",
+        description="The same as in the `x-request-id` header and in the server's log.",
         examples=[_EXAMPLE_REQUEST_ID],
     )
-    errors: list[FieldFault] | None = Field(default=None, description="Only for `validation_failed`: field by field.")
+    errors: list[FieldFault] | None = Field(
+        default=None, description="The faulty fields; for `validation_failed` only."
+    )

@@ -1,4 +1,4 @@
-"""The request as our handlers see it, and what travels with it from the edge inwards."""
+"""The request class of all handlers, and the keys of the state that travels with a request."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,45 +13,45 @@ from server.conversation.errors import BodyMalformed, MediaTypeUnsupported
 from server.web.json_text import DuplicateKey, decode_json, refuse_duplicate_keys
 
 REQUEST_ID: Final = "request_id"
+"""Key of the scope's state: the id of the request, set by the middleware."""
 PROBLEM_CODE: Final = "problem_code"
+"""Key of the scope's state: the code of the problem that was answered, logged by the middleware."""
 FAILURE: Final = "failure"
-"""Keys of the scope's state: the request's id, set by the edge; the code of the problem that was answered and the
-unknown exception behind it, set by `errors` and read by the edge, which alone writes to the log."""
+"""Key of the scope's state: the unexpected exception of an `internal` problem, logged by the middleware."""
 SESSION: Final = "admin_session"
-"""Another: the session of a page, set by the guard of the pages."""
+"""Key of the scope's state: the session of a page, set by the guard of the pages."""
 PARTS: Final = "parts"
-"""Another: what this program is made of, by the names of parameters, set by the edge. The framework's part of an
-application knows of no program, so all programs of a process share it."""
+"""Key of the scope's state: the dependencies of handlers by name, set by the middleware. They are not in the Litestar
+application, which all programs of a process share."""
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
-    """The id that the edge gave to this request."""
     request_id: str = scope["state"][REQUEST_ID]
     return request_id
 
 
 def part_of(scope: Mapping[str, Any], name: str) -> Any:
-    """A part of the program that serves this request."""
+    """Return a dependency of the program that serves this request."""
     return scope["state"][PARTS][name]
 
 
 class StrataRequest(Request[ApiKey | None, Any, State]):
-    """Reads JSON bodies strictly: a wrong content type and broken text have errors of their own."""
+    """A request that reads JSON bodies strictly."""
 
     __slots__ = ()
 
     @property
     def decoded_body(self) -> object:
-        """The JSON of the body if it was decoded already, else None. Field paths are checked against it."""
+        """The JSON of the body if it has been decoded, else None. Paths of fields are checked against it."""
         body = self._connection_state.json
         return None if body is Empty else body
 
     def forget_body(self) -> None:
-        """Lets go of the body and its JSON. For handlers whose answer takes minutes, after they have read it."""
+        """Free the memory of the body and its JSON, for handlers whose answer takes minutes."""
         self._body = self._json = self._connection_state.body = self._connection_state.json = Empty
 
     async def json(self) -> Any:
-        """Raises `MediaTypeUnsupported` and `BodyMalformed`. A body without a content type is taken for JSON."""
+        """Decode the body, as JSON if it has no content type. Raises `MediaTypeUnsupported`, `BodyMalformed`."""
         media_type = self.content_type[0].lower()
         if media_type and media_type != "application/json" and not media_type.endswith("+json"):
             raise MediaTypeUnsupported
@@ -69,7 +69,7 @@ class StrataRequest(Request[ApiKey | None, Any, State]):
         return decoded
 
     async def _read_slowly(self) -> Any:
-        """The quick decoder refuses halves of surrogate pairs; before anything is called malformed, ours has a look."""
+        """Decode a body that the fast decoder refused, which also happens for unpaired surrogates."""
         try:
             decoded = decode_json(await self.body())
         except DuplicateKey as error:

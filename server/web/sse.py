@@ -1,6 +1,6 @@
-"""A turn as server-sent events.
+"""The events of a turn as server-sent events.
 
-Each event is `id`, its number in the turn; `event`, its name; `data`, one line of JSON. In this order:
+Each event has an `id`, its number in the turn; an `event`, its name; and `data`, one line of JSON. In this order:
 
 | event             | data                                                                                        |
 |-------------------|---------------------------------------------------------------------------------------------|
@@ -10,18 +10,17 @@ Each event is `id`, its number in the turn; `event`, its name; `data`, one line 
 | `tool_call.begin` | id, name                                                                                    |
 | `tool_call.delta` | id, arguments_json                                                                          |
 | `tool_call.end`   | id, name, arguments                                                                         |
-| `usage`           | the five buckets                                                                            |
+| `usage`           | the five token counts                                                                       |
 | `turn.completed`  | turn, conversation: the last event of a turn that completed                                 |
 | `turn.failed`     | turn, conversation, error: the last event of one that failed or was interrupted             |
 | `turn.cancelled`  | turn, conversation: the last event of one that was cancelled                                |
 
-The response is one of our own: Litestar's goes through a generator, a task group and a queue for every event. Events
-that are there leave together, in writes of `MAX_WRITE_BYTES`. A reader that is slow is waited for here, by nobody else;
-one that goes away ends this response and nothing more.
+`TurnStream` replaces Litestar's own response, which passes every event through a generator, a task group and a queue.
+Available events are written together, in writes of `MAX_WRITE_BYTES`. A slow reader delays only its own response, and a
+reader that disconnects ends only its own response.
 
-Each event is encoded once for all readers of its turn, so a reader that does not read holds two writes of its own and a
-place in what it shares with the others. One that takes nothing for `StreamOptions.stall_seconds` is disconnected: it
-can go on from its last event with `last-event-id`.
+Each event is encoded once for all readers of its turn, so a reader that does not read costs the memory of two writes. A
+reader that takes nothing for `StreamOptions.stall_seconds` is disconnected; it can resume with `last-event-id`.
 """
 
 import asyncio
@@ -52,23 +51,23 @@ from server.web.json_text import encode_json
 
 EVENT_STREAM: Final = "text/event-stream"
 MAX_WRITE_BYTES: Final = 64 * 1024
-"""As much as the HTTP server buffers for a connection before the next write waits for the reader."""
+"""The HTTP server buffers this much for a connection before a write waits for the reader."""
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 EVENTS: Final[Mapping[str, str]] = {
-    "turn.started": "`conversation_id`, `input_seq`, `seq`. The input is durable; `seq` is the answer's number.",
-    "thinking.delta": "`text`. Some reasoning.",
-    "text.delta": "`text`. Some of the answer.",
+    "turn.started": "`conversation_id`, `input_seq`, `seq`. The input is stored; `seq` is the number of the answer.",
+    "thinking.delta": "`text`. A piece of the thinking.",
+    "text.delta": "`text`. A piece of the answer.",
     "tool_call.begin": "`id`, `name`. A tool call begins.",
-    "tool_call.delta": "`id`, `arguments_json`. Some of its arguments, as JSON text. Not every provider sends these.",
-    "tool_call.end": "`id`, `name`, `arguments`. The call is whole.",
+    "tool_call.delta": "`id`, `arguments_json`. A piece of its arguments, as JSON text. Not all providers send these.",
+    "tool_call.end": "`id`, `name`, `arguments`. The call is complete.",
     "usage": "`fresh_input_tokens`, `cache_read_tokens`, `cache_write_tokens`, `output_tokens`, `reasoning_tokens`. "
-    "What it took so far; the last one counts.",
-    "turn.completed": "`turn`, `conversation`. The answer is durable and whole; `turn.stop_details` is what the "
-    "provider said about the stop beyond its reason.",
+    "The usage so far; the last one is final.",
+    "turn.completed": "`turn`, `conversation`. The answer is stored and complete; `turn.stop_details` are the "
+    "provider's own details of the stop, beyond its reason.",
     "turn.failed": "`turn`, `conversation`, `error` (`code`, `message`, `hint`, `source`, `provider_message`, "
-    "`provider_status`, `retry_after_seconds`). The turn failed or was interrupted (`turn_interrupted`); what had "
-    "arrived is in `turn`.",
-    "turn.cancelled": "`turn`, `conversation`. The turn was cancelled; what had arrived is in `turn`.",
+    "`provider_status`, `retry_after_seconds`). The turn failed or was interrupted (`turn_interrupted`); "
+    "`turn` has the part that arrived.",
+    "turn.cancelled": "`turn`, `conversation`. The turn was cancelled; `turn` has the part that arrived.",
 }
 """All events in their order, with their data. Exactly one of the last three ends a stream."""
 
@@ -84,18 +83,18 @@ _log = logging.getLogger("strata.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What is the same for all streams of a server."""
+    """Options of all streams of a server."""
 
     keep_alive_seconds: float
-    """How often a stream without events sends a comment."""
+    """Time without events after which a stream sends a comment."""
     stall_seconds: float = 30.0
-    """How long a reader may take nothing of what was written for it."""
+    """How long a reader may leave a write unread."""
     count_stalled: Callable[[], None] = lambda: None
-    """Called for each reader that is disconnected because it does not read."""
+    """Called for each reader that is disconnected because it stalled."""
 
 
 class TurnStream(Response[bytes]):
-    """The events of one reader as a response."""
+    """The response that writes the events of one reader."""
 
     def __init__(self, reader: EventReader, options: StreamOptions, *, headers: Mapping[str, str]) -> None:
         super().__init__(content=b"", media_type=EVENT_STREAM)
@@ -104,11 +103,11 @@ class TurnStream(Response[bytes]):
         self._own_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     def to_asgi_response(self, *_arguments: Any, **_options: Any) -> ASGIApp:  # type: ignore[override]  # reason: Litestar only calls it
-        """Nothing of what Litestar would add applies to a stream."""
+        """Replace Litestar's response: its additions do not apply to a stream."""
         return self._serve
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Until the last event has left, or the reader has, or it has not read for too long."""
+        """Write until the last event, a disconnect, or a stall of the reader."""
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -131,7 +130,7 @@ class TurnStream(Response[bytes]):
     async def _write(self, send: Send) -> None:
         events = await self._reader.next(0)
         if events is None:
-            # A browser that listens takes this, and nothing else, as a reason not to come back.
+            # An EventSource reconnects after any other answer.
             await send({"type": "http.response.start", "status": 204, "headers": self._own_headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
@@ -143,7 +142,7 @@ class TurnStream(Response[bytes]):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, message: Any) -> None:
-        """The server waits with it until the reader has taken most of what was written before."""
+        """Send a message. The HTTP server waits until the reader has taken most of the earlier writes."""
         try:
             async with asyncio.timeout(self._options.stall_seconds):
                 await send(message)
@@ -151,7 +150,7 @@ class TurnStream(Response[bytes]):
             raise _ReaderStalled from None
 
     def _join(self, events: Sequence[tuple[int, TurnEvent]]) -> Iterator[bytes]:
-        """The events as writes. Several small events are one, and an event that is too large for one is several."""
+        """Yield the events as writes: small events are joined, and a large event is split."""
         encodings = self._reader.encodings
         pieces: list[bytes] = []
         size = 0
@@ -173,11 +172,11 @@ class TurnStream(Response[bytes]):
 
 
 class _ReaderStalled(Exception):
-    """The reader has not taken what was written for it."""
+    """The reader has not read for too long."""
 
 
 def _abort_connection(scope: Scope) -> bool:
-    """Closes the connection without waiting for the reader. False if the server has no such extension."""
+    """Close the connection without waiting for the reader. Returns False if the server lacks the extension."""
     extension: Any = (scope.get("extensions") or {}).get(ABORT_CONNECTION)
     if extension is None:
         return False
@@ -186,13 +185,13 @@ def _abort_connection(scope: Scope) -> bool:
 
 
 def encode_event(number: int, event: TurnEvent) -> bytes:
-    """One event as it goes over the wire. JSON has no raw line breaks, so its data is one line whatever it holds."""
+    """Encode one event. JSON has no raw line breaks, so its data is always one line."""
     name, data = describe_event(event)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), encode_json(data))
 
 
 def describe_event(event: TurnEvent) -> tuple[str, Mapping[str, Any]]:
-    """An event's name and data."""
+    """Return the name and the data of an event."""
     match event:
         case TextDelta():
             return "text.delta", {"text": event.text}
@@ -233,6 +232,6 @@ def _describe_end(event: TurnEnded) -> tuple[str, Mapping[str, Any]]:
 
 
 async def _disconnect(receive: Receive) -> None:
-    """Until the client has gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -20,7 +20,7 @@ from server.inspection.port import Inspector
 from server.replay.rerun.service import ReplayService
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_READING_POSTS: Final = frozenset(
+_READ_ONLY_POSTS: Final = frozenset(
     {
         "/admin/api/assistants/{assistant_id}/render",
         "/admin/api/assistants/{assistant_id}/check",
@@ -28,7 +28,7 @@ _READING_POSTS: Final = frozenset(
         "/admin/conversations/{conversation_id}/export",
     }
 )
-"""Routes that change nothing, though their method says otherwise."""
+"""Routes that change nothing although their method is POST."""
 _ACTION_PAGES: Final = frozenset(
     {
         *(
@@ -39,7 +39,7 @@ _ACTION_PAGES: Final = frozenset(
         "/admin/replays/{replay_id}/{action}",
     }
 )
-"""Pages that ask before something is changed: refused as the change itself would be."""
+"""Pages that ask for confirmation of a change; refused like the change itself."""
 _PAGES_OF_ALL_TENANTS: Final = frozenset(
     {"/admin", "/admin/conversations", "/admin/assistants", "/admin/replays", "/admin/audit"}
 )
@@ -51,7 +51,7 @@ _Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
+class _Read:
     """A read of another tenant's data. Equal reads are audited once in `_REPEAT_SECONDS`."""
 
     key_id: str
@@ -59,14 +59,14 @@ class _Reading:
     tenant_id: str | None
     """None: all tenants."""
     object_id: str | None
-    places: tuple[tuple[str, str], ...]
+    other_parameters: tuple[tuple[str, str], ...]
     """The other path parameters, such as the number of a call."""
     filters: tuple[str, ...]
     """The names of the query parameters. Their values may be content."""
 
 
 class TenantBoundary:
-    """Audits what superadmins read of other tenants, and refuses what would change something there."""
+    """Audits reads of superadmins in other tenants, and refuses changes there."""
 
     def __init__(
         self,
@@ -82,11 +82,13 @@ class TenantBoundary:
         self._assistant_inspector = assistant_inspector
         self._audit_log = audit_log
         self._clock = clock
-        self._told: LruCache[_Reading, float] = LruCache(_MAX_REMEMBERED)
+        self._audited: LruCache[_Read, float] = LruCache(_MAX_REMEMBERED)
 
     async def cross(self, connection: _Connection, key: ApiKey, actor: Actor) -> None:
-        """Raises `OtherTenantReadOnly`, `ValidationFailed` if the query names several tenants, and
-        `DatabaseUnavailable`: what cannot be audited is not read.
+        """Audit the request if it reads data of another tenant.
+
+        Raises `OtherTenantReadOnly` for changes, `ValidationFailed` if the query names several tenants, and
+        `DatabaseUnavailable` if the read cannot be audited.
         """
         if not key.opens(Scope.SUPERADMIN):
             return
@@ -100,24 +102,26 @@ class TenantBoundary:
         else:
             object_id, tenant_id = found
             if tenant_id in {None, key.tenant_id}:
-                # It does not exist, which the handler says, or is the key's own.
+                # It does not exist, which the handler answers, or it belongs to the key's own tenant.
                 return
-            if route in _ACTION_PAGES or (method not in _SAFE_METHODS and route not in _READING_POSTS):
+            if route in _ACTION_PAGES or (method not in _SAFE_METHODS and route not in _READ_ONLY_POSTS):
                 raise OtherTenantReadOnly
-        await self._tell(
-            _Reading(
+        await self._audit(
+            _Read(
                 key_id=key.id,
                 route=route,
                 tenant_id=tenant_id,
                 object_id=object_id,
-                places=tuple(sorted((name, str(value)) for name, value in parameters.items() if value != object_id)),
+                other_parameters=tuple(
+                    sorted((name, str(value)) for name, value in parameters.items() if value != object_id)
+                ),
                 filters=tuple(sorted(set(connection.query_params.keys()) - {"tenant"})),
             ),
             actor,
         )
 
     async def _find_owner(self, parameters: Mapping[str, Any]) -> tuple[str, str | None] | None:
-        """The object that the address names and its tenant, None if there is no such object. None without one."""
+        """Return the object of the path and its tenant, which is None if it does not exist; None without an object."""
         try:
             match parameters:
                 case {"conversation_id": str(conversation_id)}:
@@ -131,37 +135,37 @@ class TenantBoundary:
         except NotFound:
             return "", None
 
-    async def _tell(self, reading: _Reading, actor: Actor) -> None:
+    async def _audit(self, read: _Read, actor: Actor) -> None:
         now = self._clock()
-        told_at = self._told.get(reading)
-        if told_at is not None and told_at > now - _REPEAT_SECONDS:
+        audited_at = self._audited.get(read)
+        if audited_at is not None and audited_at > now - _REPEAT_SECONDS:
             return
-        details: dict[str, object] = {"route": reading.route, **dict(reading.places)}
-        if reading.filters:
-            details["filters"] = list(reading.filters)
-        if reading.tenant_id is None:
+        details: dict[str, object] = {"route": read.route, **dict(read.other_parameters)}
+        if read.filters:
+            details["filters"] = list(read.filters)
+        if read.tenant_id is None:
             details["tenants"] = "all"
         await self._audit_log.append(
             AuditDraft(
-                tenant_id=reading.tenant_id,
+                tenant_id=read.tenant_id,
                 actor=actor,
                 action=Action.READ_OTHER_TENANT,
-                object_id=reading.object_id,
+                object_id=read.object_id,
                 details=details,
             )
         )
-        self._told.put(reading, now)
+        self._audited.put(read, now)
 
 
 def _listed_tenant(connection: _Connection, key: ApiKey, route: str) -> str | None:
-    """The tenant whose data a route without an object shows, or None for all tenants. Raises `ValidationFailed`."""
+    """Return the tenant whose data a route without an object shows; None for all tenants. Raises `ValidationFailed`."""
     if route in _PAGES_OF_ALL_TENANTS:
         return None
     if "tenant" not in connection.route_handler.parsed_fn_signature.parameters:
         return key.tenant_id
     named = connection.query_params.getall("tenant", [key.tenant_id])
     if len(named) > 1:
-        # The framework gives a handler the last value, which need not be the one that is audited.
+        # Litestar passes the last value to the handler, which need not be the one that is audited.
         message = "Expected one value."
         raise ValidationFailed(f"tenant: {message}", errors=[{"path": "tenant", "source": "query", "message": message}])
     return None if named[0] == "all" else str(named[0])

@@ -1,8 +1,7 @@
-"""From Litestar's validation errors to field paths that a client can use.
+"""Validation errors of Litestar and pydantic as field paths and messages for clients.
 
-Two things are put right on the way. pydantic's location of a fault names the members of unions that it tried
-(`input.list[...].0.text_part.text`); the path here has only what the client wrote (`input.0.text`). And some texts
-quote the value that was sent, which never leaves in an error.
+pydantic's location of an error names the members of unions that it tried (`input.list[...].0.text_part.text`); the path
+here has only members of the request (`input.0.text`). Some messages quote the value that was sent; values are removed.
 """
 
 import re
@@ -15,8 +14,8 @@ from litestar.exceptions import ValidationException
 from server.conversation.errors import ValidationFailed
 from server.web.problem import FieldFault
 
-_FAULT_LIMIT: Final = 50
-_NAME_LIMIT: Final = 64
+_MAX_FAULTS: Final = 50
+_MAX_NAME_CHARS: Final = 64
 _NOT_ALLOWED: Final = "The value is not allowed"
 _REQUIRED: Final = "Field required"
 _MISSING_PARAMETER: Final = re.compile(r"Missing required (\w+) parameter '([^']+)'")
@@ -24,16 +23,16 @@ _QUOTED_VALUE: Final = re.compile(r"^(Invalid enum value|Input tag) .*")
 _PLAIN_TEXT: Final = re.compile(
     r"^(Expected|Object|Invalid|Input|Field|Extra|Value|String|List|Tuple|Set|Data|URL|UUID)\b"
 )
-"""How the texts of pydantic and msgspec begin. What begins otherwise comes from a decoder and may quote anything."""
+"""How messages of pydantic and msgspec begin. Any other message comes from a decoder and may quote the value."""
 
 
 def refuse(path: str, message: str, *, source: str = "body") -> ValidationFailed:
-    """The error for one field that only a handler can judge."""
+    """Return the error for one field, for checks that only a handler can make."""
     return ValidationFailed(errors=[FieldFault(path=path, source=source, message=message).model_dump()])
 
 
 def in_utc(name: str, moment: datetime | None, *, source: str = "query") -> datetime | None:
-    """A time as it is compared. Raises `ValidationFailed` for one that says no moment."""
+    """Convert a time to UTC. Raises `ValidationFailed` if it has no offset or is out of range."""
     if moment is None:
         return None
     if moment.tzinfo is None:
@@ -45,19 +44,19 @@ def in_utc(name: str, moment: datetime | None, *, source: str = "query") -> date
 
 
 def read_faults(error: ValidationException, body: object) -> list[FieldFault]:
-    """What is wrong, field by field. `body` is the decoded JSON, against which paths are checked."""
+    """Return the faults of a request, field by field. `body` is its decoded JSON."""
     missing = _MISSING_PARAMETER.match(error.detail)
     if missing:
         return [FieldFault(path=missing[2], source=missing[1], message=_REQUIRED)]
     located = getattr(error.__cause__, "errors", None)
     faults = _body_faults(located, body) if isinstance(located, Sequence) else _parameter_faults(error.extra)
-    return list(dict.fromkeys(faults))[:_FAULT_LIMIT]
+    return list(dict.fromkeys(faults))[:_MAX_FAULTS]
 
 
 def _body_faults(located: Sequence[Mapping[str, Any]], body: object) -> Iterator[FieldFault]:
     for fault in located:
         path = trace_path(fault["loc"], body)
-        yield FieldFault(path=path, source="body", message=_say_without_value(fault["msg"], fault.get("ctx") or {}))
+        yield FieldFault(path=path, source="body", message=_remove_value(fault["msg"], fault.get("ctx") or {}))
 
 
 def _parameter_faults(extra: object) -> Iterator[FieldFault]:
@@ -67,12 +66,12 @@ def _parameter_faults(extra: object) -> Iterator[FieldFault]:
             yield FieldFault(path="", source="body", message="A JSON body is required")
         else:
             yield FieldFault(
-                path=key, source=str(getattr(source, "value", source)), message=_say_without_value(fault["message"], {})
+                path=key, source=str(getattr(source, "value", source)), message=_remove_value(fault["message"], {})
             )
 
 
 def trace_path(location: Sequence[str | int], body: object) -> str:
-    """The part of a pydantic location that the client wrote: steps into the body, and at its end a missing name."""
+    """Return the steps of a pydantic location that exist in the body, and a missing member at its end."""
     steps: list[str] = []
     value = body
     for index, step in enumerate(location):
@@ -85,11 +84,11 @@ def trace_path(location: Sequence[str | int], body: object) -> str:
                 pass
             case _:
                 continue
-        steps.append(str(step)[:_NAME_LIMIT])
+        steps.append(str(step)[:_MAX_NAME_CHARS])
     return ".".join(steps)
 
 
-def _say_without_value(text: str, context: Mapping[str, Any]) -> str:
+def _remove_value(text: str, context: Mapping[str, Any]) -> str:
     if "expected_tags" in context:
         return f"The type has to be one of {context['expected_tags']}"
     quoted = _QUOTED_VALUE.match(text)

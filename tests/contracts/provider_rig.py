@@ -108,10 +108,13 @@ class Rig:
     def requests(self) -> list[dict[str, Any]]:
         return self.state.request_log.list()
 
-    async def reset(self) -> None:
+    async def renew(self) -> None:
         """Forget earlier tests, and open new connections: one that a fault has closed must not be reused."""
         await self.provider.close()
         self.provider = self.build("key-a", base_url=self.url)
+        self.reset()
+
+    def reset(self) -> None:
         self.state.request_log.clear()
         self.state.faults.clear()
         self.lines.turns.clear()

@@ -59,7 +59,7 @@ async def shared_rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def rig(shared_rig: Rig) -> Rig:
-    await shared_rig.reset()
+    await shared_rig.renew()
     return shared_rig
 
 

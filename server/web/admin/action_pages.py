@@ -24,7 +24,7 @@ from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.sessions import read_form
 from server.web.api.actions import OPERATOR_ACTIONS, export_conversation
-from server.web.body import LARGEST_BIGINT
+from server.web.body import MAX_BIGINT
 from server.web.request import StrataRequest
 
 _EXCERPT_CHARS: Final = 600
@@ -33,7 +33,7 @@ _KINDS: Final[Mapping[type[Turn], str]] = {
     ToolResponseTurn: "tool results",
     ModelResponseTurn: "answer",
 }
-_DIGITS: Final = len(str(LARGEST_BIGINT))
+_DIGITS: Final = len(str(MAX_BIGINT))
 
 
 async def provide_timeline(
@@ -58,7 +58,7 @@ async def confirm_fork(
     conversation_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
     inspector: NamedDependency[SkipValidation[Inspector]],
-    at_seq: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_BIGINT)] = None,
+    at_seq: Annotated[int | None, QueryParameter(ge=1, le=MAX_BIGINT)] = None,
 ) -> Response[bytes]:
     """Show the turn to fork at: the newest one unless `at_seq` names another."""
     timeline = await inspector.load_timeline(session.tenant_scope, conversation_id, around_seq=at_seq, limit=1)
@@ -232,6 +232,6 @@ def _excerpt(turn: Turn) -> str:
 def _read_seq(form: Mapping[str, str], name: str) -> int:
     """Return the number of a turn from a form. Raises `TurnNotFound` for anything else."""
     text = form.get(name, "").strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or not 1 <= int(text) <= LARGEST_BIGINT:
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or not 1 <= int(text) <= MAX_BIGINT:
         raise TurnNotFound("The number of a turn is 1 or more.", hint="Go back and enter the number of a turn.")
     return int(text)

@@ -16,7 +16,7 @@ from server.inspection.template_checks import Severity, TemplateProblem, list_in
 from server.payload.renderer import Renderer
 from server.web.admin.rendering import show_text
 from server.web.api.assistants import AssistantBody, ProviderNames, check_definition, definition_members
-from server.web.body import DEEPEST, LARGEST_INTEGER, is_deeper
+from server.web.body import MAX_DEPTH, MAX_INTEGER, is_deeper
 from server.web.json_text import DuplicateKey, decode_json
 from server.web.validation import trace_path
 
@@ -92,7 +92,7 @@ def rebase(form: Mapping[str, str], base: Assistant, newest: Assistant) -> dict[
 def read_version(form: Mapping[str, str]) -> int:
     """The version that a form began with. Raises `BodyMalformed`."""
     text = form.get("base_version", "")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= LARGEST_INTEGER):
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MAX_INTEGER):
         raise BodyMalformed("The form does not say which version it began with.", hint="Load the page again.")
     return int(text)
 
@@ -140,8 +140,8 @@ def read_object(field: str, text: str) -> tuple[dict[str, Any], TemplateProblem 
         return {}, _problem(field, f"This is no JSON: {error}.")
     if not isinstance(value, dict):
         return {}, _problem(field, "Expected a JSON object, from { to }.", line=1)
-    if is_deeper(value, DEEPEST):
-        return {}, _problem(field, f"It is nested more than {DEEPEST} levels deep.")
+    if is_deeper(value, MAX_DEPTH):
+        return {}, _problem(field, f"It is nested more than {MAX_DEPTH} levels deep.")
     return value, None
 
 

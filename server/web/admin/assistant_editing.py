@@ -29,7 +29,7 @@ from server.web.admin.assistant_pages import show_part
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.sessions import read_form
 from server.web.api.assistants import ProviderNames
-from server.web.body import LARGEST_INTEGER
+from server.web.body import MAX_INTEGER
 from server.web.request import PROBLEM_CODE, StrataRequest
 
 _FORM_LIMIT_BYTES: Final = 10 * 1024 * 1024
@@ -44,7 +44,7 @@ async def show_editor(
     session: NamedDependency[SkipValidation[AdminSession]],
     assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
-    start: Annotated[int | None, QueryParameter(name="from", ge=1, le=LARGEST_INTEGER)] = None,
+    start: Annotated[int | None, QueryParameter(name="from", ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[bytes]:
     """The form, with the texts of the newest version or of an older one that is to come back."""
     reach = session.tenant_scope

@@ -18,7 +18,7 @@ from server.inspection.assistants import COUNT_CAP, AssistantInspector, Inspecte
 from server.inspection.template_checks import list_instructions
 from server.web.admin.rendering import answer_page
 from server.web.api.assistants import AssistantView
-from server.web.body import LARGEST_INTEGER
+from server.web.body import MAX_INTEGER
 from server.web.json_text import answer_json
 from server.web.request import StrataRequest
 
@@ -85,7 +85,7 @@ async def show_version_page(
     version: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
     assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
-    against: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_INTEGER)] = None,
+    against: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """One version; with `against` also what is different from that one."""

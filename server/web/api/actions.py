@@ -42,7 +42,7 @@ from server.web.api.inspection import tenant_scope
 from server.web.api.turns import ACCEPTED, answer_running, view_end
 from server.web.api.views import CONVERSATION_ID, ConversationView, TurnAnswer
 from server.web.auth import admin_only, client_only
-from server.web.body import LARGEST_BIGINT, Body
+from server.web.body import MAX_BIGINT, Body
 from server.web.errors import document_admin_errors, document_client_errors
 from server.web.headers import write_etag
 from server.web.json_text import answer_json
@@ -73,7 +73,7 @@ class ForkBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"at_seq": 4}]})
 
-    at_seq: int = Field(ge=1, le=LARGEST_BIGINT, description="The last turn that both conversations share.")
+    at_seq: int = Field(ge=1, le=MAX_BIGINT, description="The last turn that both conversations share.")
 
 
 class CancelBody(Body):
@@ -84,7 +84,7 @@ class CancelBody(Body):
     turn_seq: int | None = Field(
         default=None,
         ge=1,
-        le=LARGEST_BIGINT,
+        le=MAX_BIGINT,
         description="The `seq` of the answer. Keeps a late request from cancelling the next turn.",
     )
 

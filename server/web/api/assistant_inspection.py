@@ -42,7 +42,7 @@ from server.web.api.assistant_views import (
 from server.web.api.assistants import InstructionsBody
 from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.auth import admin_only
-from server.web.body import LARGEST_INTEGER, Body, JsonObject
+from server.web.body import MAX_INTEGER, Body, JsonObject
 from server.web.errors import document_errors
 from server.web.json_text import answer_json
 
@@ -73,7 +73,7 @@ class RenderBody(TriedBody):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1, "args": {"city": "Oslo"}}]})
 
-    version: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description="Else the newest.")
+    version: int | None = Field(default=None, ge=1, le=MAX_INTEGER, description="Else the newest.")
     args: JsonObject | None = Field(default=None, description="Over those of the conversation.")
     conversation_id: str | None = Field(default=None, description="Whose args, mode and the rest to take.")
 
@@ -158,7 +158,7 @@ async def inspect_version(
     version: FromPath[int],
     caller: NamedDependency[SkipValidation[ApiKey]],
     assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
-    against: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_INTEGER)] = None,
+    against: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[ComparedVersionView]:
     """The version, compared where that is asked for."""
     found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, version)

@@ -22,7 +22,7 @@ from server.providers.choice import DEFAULT_MODELS
 from server.web.api.block_views import View
 from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME
 from server.web.auth import client_only
-from server.web.body import LARGEST_INTEGER, Body, JsonObject, TextLimit
+from server.web.body import MAX_INTEGER, Body, JsonObject, TextLimit
 from server.web.errors import document_client_errors
 from server.web.json_text import answer_json
 from server.web.validation import refuse
@@ -207,7 +207,7 @@ async def show_assistant(
     assistant_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     store: NamedDependency[SkipValidation[Store]],
-    version: Annotated[int | None, QueryParameter(ge=1, le=LARGEST_INTEGER)] = None,
+    version: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[AssistantView]:
     """One version of an assistant."""
     return answer_json(AssistantView.of(await store.load_assistant(caller.tenant_id, assistant_id, version)))

@@ -27,8 +27,8 @@ from server.web.api.views import ASSISTANT_ID, ConversationView
 from server.web.auth import client_only
 from server.web.body import (
     CONTEXT_LIMIT,
-    LARGEST_BIGINT,
-    LARGEST_INTEGER,
+    MAX_BIGINT,
+    MAX_INTEGER,
     Body,
     ContextObject,
     JsonObject,
@@ -63,7 +63,7 @@ class ConversationBody(Body):
 
     assistant_id: str
     assistant_version: int | None = Field(
-        default=None, ge=1, le=LARGEST_INTEGER, description="Else the newest there is now."
+        default=None, ge=1, le=MAX_INTEGER, description="Else the newest there is now."
     )
     identifier: Annotated[str, _LABEL] | None = Field(default=None, description="Your own name for it.")
     source: Annotated[str, _LABEL] | None = Field(default=None, description="Prompt argument `conversation.source`.")
@@ -90,13 +90,13 @@ class ConversationEdit(Body):
         }
     )
 
-    assistant_version: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | Literal["latest"] = Field(
+    assistant_version: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | Literal["latest"] = Field(
         default=0, description="Moves the conversation to another version of its assistant."
     )
     args: JsonObject = Field(default_factory=dict)
     context: ContextObject = Field(default_factory=dict)
     metadata: JsonObject = Field(default_factory=dict)
-    expected_revision: int | None = Field(default=None, ge=0, le=LARGEST_BIGINT)
+    expected_revision: int | None = Field(default=None, ge=0, le=MAX_BIGINT)
 
     @model_validator(mode="after")
     def _something(self) -> Self:

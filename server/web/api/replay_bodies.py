@@ -25,7 +25,7 @@ from server.replay.rerun.replay import (
 )
 from server.web.api.assistants import InstructionsBody, ToolBody
 from server.web.api.views import CONVERSATION_ID
-from server.web.body import LARGEST_BIGINT, LARGEST_INTEGER, Body, JsonObject, Moment, TextLimit, one_of
+from server.web.body import MAX_BIGINT, MAX_INTEGER, Body, JsonObject, Moment, TextLimit, one_of
 from server.web.validation import in_utc
 
 _Words = Annotated[str, TextLimit(500)]
@@ -92,7 +92,7 @@ class SelectionBody(Body):
     )
     filters: FiltersBody = Field(default_factory=FiltersBody)
     sample_count: int | None = Field(default=None, ge=1, le=CONVERSATION_LIMIT, description="Null: all of them.")
-    sample_seed: int = Field(default=0, ge=-LARGEST_BIGINT, le=LARGEST_BIGINT)
+    sample_seed: int = Field(default=0, ge=-MAX_BIGINT, le=MAX_BIGINT)
 
 
 class CandidateBody(Body):
@@ -101,7 +101,7 @@ class CandidateBody(Body):
     provider: _Words | None = None
     model: _Name | None = None
     assistant_id: _Words | None = Field(default=None, description="Another assistant in place of each one's own.")
-    assistant_version: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER)
+    assistant_version: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
     settings: JsonObject | None = Field(
         default=None, description="Laid over the assistant's; null leaves a member to the model."
     )

@@ -17,7 +17,7 @@ from server.conversation.errors import HistoryRuleBroken
 from server.conversation.image import IMAGE_TYPES, find_image_header
 from server.conversation.turn import TurnKind
 from server.turns.request import TurnRequest
-from server.web.body import LARGEST_BIGINT, Body, JsonObject, TextLimit, ToolOutput
+from server.web.body import MAX_BIGINT, Body, JsonObject, TextLimit, ToolOutput
 from server.web.headers import TurnHeaders, read_expected_revision
 from server.web.validation import refuse
 
@@ -84,7 +84,7 @@ class TurnInput(Body):
         default="reject", description="What to do while another turn runs: give up, wait, or have it cancelled."
     )
     expected_revision: int | None = Field(
-        default=None, ge=0, le=LARGEST_BIGINT, description="Refuse unless the conversation is at this revision."
+        default=None, ge=0, le=MAX_BIGINT, description="Refuse unless the conversation is at this revision."
     )
     args: JsonObject | None = Field(default=None, description="Prompt arguments for this turn alone.")
     language: str | None = Field(default=None, max_length=64, description="The language of the user.")

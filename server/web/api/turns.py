@@ -132,7 +132,7 @@ async def take_turn(
     headers = {"idempotency-replayed": "true"} if handle.duplicate else {}
     if wants_stream(request.headers.get("accept")):
         return _stream(handle, turn_options, headers)
-    if turn_headers.prefers_no_waiting:
+    if turn_headers.prefers_async:
         conversation = await store.load_conversation(caller.tenant_id, conversation_id)
         if _runs(conversation, handle.seq) or not handle.duplicate:
             return answer_running(handle.seq, conversation, {**headers, "preference-applied": "respond-async"})

@@ -40,7 +40,7 @@ async def shared_rig() -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def rig(shared_rig: Rig) -> Rig:
-    await shared_rig.reset()
+    await shared_rig.renew()
     return shared_rig
 
 

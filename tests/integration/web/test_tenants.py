@@ -11,7 +11,7 @@ import pytest
 from server.conversation.api_key import Scope
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
 from server.postgres.schema import metadata
-from server.web.tenant_boundary import _READING_POSTS
+from server.web.tenant_boundary import _READ_ONLY_POSTS
 from tests.conftest import StrataServer
 from tests.integration.web.test_conversations import picture_of
 from tests.support.http_driver import Talk, open_talk, turns
@@ -262,7 +262,7 @@ async def test_no_route_of_operators_can_change_another_tenants_objects(strata_s
         if route.path.startswith("/admin") and any(name in route.path for name in ("conversation_id", "assistant_id"))
         for method in getattr(route, "methods", set()) - {"GET", "HEAD", "OPTIONS"}
     }
-    reading = {(method, path) for method, path in changing if path in _READING_POSTS}
+    reading = {(method, path) for method, path in changing if path in _READ_ONLY_POSTS}
     assert {path.rpartition("/")[2] for _, path in reading} == {"render", "check", "export"}
     superadmin = await make_key(strata_server, "other", Scope.SUPERADMIN)
     async with open_talk(strata_server) as owner, open_operator(strata_server.url) as operator:

@@ -67,7 +67,7 @@ async def test_a_small_body_does_not_wait_behind_a_large_one() -> None:
     ],
 )
 async def test_a_body_takes_what_it_announces(headers: list[tuple[bytes, bytes]], taken: int) -> None:
-    budget = BodyBudget(20 * LARGE, largest_bytes=10 * LARGE)
+    budget = BodyBudget(20 * LARGE, max_body_bytes=10 * LARGE)
     intake = BodyIntake(budget, headers)
     if intake.pending:
         await intake.prepare()
@@ -79,7 +79,7 @@ async def test_a_body_takes_what_it_announces(headers: list[tuple[bytes, bytes]]
 
 
 async def test_a_body_of_unknown_length_takes_the_largest_once_it_is_large() -> None:
-    budget = BodyBudget(20 * LARGE, largest_bytes=10 * LARGE)
+    budget = BodyBudget(20 * LARGE, max_body_bytes=10 * LARGE)
     intake = BodyIntake(budget, [(b"transfer-encoding", b"chunked")])
     assert intake.pending
     first = await intake.prepare()

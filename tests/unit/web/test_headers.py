@@ -6,10 +6,10 @@ from server.conversation.errors import ValidationFailed
 from server.web.headers import (
     announces_retry,
     is_unchanged,
+    prefers_async,
     read_expected_revision,
     read_idempotency_key,
     read_last_event_id,
-    wants_no_waiting,
     wants_stream,
     write_etag,
 )
@@ -56,7 +56,7 @@ def test_any_accept_header_can_be_read(accept: str) -> None:
     ],
 )
 def test_a_client_may_prefer_not_to_wait(*, prefer: str | None, wanted: bool) -> None:
-    assert wants_no_waiting(prefer) is wanted
+    assert prefers_async(prefer) is wanted
 
 
 def test_the_expected_revision_is_said_in_one_place_or_in_both_alike() -> None:

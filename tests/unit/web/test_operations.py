@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from server.conversation.errors import DatabaseUnavailable, DatabaseUnsupported
-from server.web import readiness
+from server.web import operations
 from tests.support.fakes.site import VERSION, Site, open_site
 
 
@@ -55,7 +55,7 @@ async def test_readyz_is_503_for_a_set_up_error_too(site: Site) -> None:
 
 
 async def test_readyz_does_not_wait_for_a_probe_that_hangs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(operations, "_CHECK_SECONDS", 0.05)
     site.probe.gate = asyncio.Event()
     answer = await site.get("/readyz")
     assert answer.status_code == 503
