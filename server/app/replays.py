@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from server.app.providers import FOLDS
 from server.app.services import Services, build_compactor, open_command_services
 from server.app.settings import Settings
+from server.compaction.background_call import BackgroundCalls
 from server.compaction.compactor import Compactor
 from server.compaction.report import CompactionObserver
 from server.compaction.typical_lengths import KnownLengths
@@ -24,7 +26,8 @@ from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.replay.replays import PostgresReplays
 from server.postgres.store import PostgresStore
 from server.prompts.assertions import ConfinedAssertions
-from server.providers.retry_policy import RetryPolicy
+from server.providers.calls import Admission
+from server.providers.retry_policy import BATCH_RATE_LIMITS, RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
@@ -93,10 +96,18 @@ def _build_tools(
 ) -> ReplayTools:
     settings, providers, renderer = services.settings, services.providers, services.renderer
     texts, estimate = StaticTextCache(), TokenEstimate()
+    policy = RetryPolicy(
+        attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds, rate_limits=BATCH_RATE_LIMITS
+    )
 
-    def compactor_of(own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths) -> Compactor:
+    def compactor_of(
+        own_renderer: Renderer, watch: CompactionObserver, own_lengths: KnownLengths, admission: Admission
+    ) -> Compactor:
+        calls = BackgroundCalls(
+            replay_store, providers.by_name, retry_policy=policy, observer=watch, admission=admission
+        )
         return build_compactor(
-            settings, replay_store, own_renderer, providers, watch, lengths=own_lengths, texts=texts, estimate=estimate
+            settings, replay_store, own_renderer, calls, watch, lengths=own_lengths, texts=texts, estimate=estimate
         )
 
     return ReplayTools(
@@ -110,8 +121,9 @@ def _build_tools(
         lengths=services.lengths,
         providers=providers.by_name,
         observer=observer,
+        folds=FOLDS,
         texts=texts,
         estimate=estimate,
-        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+        retry_policy=policy,
         lease_seconds=settings.lease_seconds,
     )

@@ -75,12 +75,15 @@ async def open_services(
         lengths = TypicalLengths(PostgresConversationLengths(database))
         stack.push_async_callback(lengths.close)
         store, texts, estimate = PostgresStore(database), StaticTextCache(), TokenEstimate()
+        observer = observer or CompactionTelemetry()
+        policy = RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds)
+        calls = BackgroundCalls(store, providers.by_name, retry_policy=policy, observer=observer)
         compactor = build_compactor(
             settings,
             store,
             renderer,
-            providers,
-            observer or CompactionTelemetry(),
+            calls,
+            observer,
             lengths=lengths,
             texts=texts,
             estimate=estimate,
@@ -115,7 +118,7 @@ def build_compactor(
     settings: Settings,
     store: Store,
     renderer: Renderer,
-    providers: Providers,
+    calls: BackgroundCalls,
     observer: CompactionObserver,
     *,
     lengths: KnownLengths,
@@ -123,12 +126,6 @@ def build_compactor(
     estimate: TokenEstimate,
 ) -> Compactor:
     """Build a compactor. Without providers it compacts, but writes no summaries."""
-    calls = BackgroundCalls(
-        store,
-        providers.by_name,
-        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
-        observer=observer,
-    )
     return Compactor(
         store=store,
         renderer=renderer,

@@ -131,7 +131,7 @@ class Reaper:
         if not calls:
             return await self._build_answer_of_unknown_call(tenant_id, lease)
         call = calls[-1]
-        calls = [*[await self._end_earlier(tenant_id, lease, earlier) for earlier in calls[:-1]], call]
+        calls = [*[await self.end_call(tenant_id, lease, earlier) for earlier in calls[:-1]], call]
         body = await self._collect_body(tenant_id, lease, call)
         own, code = self._fold(call, [], body)
         complete = code is None
@@ -157,13 +157,18 @@ class Reaper:
             ending=describe_stop(answer.stop_reason, answer.stop_details) if complete else {},
         )
 
-    async def _end_earlier(self, tenant_id: str, lease: Lease, call: Call) -> Call:
-        """A call that another one has followed, with its end: as it was recorded, or what had arrived of it."""
+    async def end_call(
+        self, tenant_id: str, lease: Lease, call: Call, *, lost_code: str = TurnInterrupted.code
+    ) -> Call:
+        """Stores the end of a call, if it has none, with the bytes that had arrived.
+
+        `lost_code`: the error code of a call whose answer is not complete.
+        """
         if call.end is not None:
             return call
         body = await self._collect_body(tenant_id, lease, call)
         answer, code = self._fold(call, [], body)
-        start, end = self._end(call, body, answer, code)
+        start, end = self._end(call, body, answer, lost_code if code == TurnInterrupted.code else code)
         await self._tools.store.end_call(lease, start, end)
         return replace(call, start=start, end=end)
 

@@ -253,6 +253,8 @@ class TurnRunner:
         else:
             self.finished = answer, finished
             self._announce(answer, finished)
+            if self._batch is not None and answer.end is not None:
+                await self._batch.admission.settle(answer.end)
             return
         _log.error("turn.lost", extra=self._facts(code=lost.code))
         self._tools.observer.turn_lost(self._lease, lost.code)

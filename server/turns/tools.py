@@ -1,10 +1,12 @@
 """What running turns takes, gathered once for a process."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from server.caching.maintainer import CacheMaintainer
-from server.conversation.notifications import Notifications
+from server.conversation.notifications import Notification, Notifications
 from server.conversation.store import Store
 from server.payload.preparation import PayloadPreparation
 from server.providers.call_slots import CallSlots
@@ -31,6 +33,23 @@ class TurnLimits:
     """How long one of them waits at most."""
 
 
+class NoNotifications:
+    """Implements `Notifications` for turns that no other process reads or cancels."""
+
+    def watch(self, conversation_id: str, *news: Notification) -> "NoNotifications":  # noqa: ARG002  reason: the port's
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+    async def wait(self, limit_seconds: float) -> bool:
+        await asyncio.sleep(limit_seconds)
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTools:
     """The parts."""
@@ -39,10 +58,10 @@ class TurnTools:
     """What this process is called on the leases that it holds."""
     store: Store
     preparation: PayloadPreparation
-    notifications: Notifications
     observer: TurnObserver
     folds: Mapping[str, OpenFold]
     """By provider, of all that there are."""
+    notifications: Notifications = field(default_factory=NoNotifications)
     limits: TurnLimits = field(default_factory=TurnLimits)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)

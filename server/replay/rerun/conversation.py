@@ -1,41 +1,46 @@
 """A replay conversation while it is written: its inputs, its assistant, its answers.
 
-The item's lease says who may write. A replay conversation's own lease only fences: it is over the moment it is taken,
-and whoever claims the item takes it over, so that a process that was believed dead can write nothing more. Inputs and
-changes name the revision that they follow on: of two who believe that it is their turn, one is told that it is not.
+The lease of the item decides which process may write. The lease of a turn in a replay conversation only fences: it
+expires at once, and the next process that claims the item takes it over, so that the former one can write nothing more.
+Inputs and changes name the revision that they follow, so if two processes write, one of them fails.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
 
 from server.conversation.assistant import AssistantDefinition
 from server.conversation.block import Blob, JsonValue, ToolResultBlock
-from server.conversation.call import Call, CallEnd, CallStart
+from server.conversation.call import Call, CallEnd
 from server.conversation.conversation import Conversation, Lease
 from server.conversation.errors import ConversationBusy, Internal, LeaseLost, RevisionMismatch
-from server.conversation.store import Accepted, ConversationChange, NewAnswer, NewInput, Store
-from server.conversation.turn import TurnKind, UserTaskTurn
+from server.conversation.outages import retry_while_unavailable
+from server.conversation.store import Accepted, ConversationChange, Finished, NewAnswer, NewInput, Store
+from server.conversation.turn import StopReason, TurnKind, UserTaskTurn
 from server.payload.arguments import hash_arguments
-from server.replay.rerun.call import CALL_LOST, ItemHalted
+from server.replay.rerun.admission import ItemHalted
+from server.replay.rerun.answers import read_answer
 from server.replay.rerun.renderer import ARGUMENTS_MARK
 from server.replay.rerun.walk import WalkStep
+from server.turns.reaper import Reaper
+from server.turns.stored import OpenFold
 
-_OVER_AT_ONCE: Final = 0.0
+_EXPIRED_AT_ONCE: Final = 0.0
 _MAX_LOST: Final = 5
-"""An answer that so many processes have died over is not asked for again: it may be what they die of."""
+"""After so many lost calls an answer is not asked for again: it may be the reason why the processes died."""
+CALL_LOST: Final = "call_lost"
+"""The error code of a call whose process died before the answer was complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTurn:
-    """A turn that waits for its answer."""
+    """A turn without an answer."""
 
     lease: Lease
     calls: tuple[Call, ...]
-    """Those that were made for it before, all ended."""
+    """The calls that other processes have made for it, all ended."""
 
     @property
     def next_attempt(self) -> int:
@@ -43,29 +48,29 @@ class OpenTurn:
         return max((call.start.attempt for call in self.calls), default=0) + 1
 
     @property
-    def answered(self) -> Call | None:
-        """The call that was answered before the turn could be ended; what it says is not asked for again."""
-        ended = ((call, call.end) for call in self.calls if call.end is not None)
-        return next((call for call, end in ended if end.error_code is None and end.raw_response), None)
-
-    @property
-    def given_up(self) -> Call | None:
-        """The last call, where so many were lost that the next one would hardly fare better."""
-        lost = [call for call in self.calls if call.end is not None and call.end.error_code == CALL_LOST]
-        return self.calls[-1] if len(lost) >= _MAX_LOST else None
-
-    @property
     def ends(self) -> tuple[CallEnd, ...]:
-        """How they ended."""
+        """The ends of its calls."""
         return tuple(call.end for call in self.calls if call.end is not None)
+
+    def find_answer(self, folds: Mapping[str, OpenFold]) -> NewAnswer | None:
+        """The answer, if the last call has received all of it, or if too many calls were lost to make another one.
+
+        An answer that was paused and not continued is no answer.
+        """
+        is_given_up = sum(end.error_code == CALL_LOST for end in self.ends) >= _MAX_LOST
+        if not self.calls or not (is_given_up or self.ends[-1].error_code is None):
+            return None
+        answer = read_answer(self.calls, folds)
+        return None if answer is None or answer.stop_reason is StopReason.PAUSED else answer
 
 
 class ReplayConversation:
     """One replay conversation."""
 
-    def __init__(self, store: Store, tenant_id: str, conversation: Conversation, owner: str) -> None:
+    def __init__(self, store: Store, tenant_id: str, conversation: Conversation, reaper: Reaper, owner: str) -> None:
         self._store = store
         self._tenant_id = tenant_id
+        self._reaper = reaper
         self._owner = owner
         self._conversation = conversation
         self._revision = conversation.revision
@@ -78,22 +83,24 @@ class ReplayConversation:
         return self._conversation.id
 
     async def take_over(self) -> None:
-        """Before anything is read of it: whoever wrote it before writes no answer any more.
+        """Fences the process that wrote the conversation before, and ends the calls that it left open.
 
-        A turn that was left open is ours, and calls that it had open are lost. Raises `ItemHalted`.
+        Must precede every read. Raises `ItemHalted`.
         """
         for _, lease in await self._store.list_expired_leases(conversation_id=self.id):
             try:
                 taken = await self._store.take_over_lease(
-                    lease, token=uuid4(), owner=self._owner, lease_seconds=_OVER_AT_ONCE
+                    lease, token=uuid4(), owner=self._owner, lease_seconds=_EXPIRED_AT_ONCE
                 )
             except LeaseLost as error:
-                # It was ended a moment ago.
+                # The other process has just ended the turn.
                 raise ItemHalted from error
-            self._left_open = OpenTurn(lease=taken, calls=await self._end_lost_calls(taken))
+            calls = await self._store.list_calls(self._tenant_id, self.id, taken.turn_seq)
+            ended = [await self._reaper.end_call(self._tenant_id, taken, call, lost_code=CALL_LOST) for call in calls]
+            self._left_open = OpenTurn(lease=taken, calls=tuple(ended))
 
-    async def follow(self, definition: AssistantDefinition, args: Mapping[str, JsonValue]) -> None:
-        """From the next task on it has this assistant and these args. Raises `ItemHalted`."""
+    async def update(self, definition: AssistantDefinition, args: Mapping[str, JsonValue]) -> None:
+        """Gives the conversation this assistant and these args from the next task on. Raises `ItemHalted`."""
         if self._definition is None:
             assistant = await self._store.load_assistant(
                 self._tenant_id, self._conversation.assistant_id, self._conversation.assistant_version
@@ -106,31 +113,31 @@ class ReplayConversation:
         if hash_arguments(args) != hash_arguments(self._conversation.args):
             await self._change(ConversationChange(args=args))
 
-    def find_open_turn(self) -> OpenTurn | None:
-        """The turn whose process died over its answer. It is given out once."""
+    def take_open_turn(self) -> OpenTurn | None:
+        """The turn that the former process has left open. It is returned once."""
         found, self._left_open = self._left_open, None
         return found
 
     async def open_turn(self, step: WalkStep, blobs: Sequence[Blob]) -> OpenTurn:
-        """The step's input is there, and its answer may be written. Raises `HistoryRuleBroken`, `ItemHalted`."""
+        """Stores the input of a step. Raises `HistoryRuleBroken`, `ItemHalted`."""
         try:
             accepted = await self._store.accept_turn(self._tenant_id, self._input_of(step, blobs))
         except (ConversationBusy, RevisionMismatch) as error:
             raise ItemHalted from error
         if not isinstance(accepted, Accepted):
-            raise Internal("No turn of a replay conversation has a key.")
+            raise Internal("A turn of a replay conversation has no idempotency key.")
         if accepted.lease.turn_seq != 2 * step.place:
-            raise Internal("A replay conversation is not where its results are.")
+            raise Internal("The replay conversation and its results disagree about the next turn.")
         self._revision = accepted.revision
         return OpenTurn(lease=accepted.lease, calls=())
 
-    async def end_call(self, turn: OpenTurn, start: CallStart, end: CallEnd) -> None:
-        """Makes the end of a call durable before the turn's. Raises `LeaseLost`."""
-        await self._store.end_call(turn.lease, start, end)
+    async def finish_turn(self, turn: OpenTurn, answer: NewAnswer) -> None:
+        """Stores an answer without a call of its own. Raises `LeaseLost`, `DatabaseUnavailable`."""
+        self.turn_finished(await retry_while_unavailable(lambda: self._store.finish_turn(turn.lease, answer)))
 
-    async def end_turn(self, turn: OpenTurn, answer: NewAnswer) -> None:
-        """Makes the answer durable. Raises `LeaseLost`."""
-        self._revision = (await self._store.finish_turn(turn.lease, answer)).revision
+    def turn_finished(self, finished: Finished) -> None:
+        """The running turn was stored."""
+        self._revision = finished.revision
 
     async def list_calls(self, place: int) -> tuple[Call, ...]:
         """All calls of a step, with their raw bytes."""
@@ -145,17 +152,6 @@ class ReplayConversation:
             raise ItemHalted from error
         self._revision = self._conversation.revision
 
-    async def _end_lost_calls(self, lease: Lease) -> tuple[Call, ...]:
-        calls = await self._store.list_calls(self._tenant_id, self.id, lease.turn_seq)
-        ended: list[Call] = []
-        for call in calls:
-            end = call.end
-            if end is None:
-                end = CallEnd(ended_at=datetime.now(UTC), first_byte_at=None, status=None, error_code=CALL_LOST)
-                await self._store.end_call(lease, call.start, end)
-            ended.append(replace(call, end=end))
-        return tuple(ended)
-
     def _input_of(self, step: WalkStep, blobs: Sequence[Blob]) -> NewInput:
         said = step.input
         return NewInput(
@@ -165,7 +161,7 @@ class ReplayConversation:
             body_hash=hashlib.sha256(b"%d" % step.place).digest(),
             lease_token=uuid4(),
             lease_owner=self._owner,
-            lease_seconds=_OVER_AT_ONCE,
+            lease_seconds=_EXPIRED_AT_ONCE,
             expected_revision=self._revision,
             blobs=tuple(blobs),
             answers=tuple(block.tool_call_id for block in said.blocks if isinstance(block, ToolResultBlock)),
@@ -176,8 +172,8 @@ class ReplayConversation:
 
 
 def mark_arguments(args: Mapping[str, JsonValue], recorded_hash: bytes | None) -> dict[str, JsonValue]:
-    """The args of a replay conversation: those of its source as they are now, marked where they were others when it
-    was recorded.
+    """The args of a replay conversation: the present args of its source, marked if they have changed since the
+    recording.
     """
     if recorded_hash is None or recorded_hash == hash_arguments(args):
         return dict(args)

@@ -1,11 +1,12 @@
-"""Items one after the other: claimed, run with a heartbeat, and ended, whatever becomes of them."""
+"""The items of replays: claimed one after the other, run while their lease is renewed, and ended or released."""
 
 import asyncio
 import logging
 
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
+from server.conversation.outages import keep_lease
 from server.conversation.shutdown import run_to_completion
-from server.replay.rerun.call import ItemHalted
+from server.replay.rerun.admission import ItemHalted
 from server.replay.rerun.observer import Departure
 from server.replay.rerun.replay import ClaimedItem, ItemState
 from server.replay.rerun.runner import ItemEnd, walk_item
@@ -21,7 +22,7 @@ class ReplayItems:
         self._tools = tools
 
     async def run_all(self, replay_id: str) -> int:
-        """One item after the other, until there is none for this process, or it wants to stop. How many were run.
+        """Runs items until there is none left for this process, or it has to stop. Returns how many were run.
 
         Raises `DatabaseUnavailable`.
         """
@@ -37,9 +38,9 @@ class ReplayItems:
         return count
 
     async def run(self, claimed: ClaimedItem) -> None:
-        """One item, for as long as it is ours. Cancelling gives it back."""
+        """Runs one item while this process holds its lease. Cancelling releases it."""
         work = asyncio.create_task(self._run(claimed), name="replay item")
-        beat = asyncio.create_task(self._beat(claimed), name="replay heartbeat")
+        beat = asyncio.create_task(self._renew_lease(claimed), name="replay heartbeat")
         try:
             await asyncio.wait({work, beat}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -48,17 +49,17 @@ class ReplayItems:
                 self._lose(claimed)
         except asyncio.CancelledError:
             await _end(work, beat)
-            await run_to_completion(self._give_back(claimed))
+            await run_to_completion(self._release_cancelled(claimed))
             raise
         finally:
             await _end(work, beat)
 
-    async def _give_back(self, claimed: ClaimedItem) -> None:
+    async def _release_cancelled(self, claimed: ClaimedItem) -> None:
         try:
             await self._release(claimed)
         except StrataError as error:
-            # Then it is taken over when its lease is over.
-            _log.warning("replay.item_not_given_back", extra=_facts(claimed, code=error.code))
+            # Another process can claim it when its lease has expired.
+            _log.warning("replay.item_not_released", extra=_facts(claimed, code=error.code))
 
     async def _run(self, claimed: ClaimedItem) -> None:
         try:
@@ -82,7 +83,7 @@ class ReplayItems:
         self._tools.observer.item_left(Departure.LOST)
 
     async def _walk(self, claimed: ClaimedItem) -> ItemEnd | None:
-        """None where it has to be gone on with later."""
+        """How the item ended; None if it has to be continued later."""
         try:
             return await walk_item(self._tools, claimed)
         except ItemHalted:
@@ -92,23 +93,21 @@ class ReplayItems:
         except StrataError as error:
             _log.warning("replay.item_failed", extra=_facts(claimed, code=error.code))
             return ItemEnd(state=ItemState.FAILED, error_code=error.code)
-        # A bug must end the item too: whoever claims it next would meet it again, for ever.
+        # A bug must end the item too: the next process would meet it again, for ever.
         except Exception:  # noqa: BLE001  reason: logged with its traceback, and the item says `internal`
             _log.exception("replay.item_crashed", extra=_facts(claimed))
             return ItemEnd(state=ItemState.FAILED, error_code=Internal.code)
 
-    async def _beat(self, claimed: ClaimedItem) -> None:
-        """Shows that the item is being run. Ends where it is somebody else's."""
+    async def _renew_lease(self, claimed: ClaimedItem) -> None:
+        """Renews the lease of the item until another process has claimed it."""
         seconds = self._tools.lease_seconds
-        while True:
+
+        async def beat() -> bool:
             await asyncio.sleep(seconds / 3)
-            try:
-                await self._tools.replays.renew_lease(claimed.lease, lease_seconds=seconds)
-            except LeaseLost:
-                return
-            except DatabaseUnavailable as error:
-                # It may be back before the lease is over.
-                _log.warning("replay.heartbeat_failed", extra=_facts(claimed, code=error.code))
+            await self._tools.replays.renew_lease(claimed.lease, lease_seconds=seconds)
+            return True
+
+        await keep_lease(beat, _facts(claimed))
 
 
 async def _end(*tasks: "asyncio.Task[None]") -> None:

@@ -1,13 +1,16 @@
-"""The port through which operators see replays. Nothing here may raise or wait.
+"""The port through which operators see replays. Its methods neither raise nor wait.
 
-What replays ask of providers is told here and nowhere else: it is no part of what live conversations cost.
+Calls of replays are counted here only: they are no part of the cost of live conversations.
 """
 
 from enum import StrEnum
 from typing import Protocol
 
 from server.conversation.call import CallEnd, CallStart
+from server.conversation.conversation import Lease
+from server.conversation.turn import ModelResponseTurn
 from server.replay.rerun.result import Outcome
+from server.turns.observer import TurnTimes
 
 
 class CallPurpose(StrEnum):
@@ -45,3 +48,28 @@ class ReplayObserver(Protocol):
     def item_left(self, departure: Departure, *, error_code: str | None = None) -> None:
         """This process runs an item no more. The code where it failed."""
         ...
+
+
+class CandidateTurns:
+    """Implements `server.turns.observer.TurnObserver` for turns of replays: only their calls are counted."""
+
+    def __init__(self, observer: ReplayObserver) -> None:
+        self._observer = observer
+
+    def turn_began(self, lease: Lease) -> None:
+        """Nothing."""
+
+    def call_ended(self, lease: Lease, start: CallStart, end: CallEnd, *, assistant_id: str | None) -> None:  # noqa: ARG002  reason: the port's
+        self._observer.call_ended(start, end, CallPurpose.ANSWER)
+
+    def turn_ended(self, lease: Lease, turn: ModelResponseTurn, times: TurnTimes) -> None:
+        """Nothing: the result is counted."""
+
+    def turn_lost(self, lease: Lease, code: str) -> None:
+        """Nothing: the item is counted."""
+
+    def turn_stalled(self, lease: Lease) -> None:
+        """Nothing."""
+
+    def turn_reaped(self, lease: Lease) -> None:
+        """Nothing."""

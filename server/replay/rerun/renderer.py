@@ -43,7 +43,7 @@ class ReplayRenderer:
         self._dynamic: str | None = None
         self._now = datetime.now(UTC)
 
-    def stand_at(self, recorded_step: RecordedStep, definition: AssistantDefinition, *, is_task: bool) -> None:
+    def move_to(self, recorded_step: RecordedStep, definition: AssistantDefinition, *, is_task: bool) -> None:
         """From now on it is this moment. `definition`: of the candidate that is asked in it."""
         self._definition = definition
         present = self._recorded.args

@@ -15,6 +15,7 @@ from server.replay.rerun.compaction import CompactorOf
 from server.replay.rerun.observer import ReplayObserver
 from server.replay.rerun.port import Replays
 from server.replay.rerun.renderer import RendererOf
+from server.turns.stored import OpenFold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class ReplayTools:
     """Of live conversations."""
     providers: Mapping[str, Provider]
     observer: ReplayObserver
+    folds: Mapping[str, OpenFold]
+    """By provider; of all providers, also of those that this process has no key for."""
     texts: StaticTextCache = field(default_factory=StaticTextCache)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)

@@ -1,14 +1,14 @@
 """From two answers to a result: what became of one step of a replay."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from server.conversation.block import Block
-from server.conversation.call import Call, CallEnd
+from server.conversation.call import Call
 from server.conversation.errors import Internal
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
-from server.conversation.usage import add_usages
-from server.payload.call_records import add_costs
+from server.conversation.usage import Usage
 from server.replay.rerun.assertions import Subject
 from server.replay.rerun.comparison import AnswerContent, Comparison, compare_answers
 from server.replay.rerun.result import AnswerFacts, DivergenceKind, JudgeResult, Outcome, TurnResult
@@ -29,8 +29,9 @@ class CandidateAnswer:
     """None where it is whole."""
     call: Call
     """The one that gave it."""
-    ends: tuple[CallEnd, ...]
+    usage: Usage
     """Of all calls that were made for it."""
+    cost_usd: Decimal | None
 
 
 def describe_candidate(answer: CandidateAnswer) -> AnswerFacts:
@@ -38,8 +39,8 @@ def describe_candidate(answer: CandidateAnswer) -> AnswerFacts:
     return AnswerFacts(
         stop_reason=answer.stop_reason,
         error_code=answer.error_code,
-        usage=add_usages([end.usage for end in answer.ends]),
-        cost_usd=add_costs([end.cost_usd for end in answer.ends]),
+        usage=answer.usage,
+        cost_usd=answer.cost_usd,
         latency_ms=milliseconds(answer.call, last=True),
         first_byte_ms=milliseconds(answer.call, last=False),
     )

@@ -17,8 +17,10 @@ from server.conversation.audit import OPERATOR
 from server.conversation.call import Call
 from server.conversation.errors import PriceUnknown, ValidationFailed
 from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState
-from server.emulator.reply import FaultKind
+from server.conversation.usage import add_usages
+from server.emulator.reply import Fault, FaultKind
 from server.postgres.engine import Database
+from server.providers.continuation import continued_attempts
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.replay import (
     Assertion,
@@ -33,7 +35,15 @@ from server.replay.rerun.replay import (
 )
 from server.replay.rerun.result import DivergenceKind, Outcome
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import Walk, asks, assert_all_accepted, begin_walk, tells, until_asked
+from tests.support.conversation_driver import (
+    Walk,
+    asks,
+    assert_all_accepted,
+    begin_walk,
+    eventually,
+    tells,
+    until_asked,
+)
 from tests.support.emulators import BOTH, MODELS, EmulatedProviders
 from tests.support.replay_driver import (
     arm_again,
@@ -46,6 +56,8 @@ from tests.support.replay_driver import (
     shadow_turns,
 )
 from tests.support.turn_steps import steps, take_step
+
+PAUSE = Fault(kind=FaultKind.PAUSE)
 
 
 class TestTeacherForced:
@@ -269,6 +281,75 @@ class TestFreeRunning:
         ]
         assert outputs == ([] if served is None else [served])
         assert_all_accepted(emulated.gemini.requests())
+
+
+class TestPausedAnswers:
+    @pytest.mark.parametrize("mode", ReplayMode)
+    async def test_a_paused_answer_is_continued_as_one_turn(
+        self, strata_server: StrataServer, emulated: EmulatedProviders, database: Database, mode: ReplayMode
+    ) -> None:
+        program = strata_server.program
+        walk = await begin_walk(program, strata_server.tenant.id, emulated, "anthropic", model="claude-fable-5-2")
+        emulated.anthropic.says(PAUSE)
+        await walk.task("Search for it.", tells("At last."))
+        await walk.task("And then?", tells("That was all."))
+        emulated.anthropic.says(PAUSE, PAUSE, tells("At last."), tells("That was all."))
+        asked_before = len(emulated.anthropic.requests())
+
+        replay = await run_replay(program, walk.tenant_id, draft_of([walk.conversation_id], mode=mode))
+
+        results = await results_of(program, replay)
+        assert [result.attempt for result in results] == [3, 1]
+        assert results[1].outcome is Outcome.SAME
+        assert results[0].candidate is not None
+        assert (results[0].candidate.error_code, results[0].candidate.stop_reason) == (None, StopReason.END_TURN)
+        calls = await _tries(strata_server, replay)
+        assert [continued_attempts(call.start) for call in calls] == [(), (1,), (1, 2)]
+        ends = [call.end for call in calls if call.end is not None]
+        assert results[0].candidate.usage == add_usages([end.usage for end in ends])
+        assert len(emulated.anthropic.requests()) - asked_before == 4
+        assert replay.reserved_tokens == 0
+        assert_all_accepted(emulated.anthropic.requests())
+        # The whole answer is read from the bytes of all its calls, without another request.
+        async with database.connection() as connection:
+            await connection.execute("DELETE FROM replay_results; UPDATE replay_items SET state = 'waiting'")
+            await connection.execute("UPDATE replays SET state = 'running'")
+        await program.replays.items.run_all(replay.id)
+        again = await results_of(program, replay)
+        assert [(result.kinds, result.similarity) for result in again] == [
+            (result.kinds, result.similarity) for result in results
+        ]
+        assert again[0].candidate is not None
+        assert again[0].candidate.usage == results[0].candidate.usage
+        assert len(emulated.anthropic.requests()) - asked_before == 4
+
+    async def test_an_answer_whose_continuation_was_lost_is_asked_for_again(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        program = strata_server.program
+        walk = await begin_walk(program, strata_server.tenant.id, emulated, "anthropic", model="claude-fable-5-2")
+        emulated.anthropic.says(PAUSE)
+        await walk.task("Search for it.", tells("At last."))
+        replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
+        emulated.anthropic.says(PAUSE, Fault(kind=FaultKind.SILENCE, after_chunks=1))
+        asked_before = len(emulated.anthropic.requests())
+        running = asyncio.create_task(program.replays.items.run_all(replay.id))
+
+        async def is_continued() -> bool:
+            return len(emulated.anthropic.requests()) - asked_before == 2
+
+        await eventually(is_continued)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        walk.calm()
+        emulated.anthropic.says(PAUSE, tells("At last."))
+
+        await program.replays.items.run_all(replay.id)
+
+        assert [(result.outcome, result.attempt) for result in await results_of(program, replay)] == [(Outcome.SAME, 4)]
+        codes = [None if call.end is None else call.end.error_code for call in await _tries(strata_server, replay)]
+        assert codes == [None, "call_lost", None, None]
 
 
 class TestLimits:

@@ -31,7 +31,7 @@ from server.payload import history
 from server.payload import messages as history_messages
 from server.payload.signatures import WithheldReason
 from server.replay.rerun.answers import NOT_ASKED
-from server.replay.rerun.call import CALL_LOST
+from server.replay.rerun.conversation import CALL_LOST
 from tests.support.builders import A_TIME, call_end, call_start
 
 

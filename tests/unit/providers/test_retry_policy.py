@@ -1,11 +1,20 @@
 """Retries are rare, bounded, and never repeat what was heard."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.conversation.errors import ProviderFailed, ProviderOverloaded, ProviderRateLimited, every_error
-from server.providers.retry_policy import RetryPolicy, plan_retry
+from server.conversation.errors import (
+    ProviderDisconnected,
+    ProviderFailed,
+    ProviderOverloaded,
+    ProviderQuotaExceeded,
+    ProviderRateLimited,
+    every_error,
+)
+from server.providers.retry_policy import BATCH_RATE_LIMITS, RetryBudget, RetryPolicy, plan_retry
 
 POLICY = RetryPolicy()
 FAILURES = list(every_error(ProviderFailed))
@@ -68,3 +77,36 @@ def test_the_budget_and_the_number_of_attempts_hold(
         assert delay >= 0
         assert elapsed + delay <= POLICY.budget_seconds
         assert asked is None or asked <= delay
+
+
+BATCH = RetryPolicy(attempts=3, budget_seconds=60, rate_limits=BATCH_RATE_LIMITS)
+
+
+def plan(budget: RetryBudget, failure: ProviderFailed, *, call_seconds: float = 1.0) -> float | None:
+    return budget.plan(failure, call_seconds=call_seconds, events_given=False, chance=0.0)
+
+
+@pytest.mark.parametrize("details", [{"retry_after_seconds": 45}, {"retry_after_seconds": 600}, {}])
+def test_a_batch_waits_for_rate_limits_which_use_up_none_of_its_other_attempts(details: dict[str, Any]) -> None:
+    budget = RetryBudget(BATCH)
+    waits = [plan(budget, ProviderRateLimited(**details)) for _ in range(5)]
+    assert waits == [details.get("retry_after_seconds", 2.0**time) for time in range(5)]
+    assert [plan(budget, ProviderOverloaded()) is None for _ in range(3)] == [False, False, True]
+
+
+def test_a_batch_gives_up_after_an_hour_of_rate_limits() -> None:
+    budget = RetryBudget(BATCH)
+    limited = ProviderRateLimited(retry_after_seconds=1000)
+    assert [plan(budget, limited) is None for _ in range(4)] == [False, False, False, True]
+    assert plan(RetryBudget(BATCH), ProviderRateLimited(retry_after_seconds=7200)) is None
+
+
+def test_a_batch_has_the_attempts_of_its_policy_for_other_failures() -> None:
+    assert plan(RetryBudget(BATCH), ProviderQuotaExceeded()) is None
+    assert plan(RetryBudget(BATCH), ProviderDisconnected(), call_seconds=60) is None
+    assert plan(RetryBudget(BATCH), ProviderOverloaded(retry_after_seconds=45)) is None
+
+
+def test_without_a_policy_of_their_own_rate_limits_use_up_attempts() -> None:
+    budget = RetryBudget(RetryPolicy(attempts=3))
+    assert [plan(budget, ProviderRateLimited()) is None for _ in range(3)] == [False, False, True]
