@@ -1,10 +1,11 @@
-"""What a call should read from the provider's cache, and why it read less.
+"""How much a call should read from the provider's cache, and why it read less.
 
-The expectation is measured against the call before: what that one left in the cache, as far as the new request begins
-with the same blocks and comes in time. Its own usage says how many tokens that is: exactly where all of it comes again,
-else by the share of its bytes. A conversation that nothing disturbs reads what is expected, to the token.
+The expectation is derived from the previous call: the prefix that it left in the cache, as far as the new request
+begins with the same blocks and is sent before the cache expires. The previous call's usage gives the number of tokens:
+exact if the whole request is repeated, otherwise by its share of the bytes. In an undisturbed conversation the provider
+reports exactly the expected number.
 
-Other conversations may keep the same text warm, so more may come than was expected; that is no concern.
+A call may read more than expected, because other conversations use the same text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,31 +21,31 @@ from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.usage import Usage
 from server.providers.model_profile import ModelProfile
 
-_SLACK: Final = Decimal("0.05")
-"""Less than this share missing is no miss: tokens of a part are estimated by its bytes."""
+_TOLERANCE: Final = Decimal("0.05")
+"""A smaller share missing is no miss, because the tokens of a part are estimated by its bytes."""
 
 
 class MissReason(StrEnum):
-    """Why less came from the cache than could have. A provider's own reason stands in its own words."""
+    """Why a call read less than it could have. A provider's own reason is stored as the provider gave it."""
 
     MODEL_CHANGED = "model_changed"
     ACCOUNT_CHANGED = "account_changed"
     EPOCH_BEGAN = "epoch_began"
-    """The static text, the tools or the signed summary changed on purpose."""
+    """The static text, the tools or the signed summary changed with a new epoch."""
     ORDER_CHANGED = "order_changed"
     PREFIX_BREAK = "prefix_break"
-    """A block changed that should not have; the call's warnings name it."""
+    """A block changed unexpectedly; the call's warnings name it."""
     TTL_EXPIRED = "ttl_expired"
     BELOW_MINIMUM = "below_minimum"
-    """The request before was too short to be cached."""
+    """The previous request was too short to be cached."""
     CACHE_GONE = "cache_gone"
-    """An explicit cache stood for it, which is no more."""
+    """The explicit cache of the request has expired or was deleted."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What of a request decides whether it can read what another has left."""
+    """The parts of a request that decide whether it can read the cache of another."""
 
     provider: str
     model: str
@@ -56,22 +57,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheExpectation:
-    """What should come from the cache."""
+    """How much should be read from the cache."""
 
     tokens: int | None = 0
-    """None where nobody can say, because the call before was not answered."""
+    """None if unknown, because the previous call had no answer."""
     possible_tokens: int = 0
-    """What could come if nothing had changed."""
+    """How much could be read if nothing had changed."""
     reason: MissReason | None = None
-    """Why the first is less than the second."""
+    """Why `tokens` is less than `possible_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """A place up to which the call before can be read."""
+class _CachedPrefix:
+    """A prefix of the previous request that can be read."""
 
     count: int
-    """Blocks before it."""
+    """Number of blocks."""
     seconds: int
     tokens: int
 
@@ -84,39 +85,39 @@ def expect_cache_read(
     *,
     elapsed_seconds: float,
 ) -> CacheExpectation:
-    """For a request without an explicit cache. `trace` is of the call that `previous` was sent with."""
+    """Estimate the cache read of a request without an explicit cache. `trace` is the call of `previous`."""
     if previous is None or trace is None:
         return CacheExpectation()
     if not trace.usage.input_tokens:
         return CacheExpectation(tokens=None)
     if "cached_content" in trace.caching:
         possible = trace.usage.cache_read_tokens
-        return CacheExpectation(possible_tokens=possible, reason=_find_end(previous, current))
-    previous, current = _in_order(previous, profile), _in_order(current, profile)
+        return CacheExpectation(possible_tokens=possible, reason=_explain_missing_cache(previous, current))
+    previous, current = _in_cache_order(previous, profile), _in_cache_order(current, profile)
     shared = _count_shared(previous.manifest, current.manifest)
-    due = max(shared, _count_due(previous))
-    entries = [entry for entry in _find_entries(previous, trace, profile) if entry.count <= due]
-    possible = max((entry.tokens for entry in entries), default=0)
-    if reason := _find_change(previous, current):
+    expected_count = max(shared, _count_repeated(previous))
+    prefixes = [entry for entry in _list_cached_prefixes(previous, trace, profile) if entry.count <= expected_count]
+    possible = max((entry.tokens for entry in prefixes), default=0)
+    if reason := _explain_change(previous, current):
         return CacheExpectation(possible_tokens=possible, reason=reason)
     if possible < profile.cache_minimum_tokens:
-        # Of a request that was too short as a whole nothing was cached, and all of it could have been.
+        # A request that was too short was not cached at all, and could have been cached completely.
         whole = trace.usage.input_tokens
         possible = possible or (whole if whole < profile.cache_minimum_tokens else 0)
         return CacheExpectation(possible_tokens=possible, reason=MissReason.BELOW_MINIMUM)
-    standing = [entry for entry in entries if entry.count <= shared]
-    alive = [entry for entry in standing if elapsed_seconds <= entry.seconds]
+    unchanged = [entry for entry in prefixes if entry.count <= shared]
+    alive = [entry for entry in unchanged if elapsed_seconds <= entry.seconds]
     tokens = max((entry.tokens for entry in alive), default=0)
     if tokens < profile.cache_minimum_tokens:
         tokens = 0
     if tokens >= possible:
         return CacheExpectation(tokens=tokens, possible_tokens=possible)
-    reason = MissReason.TTL_EXPIRED if len(alive) < len(standing) else _find_edit(previous, current)
+    reason = MissReason.TTL_EXPIRED if len(alive) < len(unchanged) else _explain_edit(previous, current)
     return CacheExpectation(tokens=tokens, possible_tokens=possible, reason=reason)
 
 
 def explain_miss(expectation: CacheExpectation, usage: Usage, provider_reason: str | None) -> str | None:
-    """Why less came than could have; None where nothing is missing, or nothing was reported."""
+    """Return why less was read than possible. None if nothing is missing, or the provider reported no usage."""
     if not usage.input_tokens or _is_enough(usage.cache_read_tokens, expectation.possible_tokens):
         return None
     if _is_enough(usage.cache_read_tokens, expectation.tokens or 0) and expectation.reason is not None:
@@ -124,12 +125,12 @@ def explain_miss(expectation: CacheExpectation, usage: Usage, provider_reason: s
     return provider_reason or MissReason.UNKNOWN
 
 
-def _is_enough(read_tokens: int, wanted_tokens: int) -> bool:
-    return read_tokens >= wanted_tokens * (1 - _SLACK)
+def _is_enough(read_tokens: int, expected_tokens: int) -> bool:
+    return read_tokens >= expected_tokens * (1 - _TOLERANCE)
 
 
-def _in_order(request: Request, profile: ModelProfile) -> Request:
-    """With the blocks as the provider reads them: where no markers are needed, tools stand behind the static text."""
+def _in_cache_order(request: Request, profile: ModelProfile) -> Request:
+    """Order the blocks as the provider caches them: without breakpoints, tools come after the static text."""
     if profile.breakpoints:
         return request
     return replace(request, manifest=sorted(request.manifest, key=_rank))
@@ -140,7 +141,7 @@ def _rank(entry: ManifestEntry) -> int:
 
 
 def _count_shared(previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry]) -> int:
-    """How many blocks both begin with."""
+    """Count the blocks that both requests begin with."""
     count = 0
     for one, other in zip(previous, current, strict=False):
         if (one.kind, one.hash) != (other.kind, other.hash):
@@ -149,56 +150,56 @@ def _count_shared(previous: Sequence[ManifestEntry], current: Sequence[ManifestE
     return count
 
 
-def _count_due(previous: Request) -> int:
-    """How many blocks should come again: in the layered order those of the static layer, else all."""
+def _count_repeated(previous: Request) -> int:
+    """Count the blocks that should be repeated: those of the static layer in the layered order, otherwise all."""
     if previous.order is LayerOrder.APPEND_ONLY:
         return len(previous.manifest)
     return sum(entry.layer is Layer.STATIC for entry in previous.manifest)
 
 
-def _find_entries(previous: Request, trace: CallTrace, profile: ModelProfile) -> Iterator[_Entry]:
-    """Where markers stood; where none are needed, behind every block."""
+def _list_cached_prefixes(previous: Request, trace: CallTrace, profile: ModelProfile) -> Iterator[_CachedPrefix]:
+    """The prefixes before the breakpoints; if the model needs none, after every block."""
     sizes = [_size_of(entry) for entry in previous.manifest]
     total_tokens, total_size = trace.usage.input_tokens, sum(sizes)
     cached_tokens = trace.usage.cache_read_tokens + trace.usage.cache_write_tokens
-    marked = [place for place, entry in enumerate(previous.manifest) if entry.marked]
-    places = marked if profile.breakpoints else range(len(sizes))
-    for place in places:
-        if profile.breakpoints and place == marked[-1]:
+    marked = [index for index, entry in enumerate(previous.manifest) if entry.marked]
+    indexes = marked if profile.breakpoints else range(len(sizes))
+    for index in indexes:
+        if profile.breakpoints and index == marked[-1]:
             tokens = cached_tokens
-        elif place == len(sizes) - 1:
+        elif index == len(sizes) - 1:
             tokens = total_tokens
         else:
-            tokens = total_tokens * sum(sizes[: place + 1]) // max(1, total_size)
-        yield _Entry(count=place + 1, seconds=_seconds_of(previous.manifest[place], trace), tokens=tokens)
+            tokens = total_tokens * sum(sizes[: index + 1]) // max(1, total_size)
+        yield _CachedPrefix(count=index + 1, seconds=_lifetime_of(previous.manifest[index], trace), tokens=tokens)
 
 
 def _size_of(entry: ManifestEntry) -> int:
-    """A dynamic block inside a message is among the message's bytes already."""
+    """0 for a dynamic block inside a message, because the message's bytes include it."""
     return 0 if entry.kind == "dynamic" and entry.seq is not None else entry.length
 
 
-def _seconds_of(entry: ManifestEntry, trace: CallTrace) -> int:
+def _lifetime_of(entry: ManifestEntry, trace: CallTrace) -> int:
     seconds = int(trace.caching.get("cache_seconds", SHORT_SECONDS))
     if entry.layer is Layer.STATIC:
         return max(seconds, int(trace.caching.get("static_cache_seconds", SHORT_SECONDS)))
     return seconds
 
 
-def _find_change(previous: Request, current: Request) -> MissReason | None:
+def _explain_change(previous: Request, current: Request) -> MissReason | None:
     if (previous.provider, previous.model) != (current.provider, current.model):
         return MissReason.MODEL_CHANGED
     return MissReason.ACCOUNT_CHANGED if previous.account != current.account else None
 
 
-def _find_end(previous: Request, current: Request) -> MissReason:
-    """Why an explicit cache, which the request before named, stands for this one no more."""
-    if reason := _find_change(previous, current):
+def _explain_missing_cache(previous: Request, current: Request) -> MissReason:
+    """Return why the explicit cache of the previous request is not used for this one."""
+    if reason := _explain_change(previous, current):
         return reason
     return MissReason.EPOCH_BEGAN if previous.prefix_hash != current.prefix_hash else MissReason.CACHE_GONE
 
 
-def _find_edit(previous: Request, current: Request) -> MissReason:
+def _explain_edit(previous: Request, current: Request) -> MissReason:
     if previous.prefix_hash != current.prefix_hash or not share_signed_summary(previous.manifest, current.manifest):
         return MissReason.EPOCH_BEGAN
     return MissReason.ORDER_CHANGED if previous.order is not current.order else MissReason.PREFIX_BREAK

@@ -1,19 +1,20 @@
-"""The keeper of explicit caches: makes them where they pay, keeps them while they are used, removes them after.
+"""The maintainer of explicit caches: creates them if they pay off, renews them while they are used, and deletes them
+afterwards.
 
-Nothing here is on a turn's path. A turn uses the cache that its conversation is registered with; when it has ended the
-keeper is told, and sees in the background that the next one has what it needs:
+None of this delays a turn. A turn uses the cache that its conversation is registered for. After the call, the
+maintainer prepares the next turn in the background:
 
-| it sees                                          | it does                                                         |
-|--------------------------------------------------|-----------------------------------------------------------------|
-| the cache was used, and half of its time is over | prolongs it                                                     |
-| the cache was gone                               | forgets it                                                      |
-| no cache, but another conversation's would do    | registers the conversation with that one                        |
-| no cache, and one would pay                      | makes one, unless that went beyond the budget for storage       |
-| caches that nobody uses any more                 | removes them at the provider, then in the register              |
+| observation                                            | action                                                    |
+|--------------------------------------------------------|-----------------------------------------------------------|
+| the cache was used, and half of its lifetime is over   | renew it                                                  |
+| the cache was missing at the provider                  | remove it from the register                               |
+| no cache, but another conversation has a suitable one  | register the conversation for that cache                  |
+| no cache, and one would pay off                        | create one, unless that exceeds the budget for storage    |
+| caches without users                                   | delete them at the provider, then in the register         |
 
-A cache has its place in the register, and counts against the budget, before it is made. A process that dies in between
-leaves a place without a name, and perhaps a cache: after some minutes the sweep of any process looks for one by its
-label, and removes both. Where nobody sweeps with its account, it ends by itself when its time is over.
+A cache is reserved in the register, and counts against the budget, before it is created. A process that crashes in
+between leaves a reservation without a name, and possibly a cache. After some minutes the sweep of any process with the
+same account finds the cache by its label and removes both. Without such a process, the cache expires.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ from server.caching.explicit_policy import (
     CachePlan,
     Demand,
     ExplicitChoice,
-    needs_prolonging,
+    is_worthwhile,
+    needs_renewal,
     storage_usd_per_hour,
-    wants_cache,
 )
 from server.conversation.cache_register import CacheKey, CacheRegister, RegisteredCache, cache_label
 from server.conversation.errors import (
@@ -57,34 +58,34 @@ from server.providers.provider import ExplicitCaches, Provider
 from server.providers.token_estimate import TokenEstimate
 
 _HOUR: Final = timedelta(hours=1)
-_REMEMBERED_KEYS: Final = 10_000
-_REMEMBERED_CALLS: Final = 200
-_LOOK_AGAIN: Final = timedelta(minutes=1)
-"""How long it is believed that nobody has a cache for a prefix, and that a provider refuses to make one."""
-_NOT_MADE: Final = (ProviderRejected, ProviderAuthentication, ProviderRateLimited, ProviderQuotaExceeded)
-"""After one of these nothing is there. After any other the provider may have made a cache and nobody was told."""
+_MAX_KEYS: Final = 10_000
+_MAX_CALLS: Final = 200
+_RECHECK_INTERVAL: Final = timedelta(minutes=1)
+"""How long the absence of a cache, or a failure to create one, is remembered."""
+_NOT_CREATED: Final = (ProviderRejected, ProviderAuthentication, ProviderRateLimited, ProviderQuotaExceeded)
+"""After one of these errors there is no cache. After any other the provider may have created one."""
 _log = logging.getLogger("strata.caches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheObservation:
-    """A turn that has asked its provider, as far as caches are concerned."""
+    """A provider call of a turn, as far as it concerns caches."""
 
     tenant_id: str
     conversation_id: str
     plan: CachePlan
     usage: Usage
-    """Of the call that got through."""
+    """Of the successful call."""
     started_at: datetime
-    was_gone: bool
-    """The planned cache was gone, and the turn did without it."""
+    was_missing: bool
+    """The planned cache did not exist, and the turn continued without it."""
 
 
 @dataclass(slots=True)
-class _Watched:
-    """What this process has seen of one prefix."""
+class _PrefixStats:
+    """What this process has observed about one prefix."""
 
-    calls: deque[datetime] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_CALLS))
+    calls: deque[datetime] = field(default_factory=lambda: deque(maxlen=_MAX_CALLS))
     expected_tokens: int = 0
     read_tokens: int = 0
     observed_calls: int = 0
@@ -93,7 +94,7 @@ class _Watched:
 
 
 class CacheMaintainer:
-    """Keeps the explicit caches that the turns of this process use."""
+    """Maintains the explicit caches that the turns of this process use."""
 
     def __init__(
         self,
@@ -112,29 +113,29 @@ class CacheMaintainer:
         self._estimate = estimate
         self._budget_usd_per_hour = budget_usd_per_hour
         self._sweep_seconds = sweep_seconds
-        self._watched: LruCache[CacheKey, _Watched] = LruCache(_REMEMBERED_KEYS)
+        self._stats: LruCache[CacheKey, _PrefixStats] = LruCache(_MAX_KEYS)
         self._running: set[asyncio.Task[None]] = set()
 
-    def observe_call(self, asked: CacheObservation) -> None:
-        """Notes it and returns; what follows from it is done in the background."""
-        plan = asked.plan
-        if not plan.may_have_cache:
+    def observe_call(self, call: CacheObservation) -> None:
+        """Count the call and return. Maintenance that follows runs in the background."""
+        plan = call.plan
+        if not plan.supports_cache:
             return
-        watched = self._watch_call(asked)
+        stats = self._count_call(call)
         if plan.cache is not None:
-            self._start(partial(self._look_after, asked, plan.cache))
-        elif self._is_worth_a_look(plan, watched, asked.started_at):
-            self._start(partial(self._provide, asked, watched))
+            self._start(partial(self._maintain, call, plan.cache))
+        elif self._should_look(plan, stats, call.started_at):
+            self._start(partial(self._join_or_create, call, stats))
 
     async def sweep(self) -> int:
-        """Removes the caches that nobody uses any more. How many went."""
+        """Delete caches without users. Return how many were deleted."""
         removed = 0
         for cache in await self._register.claim_unused_caches(self._accounts):
             removed += await self._remove(cache)
         return removed
 
     async def watch(self) -> None:
-        """Sweeps until it is cancelled."""
+        """Sweep until cancelled."""
         while self._caches:
             try:
                 await self.sweep()
@@ -143,130 +144,132 @@ class CacheMaintainer:
             await asyncio.sleep(self._sweep_seconds)
 
     async def settle(self) -> None:
-        """Until everything that was begun is done."""
+        """Wait until all started maintenance has ended."""
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends what is under way. A cache that was just made and not registered is found by a later sweep."""
+        """Cancel maintenance in progress. A later sweep finds a cache that was created and not registered."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.create_task(_quietly(work), name="cache keeper")
+        task = asyncio.create_task(_log_failure(work), name="maintain explicit cache")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _watch_call(self, asked: CacheObservation) -> _Watched:
-        key = asked.plan.key
-        watched = self._watched.get(key)
-        if watched is None:
-            watched = _Watched()
-            self._watched.put(key, watched)
-        watched.calls.append(asked.started_at)
-        expected = asked.plan.expectation.tokens
-        if asked.plan.cache is None and expected and asked.usage.input_tokens:
-            watched.expected_tokens += expected
-            watched.read_tokens += min(expected, asked.usage.cache_read_tokens)
-            watched.observed_calls += 1
-        return watched
+    def _count_call(self, call: CacheObservation) -> _PrefixStats:
+        key = call.plan.key
+        stats = self._stats.get(key)
+        if stats is None:
+            stats = _PrefixStats()
+            self._stats.put(key, stats)
+        stats.calls.append(call.started_at)
+        expected = call.plan.expectation.tokens
+        if call.plan.cache is None and expected and call.usage.input_tokens:
+            stats.expected_tokens += expected
+            stats.read_tokens += min(expected, call.usage.cache_read_tokens)
+            stats.observed_calls += 1
+        return stats
 
-    def _is_worth_a_look(self, plan: CachePlan, watched: _Watched, now: datetime) -> bool:
-        """Whether a cache is wanted, and nobody has just said that there is none to be had."""
-        if watched.recheck_at is not None and now < watched.recheck_at:
+    def _should_look(self, plan: CachePlan, stats: _PrefixStats, now: datetime) -> bool:
+        """Return whether a cache is wanted, and none was looked for recently."""
+        if stats.recheck_at is not None and now < stats.recheck_at:
             return False
-        return plan.settings.explicit is ExplicitChoice.ON or self._wants_cache(plan, watched, now)
+        return plan.settings.explicit is ExplicitChoice.ON or self._is_worthwhile(plan, stats, now)
 
-    def _wants_cache(self, plan: CachePlan, watched: _Watched, now: datetime) -> bool:
-        share = Decimal(watched.read_tokens) / watched.expected_tokens if watched.expected_tokens else Decimal(0)
+    def _is_worthwhile(self, plan: CachePlan, stats: _PrefixStats, now: datetime) -> bool:
+        share = Decimal(stats.read_tokens) / stats.expected_tokens if stats.expected_tokens else Decimal(0)
         demand = Demand(
             static_tokens=self._estimate_static(plan.payload),
-            calls_last_hour=sum(now - call <= _HOUR for call in watched.calls),
-            observed_calls=watched.observed_calls,
+            calls_last_hour=sum(now - call <= _HOUR for call in stats.calls),
+            observed_calls=stats.observed_calls,
             implicit_share=share,
         )
         profile = find_profile(plan.key.provider, plan.key.model)
         price = find_price(plan.key.model, now, demand.static_tokens)
-        return wants_cache(plan.settings, demand, profile, price, ttl_seconds=_ttl_of(plan))
+        return is_worthwhile(plan.settings, demand, profile, price, ttl_seconds=_ttl_of(plan))
 
     def _estimate_static(self, payload: Payload) -> int:
         size = len(payload.static_text.encode("utf-8", "surrogatepass")) + len(encode_tools(payload.tools))
         return self._estimate.estimate(payload.model, size)
 
-    async def _provide(self, asked: CacheObservation, watched: _Watched) -> None:
-        """The cache that the conversation's next turn will use: one that is there, else a new one."""
-        plan = asked.plan
-        async with watched.lock:
+    async def _join_or_create(self, call: CacheObservation, stats: _PrefixStats) -> None:
+        """Provide the cache for the conversation's next turn: an existing one, or a new one."""
+        plan = call.plan
+        async with stats.lock:
             now = datetime.now(UTC)
-            joined = await self._register.join_cache(asked.tenant_id, asked.conversation_id, plan.key)
+            joined = await self._register.join_cache(call.tenant_id, call.conversation_id, plan.key)
             if joined is not None:
                 return
-            watched.recheck_at = now + _LOOK_AGAIN
-            if not self._wants_cache(plan, watched, now):
+            stats.recheck_at = now + _RECHECK_INTERVAL
+            if not self._is_worthwhile(plan, stats, now):
                 return
-            place = await self._register.reserve_cache(
-                asked.tenant_id,
+            reserved_id = await self._register.reserve_cache(
+                call.tenant_id,
                 plan.key,
                 token_count=self._estimate_static(plan.payload),
                 expires_at=now + timedelta(seconds=_ttl_of(plan)),
                 fits=partial(self._is_within_budget, plan.key.model, now),
             )
-            if place is not None and await self._make(asked, self._caches[plan.key.provider], place):
-                watched.recheck_at = None
+            if reserved_id is not None and await self._create(call, self._caches[plan.key.provider], reserved_id):
+                stats.recheck_at = None
 
-    def _is_within_budget(self, model: str, now: datetime, kept: Mapping[str, int]) -> bool:
-        if storage_usd_per_hour(kept, now) <= self._budget_usd_per_hour:
+    def _is_within_budget(self, model: str, now: datetime, stored: Mapping[str, int]) -> bool:
+        if storage_usd_per_hour(stored, now) <= self._budget_usd_per_hour:
             return True
         _log.warning(
             "caches.budget_exhausted", extra={"model": model, "budget_usd_per_hour": str(self._budget_usd_per_hour)}
         )
         return False
 
-    async def _make(self, asked: CacheObservation, caches: ExplicitCaches, place: UUID) -> bool:
-        plan = asked.plan
+    async def _create(self, call: CacheObservation, caches: ExplicitCaches, reserved_id: UUID) -> bool:
+        plan = call.plan
         try:
-            made = await caches.create(
-                replace(plan.payload, cached_content=None), lifetime_seconds=_ttl_of(plan), label=cache_label(place)
+            created = await caches.create(
+                replace(plan.payload, cached_content=None),
+                lifetime_seconds=_ttl_of(plan),
+                label=cache_label(reserved_id),
             )
         except ProviderFailed as error:
-            _log.warning("caches.refused", extra={"model": plan.key.model, "code": error.code})
-            if isinstance(error, _NOT_MADE):
-                await self._register.drop_cache(place)
+            _log.warning("caches.create_failed", extra={"model": plan.key.model, "code": error.code})
+            if isinstance(error, _NOT_CREATED):
+                await self._register.drop_cache(reserved_id)
             return False
-        kept: RegisteredCache | None = None
+        registered: RegisteredCache | None = None
         try:
-            kept = await self._register.add_cache(
-                asked.tenant_id,
-                asked.conversation_id,
-                place,
-                name=made.name,
-                token_count=made.token_count,
-                expires_at=made.expires_at,
+            registered = await self._register.add_cache(
+                call.tenant_id,
+                call.conversation_id,
+                reserved_id,
+                name=created.name,
+                token_count=created.token_count,
+                expires_at=created.expires_at,
             )
         finally:
-            # It took too long, the conversation was erased, or nobody will ever know: it must not stay.
-            if kept is None and await _delete(caches, made.name):
-                await self._register.drop_cache(place)
-        if kept is not None:
-            _log.info("caches.made", extra={"model": plan.key.model, "token_count": kept.token_count})
-        return kept is not None
+            # The reservation expired, the conversation was erased, or the write failed: delete the cache.
+            if registered is None and await _delete(caches, created.name):
+                await self._register.drop_cache(reserved_id)
+        if registered is not None:
+            _log.info("caches.created", extra={"model": plan.key.model, "token_count": registered.token_count})
+        return registered is not None
 
-    async def _look_after(self, asked: CacheObservation, cache: RegisteredCache) -> None:
-        if asked.was_gone:
+    async def _maintain(self, call: CacheObservation, cache: RegisteredCache) -> None:
+        if call.was_missing:
             await self._register.drop_cache(cache.id)
             return
-        ttl_seconds = _ttl_of(asked.plan)
-        if not needs_prolonging(cache, datetime.now(UTC), ttl_seconds=ttl_seconds):
+        ttl_seconds = _ttl_of(call.plan)
+        if not needs_renewal(cache, datetime.now(UTC), ttl_seconds=ttl_seconds):
             return
         try:
-            prolonged = await self._caches[cache.key.provider].prolong(cache.name, lifetime_seconds=ttl_seconds)
+            renewed = await self._caches[cache.key.provider].prolong(cache.name, lifetime_seconds=ttl_seconds)
         except CacheGone:
             await self._register.drop_cache(cache.id)
         except ProviderFailed as error:
-            _log.warning("caches.not_prolonged", extra={"model": cache.key.model, "code": error.code})
+            _log.warning("caches.renew_failed", extra={"model": cache.key.model, "code": error.code})
         else:
-            await self._register.prolong_cache(cache.id, prolonged.expires_at)
+            await self._register.prolong_cache(cache.id, renewed.expires_at)
 
     async def _remove(self, cache: RegisteredCache) -> bool:
         caches = self._caches.get(cache.key.provider)
@@ -280,32 +283,34 @@ class CacheMaintainer:
 
 
 async def _delete(caches: ExplicitCaches, name: str) -> bool:
-    """Whether it is gone. Where not, the sweep tries again, and in the end its time is over."""
+    """Return whether the cache is deleted. If not, the sweep tries again, and finally it expires."""
     try:
         await caches.delete(name)
     except CacheGone:
         return True
     except ProviderFailed as error:
-        _log.warning("caches.not_removed", extra={"code": error.code})
+        _log.warning("caches.delete_failed", extra={"code": error.code})
         return False
     return True
 
 
 async def _find(caches: ExplicitCaches, label: str) -> Sequence[str] | None:
-    """The names of what was made for a place; None where the provider does not say."""
+    """Return the names of caches with this label; None if the provider does not answer."""
     try:
         return await caches.find(label)
     except ProviderFailed as error:
-        _log.warning("caches.not_found", extra={"code": error.code})
+        _log.warning("caches.list_failed", extra={"code": error.code})
         return None
 
 
-async def _quietly(work: Callable[[], Awaitable[None]]) -> None:
-    """What goes wrong in the background is no turn's concern: the next turn does without, and tries again."""
+async def _log_failure(work: Callable[[], Awaitable[None]]) -> None:
+    """Failures in the background do not affect turns: the next turn goes on without a cache, and maintenance is tried
+    again.
+    """
     try:
         await work()
     except (DatabaseUnavailable, ConversationNotFound) as error:
-        _log.warning("caches.look_failed", extra={"code": error.code})
+        _log.warning("caches.maintenance_failed", extra={"code": error.code})
 
 
 def _ttl_of(plan: CachePlan) -> int:

@@ -1,10 +1,15 @@
-"""What is asked of a provider's cache: where markers stand, how long what they mark should live.
+"""What a request asks of the provider's cache: where breakpoints are, and how long the marked prefixes live.
 
-Claude caches what stands before a marker, takes four of them, and looks back twenty blocks from each for what it has
-cached before. Writing costs more than plain input, for an hour more than for five minutes; reading costs next to
-nothing. So the markers stand where the next request will look, and the lifetime follows the conversation's rhythm.
+Providers cache prefixes of a request. Gemini caches by itself; Claude caches the prefix before each breakpoint that a
+request sets. It accepts four breakpoints, and looks back at most twenty blocks from each for a prefix that it has
+cached before. Writing a prefix costs more than plain input, for an hour more than for five minutes; reading it costs a
+tenth of plain input or less.
 
-What was asked for is stored with the call and asked for again when the call is rebuilt.
+So breakpoints are placed where the next request will look: after the newest message, and at places that are still there
+when the conversation takes a less usual course (a wide answer, a withdrawn input, an edited static text). The lifetime
+is the one that would have been the cheapest for the recent gaps between calls.
+
+What a request asked for is stored with its call. A rebuilt request asks for the same, so it has the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +26,14 @@ from server.providers.pricing import Price
 SHORT_SECONDS: Final = 300
 LONG_SECONDS: Final = 3600
 WIDE_BLOCKS: Final = 15
-"""An answer of more blocks is so wide that looking back from behind it would miss what stands before it."""
-_USUAL: Final = (Decimal("0.1"), Decimal("1.25"), Decimal(2))
-"""Reading, writing for minutes, writing for an hour, of the price of input: for models without a price."""
+"""An answer with more blocks is so wide that the look-back from after it misses what is before it."""
+_DEFAULT_RATES: Final = (Decimal("0.1"), Decimal("1.25"), Decimal(2))
+"""Read, short write and long write as multiples of the input price, for models without a known price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Markers:
-    """Where a request has markers, beside those of the static text."""
+class Breakpoints:
+    """The breakpoints of a request, besides those of the static text."""
 
     tools: bool
     messages: tuple[int, ...]
@@ -36,47 +41,50 @@ class Markers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """How a conversation is talked to."""
+    """The recent gaps between calls of a conversation, and the size of its requests."""
 
     gaps_seconds: tuple[float, ...]
-    """Between the starts of its latest calls, the one to the present call included."""
+    """Between the starts of its latest calls, including the gap before the present call."""
     prefix_tokens: int
-    """What the next call could read."""
+    """What the next call can read."""
     growth_tokens: int
     """What each call adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """How long what is marked should live. What stands first lives at least as long: providers insist on that."""
+    """How long the marked prefixes live. Providers require that earlier ones live at least as long as later ones."""
 
     static_seconds: int
     message_seconds: int
 
 
-def place_markers(message_count: int, *, has_tools: bool, static_pieces: int, limit: int, is_wide: bool) -> Markers:
-    """Never more than `limit` in all, those of the static text included. The most useful ones stay.
+def place_breakpoints(
+    message_count: int, *, has_tools: bool, static_piece_count: int, limit: int, is_wide: bool
+) -> Breakpoints:
+    """Place at most `limit` breakpoints, including those of the static text.
 
-    In order of use: behind the newest message, for the next request; for a wide answer before it, where the last
-    request's newest marker stood; behind the message before the newest, the last that is still there when an input is
-    withdrawn; behind the tools, which outlive the static text when it is edited.
+    In order of use: after the newest message, for the next request; if the answer before it is wide, where the newest
+    breakpoint of the last request was; after the message before the newest, which is still there if an input is
+    withdrawn; after the tools, which are still there if the static text is edited.
     """
-    room = limit - count_static_breakpoints(static_pieces, limit)
+    available = limit - count_static_breakpoints(static_piece_count, limit)
     newest = message_count - 1
-    wanted = (newest, newest - 2, newest - 1) if is_wide else (newest, newest - 1)
-    places = [place for place in wanted if place >= 0][:room]
-    return Markers(tools=has_tools and len(places) < room, messages=tuple(sorted(places)))
+    candidates = (newest, newest - 2, newest - 1) if is_wide else (newest, newest - 1)
+    indexes = [index for index in candidates if index >= 0][:available]
+    return Breakpoints(tools=has_tools and len(indexes) < available, messages=tuple(sorted(indexes)))
 
 
-def plan_lifetimes(rhythm: Rhythm, price: Price | None, *, asked_seconds: int | None = None) -> Lifetimes:
-    """The lifetimes that would have been the cheapest for the gaps that were seen. `asked_seconds` decides instead.
+def plan_lifetimes(rhythm: Rhythm, price: Price | None, *, requested_seconds: int | None = None) -> Lifetimes:
+    """Choose the lifetimes that would have been the cheapest for the observed gaps. `requested_seconds` overrides the
+    choice.
 
-    Before anything is known of a conversation its messages live short, and the static text lives long: it is the part
-    that other conversations read too, and the first to be read again after a pause.
+    For a new conversation, messages live short and the static text lives long: other conversations read it too, and it
+    is the first to be read again after a pause.
     """
-    if asked_seconds is not None:
-        asked = LONG_SECONDS if asked_seconds >= LONG_SECONDS else SHORT_SECONDS
-        return Lifetimes(static_seconds=asked, message_seconds=asked)
+    if requested_seconds is not None:
+        requested = LONG_SECONDS if requested_seconds >= LONG_SECONDS else SHORT_SECONDS
+        return Lifetimes(static_seconds=requested, message_seconds=requested)
     message_cost = _cost(rhythm, rhythm.growth_tokens, price)
     static_cost = _cost(rhythm, 0, price)
     message_seconds = LONG_SECONDS if message_cost[LONG_SECONDS] < message_cost[SHORT_SECONDS] else SHORT_SECONDS
@@ -88,35 +96,35 @@ def plan_lifetimes(rhythm: Rhythm, price: Price | None, *, asked_seconds: int | 
 
 
 def measure_gaps(recent: Sequence[datetime], now: datetime) -> tuple[float, ...]:
-    """The seconds between calls, `recent` newest first. Clocks of several machines may run backwards: then 0."""
+    """Return the seconds between calls, `recent` newest first. 0 if the clocks of two machines disagree."""
     times = (now, *recent)
     return tuple(max(0.0, (later - earlier).total_seconds()) for later, earlier in pairwise(times))
 
 
 def encode_caching(payload: Payload) -> dict[str, JsonValue]:
-    """What a payload asks of the cache, and the container that it names, as the call keeps it. Empty for neither."""
-    named = {} if payload.container is None else {"container": payload.container}
-    return named | _encode_cache(payload)
+    """Encode what a payload asks of the cache, and its container, to be stored with the call. Empty for neither."""
+    container = {} if payload.container is None else {"container": payload.container}
+    return container | _encode_cache_request(payload)
 
 
-def _encode_cache(payload: Payload) -> dict[str, JsonValue]:
+def _encode_cache_request(payload: Payload) -> dict[str, JsonValue]:
     if payload.cached_content is not None:
         return {"cached_content": payload.cached_content}
     if not (payload.breakpoints or payload.static_cache_seconds or payload.requests_diagnosis):
         return {}
-    asked: dict[str, JsonValue] = {
+    requested: dict[str, JsonValue] = {
         "breakpoints": list(payload.breakpoints),
         "marks_tools": payload.marks_tools,
         "cache_seconds": payload.cache_seconds,
         "static_cache_seconds": payload.static_cache_seconds,
     }
     if payload.requests_diagnosis:
-        asked["previous_response_id"] = payload.previous_response_id
-    return asked
+        requested["previous_response_id"] = payload.previous_response_id
+    return requested
 
 
 def apply_caching(payload: Payload, caching: Mapping[str, JsonValue]) -> Payload:
-    """The payload as it was sent. The inverse of `encode_caching`; nothing stored changes nothing."""
+    """Apply stored caching to a payload: the inverse of `encode_caching`. Empty caching changes nothing."""
     if "container" in caching:
         payload = replace(payload, container=caching["container"])
     if not set(caching) - {"container"}:
@@ -135,7 +143,7 @@ def apply_caching(payload: Payload, caching: Mapping[str, JsonValue]) -> Payload
 
 
 def _cost(rhythm: Rhythm, growth_tokens: int, price: Price | None) -> dict[int, Decimal]:
-    """What the gaps cost with each lifetime: reading where the prefix was still there, writing it again where not."""
+    """The cost of the gaps with each lifetime: a read if the prefix was still cached, otherwise writing it again."""
     read, short_write, long_write = _rates(price)
     prefix = Decimal(rhythm.prefix_tokens)
     growth = Decimal(growth_tokens)
@@ -153,5 +161,5 @@ def _cost(rhythm: Rhythm, growth_tokens: int, price: Price | None) -> dict[int, 
 
 def _rates(price: Price | None) -> tuple[Decimal, Decimal, Decimal]:
     if price is None or price.cache_read is None:
-        return _USUAL
+        return _DEFAULT_RATES
     return price.cache_read, price.cache_write, price.cache_write_long

@@ -186,7 +186,7 @@ def _measure(
         thinking = 0
         if turn.kind is TurnKind.MODEL_RESPONSE:
             transcript = turn.output_tokens or sent
-            if scope is None or scope.is_behind(turn.prefix_hash):
+            if scope is None or scope.has_prefix(turn.prefix_hash):
                 thinking = _count_thinking(turn, sent - transcript)
             sent = transcript + thinking
         else:

@@ -1,5 +1,20 @@
-"""From turns to a request: history rules and repairs, the four layers in order, prompt arguments, build and rebuild.
+"""Payloads: from stored turns to the request of a call, and back from a stored call to the same request.
 
-`preparation` loads a conversation and builds its next payload, `builder` does so purely and can rebuild any past one to
-the byte, `history` has the rules and `withholding` says which signatures stay out. The same values give the same bytes.
+The room owns the rules of a history and their repair, the signatures that may be sent, the four layers, the arguments
+and templates of prompts, and the assistant's settings. It promises that the same values give the same bytes:
+`rebuild_payload` builds the request of any past call again from what was stored. A repair or an omission never changes
+a stored turn, and is recorded with the call.
+
+Other rooms use these modules:
+
+- `preparation`: `PayloadPreparation`, which loads a conversation and prepares its next payload
+- `builder`: `build_payload`, `rebuild_payload`, and the hashes of a prefix
+- `call_records`: what is stored of a call at its start and end
+- `cache_plan`: the cache plan of a payload
+- `signatures`: which signatures are withheld, and why
+- `arguments`, `renderer`, `transcript`: prompt arguments, the renderer port, and turns as text
+- `settings`: an assistant's settings
+- `shared_caches`: static texts and images that a process keeps in memory
+
+`history` and `messages` are used by `builder`; compaction uses `messages` for the request of a signed summary.
 """

@@ -1,15 +1,15 @@
-"""Prompt arguments: what templates can speak of.
+"""Prompt arguments: the values that templates can use.
 
     system          the clock, in UTC                                       dynamic layer only
     message         the text and language of the newest user task           dynamic layer only
     assistant       name, id, language, description
     conversation    id, identifier, source, direction, created_date; updated_date and duration in the dynamic layer only
     session         mode; empty if the conversation has none
-    args            the conversation's args, with those of the turn over them in the dynamic layer
-    <any name>      every arg again, and the assistant's variables where no arg has their name
+    args            the conversation's args; in the dynamic layer overridden by those of the turn
+    <any name>      every arg, and every variable of the assistant that no arg overrides
 
-The names of the namespaces are taken, whether or not they are there: no arg and no variable is ever seen under one.
-What comes out shares nothing with what went in.
+The names of the namespaces are reserved: an arg or a variable with such a name is available only in `args`. The result
+shares no mutable value with its sources.
 """
 
 import hashlib
@@ -22,12 +22,27 @@ from typing import Final
 from server.conversation.assistant import Assistant
 from server.conversation.block import JsonValue, TextBlock
 from server.conversation.conversation import Conversation
-from server.conversation.store import BufferedTurn
+from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import TurnKind
 
 NAMESPACES: Final = frozenset({"system", "assistant", "conversation", "session", "message", "args"})
 _WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def collect_arguments(source: PayloadSource, now: datetime) -> dict[str, JsonValue]:
+    """Build the arguments of the dynamic layer. In a tool loop the message is the user task that began it."""
+    trigger = source.buffered[-1]
+    task = _find_newest_task(source.buffered)
+    args = {**((task.args if task else None) or {}), **(trigger.args or {})}
+    return build_arguments(
+        assistant=source.assistant,
+        conversation=source.conversation,
+        now=now,
+        message_text=latest_user_text(source.buffered),
+        message_language=choose_language(source.buffered, source.conversation.metadata),
+        turn_args=args,
+    )
 
 
 def build_arguments(
@@ -39,34 +54,38 @@ def build_arguments(
     message_language: str,
     turn_args: Mapping[str, JsonValue] | None,
 ) -> dict[str, JsonValue]:
-    """For the dynamic layer: all there is. The turn's args win over the conversation's, and those over variables."""
-    named = _named(assistant, conversation, {**conversation.args, **(turn_args or {})})
-    named["conversation"] |= {
+    """Build the arguments of the dynamic layer. The turn's args override the conversation's, and those override
+    variables.
+    """
+    values = _build_namespaces(assistant, conversation, {**conversation.args, **(turn_args or {})})
+    values["conversation"] |= {
         "updated_date": _rfc3339(conversation.updated_at),
-        # Two clocks may disagree, but nothing lasts less than no time.
+        # Clocks of two machines may disagree.
         "duration": max(0, (now - conversation.created_at) // timedelta(seconds=1)),
     }
-    return named | {
+    return values | {
         "system": _system(now.astimezone(UTC)),
         "message": {"text": message_text, "language": message_language},
     }
 
 
 def build_static_arguments(*, assistant: Assistant, conversation: Conversation) -> dict[str, JsonValue]:
-    """For the static layer: the same without what depends on the clock, the message or the turn."""
-    return _named(assistant, conversation, conversation.args)
+    """Build the arguments of the static layer, without those that depend on the clock, the message or the turn."""
+    return _build_namespaces(assistant, conversation, conversation.args)
 
 
 def hash_arguments(args: Mapping[str, JsonValue]) -> bytes:
-    """SHA-256 of the args, whatever the order of their keys. Args that could render differently hash differently."""
+    """Hash the args, independent of the order of their keys. Args that could render differently have
+    different hashes.
+    """
     text = json.dumps(clone(args), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def choose_language(turns: Sequence[BufferedTurn], metadata: Mapping[str, JsonValue]) -> str:
-    """The language of the newest user task, else the client's, else none.
+    """Return the language of the newest user task, otherwise the client's, otherwise an empty text.
 
-    The client's stands in the metadata as `client.language`, under that very key or as `language` within `client`.
+    The client's language is in the metadata, as `client.language` or as `language` in `client`.
     """
     task = _find_newest_task(turns)
     client = metadata.get("client")
@@ -76,14 +95,14 @@ def choose_language(turns: Sequence[BufferedTurn], metadata: Mapping[str, JsonVa
 
 
 def latest_user_text(turns: Sequence[BufferedTurn]) -> str:
-    """What the user said last, also where tool responses came since; images and the like are left out."""
+    """Return the text of the newest user task, without images, also after tool responses."""
     task = _find_newest_task(turns)
     blocks = (task.blocks if task is not None else None) or ()
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
 def clone(value: JsonValue) -> JsonValue:
-    """A copy that shares nothing that could be changed with its original: plain dicts and lists throughout."""
+    """Copy a value deeply, as plain dicts and lists."""
     match value:
         case dict() | Mapping():
             return {key: clone(inner) for key, inner in value.items()}
@@ -97,7 +116,9 @@ def _find_newest_task(turns: Sequence[BufferedTurn]) -> BufferedTurn | None:
     return next((turn for turn in reversed(turns) if turn.kind is TurnKind.USER_TASK), None)
 
 
-def _named(assistant: Assistant, conversation: Conversation, args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _build_namespaces(
+    assistant: Assistant, conversation: Conversation, args: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
     root = {name: clone(value) for name, value in {**assistant.definition.variables, **args}.items()}
     return {
         **{name: value for name, value in root.items() if name not in NAMESPACES},
@@ -114,7 +135,7 @@ def _named(assistant: Assistant, conversation: Conversation, args: Mapping[str, 
             "direction": conversation.direction or "",
             "created_date": _rfc3339(conversation.created_at),
         },
-        # Without a mode it is empty but there: `session.mode` is then undefined, which renders as an empty text.
+        # Without a mode, `session.mode` is undefined, which renders as an empty text.
         "session": {"mode": conversation.mode} if conversation.mode else {},
         "args": clone(args),
     }

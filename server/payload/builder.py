@@ -1,6 +1,8 @@
-"""From turns to a payload: the four layers in their order, as a value.
+"""Building a payload: the four layers of a request, in order, as a value.
 
-Same values in, same bytes out: `rebuild_payload` makes the request of a past call again from what was stored.
+A request consists of tools and static text, followed by messages. Its parts belong to four layers, from the most stable
+to the most volatile: static (instructions and compacted history), dynamic (the state of the application now), buffered
+(recent turns) and trigger (the turn to be answered). There are two orders of the messages:
 
 | order         | messages                                                                                       |
 |---------------|------------------------------------------------------------------------------------------------|
@@ -8,8 +10,18 @@ Same values in, same bytes out: `rebuild_payload` makes the request of a past ca
 | `append_only` | the buffered turns, each input with the dynamic block that it was sent with; the trigger with  |
 |               | its own                                                                                        |
 
-The trigger is always last. Tools and the static text stand before all messages, wherever a vendor puts them. In the
-append-only order a signed block may stand for the turns before the buffer, and is the first message then.
+In the layered order the provider can cache the static layer. In the append-only order each request begins with all of
+the previous one, so the provider can cache everything, and thinking stays valid on models that bind it to its prefix; a
+dynamic block is kept in its input from then on. With a signed summary, that is the first message.
+
+A payload is built in this order: choose the dynamic block, repair the history and render it as messages (`messages`),
+place the cache breakpoints, and list all blocks with their hashes in a manifest. The manifest is compared with that of
+the previous call: a block that changed although it should not have is recorded as a warning (`prefix_break`), because
+it invalidates the cache.
+
+Building is pure: the same values give the same bytes. `rebuild_payload` builds the request of a past call from the
+stored turns and the call's stored dynamic block, order and caching, and verification compares its hash with the stored
+one.
 """
 
 import hashlib
@@ -18,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from server.caching.policy import WIDE_BLOCKS, Markers, apply_caching, place_markers
+from server.caching.policy import WIDE_BLOCKS, Breakpoints, apply_caching, place_breakpoints
 from server.conversation.assistant import Tool
 from server.conversation.block import Blob, JsonValue
 from server.conversation.epoch import Epoch, EpochReason
@@ -37,7 +49,7 @@ from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import TurnKind
 from server.payload.messages import PayloadSpec, dynamic_text, render_history
 from server.payload.settings import read_order, read_settings
-from server.payload.signatures import build_signature_scope, note_withheld
+from server.payload.signatures import build_signature_scope, record_withheld
 from server.providers.continuation import continue_payload, continued_attempts, fold_earlier
 from server.providers.model_profile import ModelProfile, find_profile
 from server.providers.provider import Provider
@@ -47,17 +59,17 @@ _CLOCK: Final = "current_datetime"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPayload:
-    """A payload, and what has to be recorded of how it came about."""
+    """A payload, and what is recorded about it."""
 
     payload: Payload
     order: LayerOrder
     manifest: tuple[ManifestEntry, ...]
     repairs: tuple[Mapping[str, JsonValue], ...]
-    """What had to be done to the history, see `server.payload.history`."""
+    """Repairs of the history, see `server.payload.history`."""
     warnings: tuple[Mapping[str, JsonValue], ...]
-    """Signatures that were withheld, a dynamic layer that waits, and where the prefix differs from the call before."""
+    """Withheld signatures, a postponed dynamic layer, and a prefix that differs from the previous call's."""
     dynamic_sent: str | None
-    """The dynamic layer as far as it is in this payload for the first time."""
+    """The dynamic block that is new in this payload."""
 
 
 def build_payload(
@@ -70,10 +82,10 @@ def build_payload(
     dynamic: str | None,
     blobs: Mapping[str, Blob],
 ) -> BuiltPayload:
-    """The request that answers the newest turn.
+    """Build the request that answers the newest turn.
 
-    `epoch` as settled for it. `dynamic` as it is now; whether it is sent is decided here. Raises `ValidationFailed` for
-    settings that cannot be read, and `HistoryRuleBroken` where the newest turn answers no call.
+    `epoch` is the epoch of the call. `dynamic` is the present dynamic layer; whether it is sent is decided here. Raises
+    `ValidationFailed` for invalid settings, and `HistoryRuleBroken` if the newest turn is a tool response to no call.
     """
     definition = source.assistant.definition
     spec = PayloadSpec(
@@ -91,7 +103,7 @@ def build_payload(
 
 
 def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPayload:
-    """The payload of a past call. `provider` speaks for the vendor; its account does not matter."""
+    """Build the payload of a past call. Only the vendor of `provider` matters, not its account."""
     source, start = rebuild.source, rebuild.call.start
     if source.epoch is None or source.static_text is None:
         raise Internal("A past call has no epoch.")
@@ -113,10 +125,7 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
 
 
 def _continue_past(built: BuiltPayload, rebuild: RebuildSource, provider: Provider) -> BuiltPayload:
-    """The request of a past call that continued a paused answer, given that of the call which was paused.
-
-    Raises `RawBytesRemoved`.
-    """
+    """Extend the request of a paused call to that of the call that continued it. Raises `RawBytesRemoved`."""
     bodies = [body for body in rebuild.continued if body is not None]
     if not bodies or len(bodies) != len(rebuild.continued):
         raise RawBytesRemoved
@@ -130,22 +139,22 @@ def _continue_past(built: BuiltPayload, rebuild: RebuildSource, provider: Provid
 
 
 def hash_prefix(static_text: str, tools: Sequence[Tool]) -> bytes:
-    """What stands before all messages, as one hash: an epoch's `prefix_hash`."""
+    """Hash everything before the messages: the `prefix_hash` of an epoch."""
     text = static_text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(b"%d:%s%s" % (len(text), text, encode_tools(tools))).digest()
 
 
 def hash_chain(prefix_hash: bytes, epoch_number: int) -> bytes:
-    """The `prefix_hash` of an epoch that brings a signed summary, and of those that go on with it. Nothing else has
-    it.
+    """Return the `prefix_hash` of an epoch that introduces a signed summary. It is unique to that epoch and those that
+    keep the summary.
     """
     return hashlib.sha256(b"%d:%s" % (epoch_number, prefix_hash)).digest()
 
 
 def needs_dynamic(sent: str | None, now: str) -> bool:
-    """Whether the dynamic layer has to be sent again within an exchange: not where only the clock has moved on.
+    """Return whether the dynamic layer has to be sent again within an exchange: not if only the clock has changed.
 
-    Text behind tool results makes models end their turn without a word, so it is sent only where it says something.
+    Text after tool results makes models end their turn without output, so it is sent only if it has news.
     """
     return sent is None or _without_clock(sent) != _without_clock(now)
 
@@ -156,67 +165,71 @@ def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch) -> BuiltPaylo
         raise Internal("There is nothing to answer.")
     trigger = turns[-1]
     dynamic = _choose_dynamic(turns, spec)
-    told = render_history(turns, spec, dynamic=dynamic)
-    if not told.steps or told.steps[-1].seq != trigger.seq:
+    rendered = render_history(turns, spec, dynamic=dynamic)
+    if not rendered.steps or rendered.steps[-1].seq != trigger.seq:
         raise HistoryRuleBroken("The newest turn answers no call.", rule="result_orphaned", seq=trigger.seq)
-    messages = told.messages
+    messages = rendered.messages
     profile = spec.scope.profile
-    markers = _place_markers(messages, turns, spec)
+    breakpoints = _place_breakpoints(messages, turns, spec)
     payload = Payload(
         model=profile.model,
         static_text=spec.static_text,
         tools=spec.tools,
         messages=messages,
         settings=spec.settings,
-        breakpoints=markers.messages,
-        marks_tools=markers.tools,
+        breakpoints=breakpoints.messages,
+        marks_tools=breakpoints.tools,
     )
     manifest = build_manifest(payload, marks_static=profile.breakpoints > 0)
     return BuiltPayload(
         payload=payload,
         order=spec.order,
         manifest=manifest,
-        repairs=told.repairs,
+        repairs=rendered.repairs,
         warnings=(
-            *note_withheld(told.withheld),
-            *_note_postponed(turns, spec, dynamic),
-            *_find_break(source, spec, manifest, epoch),
+            *record_withheld(rendered.withheld),
+            *_record_postponed(turns, spec, dynamic),
+            *_record_prefix_break(source, spec, manifest, epoch),
         ),
         dynamic_sent=dynamic,
     )
 
 
 def _choose_dynamic(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> str | None:
-    """The dynamic block that this payload brings; none where there is nothing in it."""
+    """Return the dynamic block that this payload adds; None if it is empty."""
     dynamic = spec.dynamic
     if not dynamic or not dynamic.strip():
         return None
     if spec.order is LayerOrder.LAYERED or turns[-1].kind is TurnKind.USER_TASK:
         return dynamic
-    if not spec.scope.profile.takes_text_beside_results or _waits_for_server_tool(turns, spec.provider):
+    if not spec.scope.profile.takes_text_beside_results or _is_server_call_pending(turns, spec.provider):
         return None
     return dynamic if needs_dynamic(_last_sent(turns), dynamic) else None
 
 
-def _waits_for_server_tool(turns: Sequence[BufferedTurn], provider: Provider) -> bool:
-    """Whether a call of the provider's own tool goes on with these results: then they have to stand alone."""
+def _is_server_call_pending(turns: Sequence[BufferedTurn], provider: Provider) -> bool:
+    """Return whether a call of the provider's own tool continues with these results. Then no text may be
+    beside them.
+    """
     answer = turns[-2].native if len(turns) > 1 else None
     if answer is None or not answer.data or answer.dialect != provider.name:
         return False
     return provider.settle_message(answer.data) != answer.data
 
 
-def _note_postponed(
+def _record_postponed(
     turns: Sequence[BufferedTurn], spec: PayloadSpec, sent: str | None
 ) -> Iterator[Mapping[str, JsonValue]]:
-    """That the dynamic layer has something new and waits for the next user task: it has no place beside results."""
+    """Record that a changed dynamic layer is postponed until the next user task, because it cannot be sent beside
+    results.
+    """
     now = spec.dynamic
     if sent is None and now and now.strip() and needs_dynamic(_last_sent(turns), now):
         yield {"kind": "dynamic_postponed", "seq": turns[-1].seq}
 
 
 def _last_sent(turns: Sequence[BufferedTurn]) -> str | None:
-    """The newest dynamic block of the exchange that is open."""
+    """The newest dynamic block of the open exchange."""
     for turn in reversed(turns):
         if turn.dynamic:
             return dynamic_text(turn)
@@ -233,25 +246,28 @@ def _without_clock(dynamic: str) -> JsonValue:
     return {name: item for name, item in value.items() if name != _CLOCK} if isinstance(value, dict) else value
 
 
-def _place_markers(messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], spec: PayloadSpec) -> Markers:
-    """None behind messages where a dynamic message before them changes with every request: nobody would read them."""
+def _place_breakpoints(
+    messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], spec: PayloadSpec
+) -> Breakpoints:
+    """Place no breakpoints after messages that follow a dynamic message, because that changes with every request."""
     before = turns[-2] if len(turns) > 1 else None
-    changes = messages[0].layer is Layer.DYNAMIC
-    return place_markers(
-        0 if changes else len(messages),
+    is_volatile = messages[0].layer is Layer.DYNAMIC
+    return place_breakpoints(
+        0 if is_volatile else len(messages),
         has_tools=bool(spec.tools),
-        static_pieces=len(split_static(spec.static_text)),
+        static_piece_count=len(split_static(spec.static_text)),
         limit=spec.scope.profile.breakpoints,
         is_wide=before is not None and len(before.blocks or ()) > WIDE_BLOCKS,
     )
 
 
-def _find_break(
+def _record_prefix_break(
     source: PayloadSource, spec: PayloadSpec, manifest: tuple[ManifestEntry, ...], epoch: Epoch
 ) -> Iterator[Mapping[str, JsonValue]]:
-    """Against the call before, where it was of the same provider and order, behind the same prefix. A new signed
-    summary comes with a new epoch and is announced by it, and so are signatures that are left out because they were
-    rejected; within one epoch nothing of that must change.
+    """Compare with the previous call if it had the same provider, order and prefix.
+
+    A new signed summary, and signatures that are left out after a rejection, begin a new epoch and are expected
+    changes. Within one epoch no block may change.
     """
     answers = [turn for turn in source.buffered if turn.kind is TurnKind.MODEL_RESPONSE]
     if (
@@ -262,8 +278,8 @@ def _find_break(
     ):
         return
     previous = without_continuation(decode_manifest(source.previous_manifest))
-    is_announced = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_signed_summary(previous, manifest)
-    if source.previous_epoch != epoch.number and is_announced:
+    is_expected = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_signed_summary(previous, manifest)
+    if source.previous_epoch != epoch.number and is_expected:
         return
     broken = find_prefix_break(previous, manifest, spec.order)
     if broken is not None:

@@ -1,7 +1,7 @@
-"""What a built payload asks of the provider's cache, and what is expected of it: decided once, before it leaves.
+"""The cache plan of a built payload: what it asks of the provider's cache, and how much it should read.
 
-The payload's content is settled by then. Here it is only decided how long its markers should last, which answer the
-provider should compare with, and whether an explicit cache stands for its static text and tools.
+The content of the payload does not change. The plan chooses the lifetime of its breakpoints, the response that the
+provider should compare with for its diagnosis, and whether an explicit cache replaces its static text and tools.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from server.caching.expectation import CacheExpectation, Request, expect_cache_read
-from server.caching.explicit_policy import CachePlan, CacheSettings, choose_cache, may_have_cache
+from server.caching.explicit_policy import CachePlan, CacheSettings, choose_cache, supports_cache
 from server.caching.policy import Rhythm, measure_gaps, plan_lifetimes
 from server.conversation.cache_register import CacheKey
 from server.conversation.manifest import decode_manifest, without_continuation
@@ -31,12 +31,12 @@ def plan_caching(
     prefix_hash: bytes,
     now: datetime,
 ) -> CachePlan:
-    """Pure: the same values give the same plan."""
+    """Plan the caching of a payload. Pure: the same values give the same plan."""
     settings = read_cache_settings(source.assistant.definition.settings)
     key = CacheKey(provider=provider.name, account=provider.account, model=profile.model, prefix_hash=prefix_hash)
     fits = (
         provider.caches is not None
-        and may_have_cache(profile, built.order, settings)
+        and supports_cache(profile, built.order, settings)
         and provider.caches.may_stand_for(built.payload)
     )
     cache = choose_cache(source.cache, key, now) if fits else None
@@ -44,14 +44,14 @@ def plan_caching(
         payload = replace(built.payload, cached_content=cache.name)
         expectation = CacheExpectation(tokens=cache.token_count, possible_tokens=cache.token_count)
     else:
-        payload = _ask_for_markers(source, built, key, profile, settings, now)
+        payload = _request_breakpoints(source, built, key, profile, settings, now)
         expectation = _expect(source, built.order, built.manifest, key, profile, now)
     return CachePlan(
-        payload=payload, expectation=expectation, key=key, settings=settings, may_have_cache=fits, cache=cache
+        payload=payload, expectation=expectation, key=key, settings=settings, supports_cache=fits, cache=cache
     )
 
 
-def _ask_for_markers(
+def _request_breakpoints(
     source: PayloadSource,
     built: BuiltPayload,
     key: CacheKey,
@@ -63,7 +63,7 @@ def _ask_for_markers(
         return built.payload
     rhythm = _measure_rhythm(source, built, now)
     price = find_price(profile.model, now, rhythm.prefix_tokens)
-    lifetimes = plan_lifetimes(rhythm, price, asked_seconds=settings.ttl_seconds)
+    lifetimes = plan_lifetimes(rhythm, price, requested_seconds=settings.ttl_seconds)
     previous = source.previous_call
     is_comparable = previous is not None and (previous.provider, previous.account) == (key.provider, key.account)
     return replace(
@@ -88,7 +88,7 @@ def _measure_rhythm(source: PayloadSource, built: BuiltPayload, now: datetime) -
 def expect_background_read(
     source: PayloadSource, manifest: Sequence[ManifestEntry], key: CacheKey, profile: ModelProfile, now: datetime
 ) -> CacheExpectation:
-    """For a request beside the conversation: of the call before, no more is due than what both begin with."""
+    """Estimate the cache read of a call that belongs to no turn: at most what it shares with the previous call."""
     aside = replace(source, previous_order=source.previous_order and LayerOrder.LAYERED)
     return _expect(aside, LayerOrder.LAYERED, manifest, key, profile, now)
 

@@ -1,7 +1,8 @@
-"""What is written down of a call: before it is over, and after."""
+"""The stored records of a call, at its start and at its end."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -12,7 +13,7 @@ from server.conversation.call import OUTCOME_UNKNOWN, CallEnd, CallStart
 from server.conversation.manifest import encode_manifest, extend_manifest
 from server.conversation.payload import Payload
 from server.conversation.usage import Usage
-from server.payload.preparation import PreparedPayload, record_failures
+from server.payload.preparation import PreparedPayload
 from server.providers.continuation import note_container, note_continuation
 from server.providers.pricing import price_call
 from server.providers.provider import ProviderAnswer, ProviderStream
@@ -22,7 +23,7 @@ from server.providers.token_estimate import TokenEstimate
 def describe_unknown_outcome(
     model: str, at: datetime, size_bytes: int, estimate: TokenEstimate
 ) -> dict[str, JsonValue]:
-    """The warning, with what a request of so many bytes costs at least: its input, by estimate."""
+    """Return the warning for a call with unknown outcome, with an estimate of its minimum cost: the input."""
     tokens = estimate.estimate(model, size_bytes)
     cost = price_call(model, at, Usage(fresh_input_tokens=tokens))
     total = None if cost is None else cost.total_usd
@@ -40,7 +41,9 @@ def build_call_start(
     payload: Payload,
     container: Mapping[str, JsonValue] | None = None,
 ) -> CallStart:
-    """The call as it left, with this payload. `container`: what the answer says of it, once it is there."""
+    """Return the record of a call that was sent with this payload. `container` is the one that the answer names, if
+    known.
+    """
     record = stream.record
     return CallStart(
         attempt=attempt,
@@ -56,7 +59,7 @@ def build_call_start(
         caching=encode_caching(payload),
         cache_expected_tokens=_expectation_of(prepared, payload).tokens,
         repairs=prepared.built.repairs,
-        template_failures=record_failures(prepared.template_failures),
+        template_failures=tuple(asdict(failure) for failure in prepared.template_failures),
         warnings=(
             *note_container(payload, container),
             *stream.warnings,
@@ -69,12 +72,12 @@ def build_call_start(
 def build_call_end(
     prepared: PreparedPayload, stream: ProviderStream, payload: Payload, error_code: str | None
 ) -> CallEnd:
-    """The call as it ended."""
+    """Return the record of a call of a turn that has ended."""
     return build_end(stream, prepared.model, _expectation_of(prepared, payload), error_code)
 
 
 def build_end(stream: ProviderStream, model: str, expectation: CacheExpectation, error_code: str | None) -> CallEnd:
-    """A call as it ended, whoever made it."""
+    """Return the record of any call that has ended."""
     record, answer = stream.record, stream.answer
     return CallEnd(
         ended_at=record.ended_at or datetime.now(UTC),
@@ -92,9 +95,9 @@ def build_end(stream: ProviderStream, model: str, expectation: CacheExpectation,
 
 
 def build_bare_call_end(stream: ProviderStream, error_code: str | None) -> CallEnd:
-    """A call whose answer cannot be stored: its bytes and times, and nothing that was read from them.
+    """Return the record of a call whose answer cannot be stored: its bytes and times only.
 
-    Its cost is not known, because its usage is not.
+    Its cost is unknown, because its usage is.
     """
     record = stream.record
     return CallEnd(
@@ -108,10 +111,12 @@ def build_bare_call_end(stream: ProviderStream, error_code: str | None) -> CallE
 
 
 def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpectation:
-    """As planned; of a call that had to do without the explicit cache it was planned with, nothing."""
+    """The planned expectation. A call that had to be sent without its planned explicit cache is expected to read
+    nothing.
+    """
     planned = prepared.caching
     if payload.continues:
-        # The plan is for the first request of the turn. This one finds what that one has written, at least.
+        # The plan is for the first request of the turn; this one reads at least what that one has written.
         return CacheExpectation(tokens=None)
     if planned.cache is None or payload.cached_content is not None:
         return planned.expectation
@@ -119,7 +124,7 @@ def _expectation_of(prepared: PreparedPayload, payload: Payload) -> CacheExpecta
 
 
 def price_answer(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | None:
-    """What a call cost: nothing where nothing was reported, None where the price is not known."""
+    """Return the cost of a call: 0 if no usage was reported, None if the price is unknown."""
     if answer.usage == Usage():
         return Decimal(0)
     cost = price_call(model, at, answer.usage, long_write_tokens=answer.long_write_tokens)
@@ -127,6 +132,6 @@ def price_answer(model: str, at: datetime, answer: ProviderAnswer) -> Decimal | 
 
 
 def add_costs(costs: Sequence[Decimal | None]) -> Decimal | None:
-    """The sum; None where any of them is not known."""
+    """Return the sum; None if any cost is unknown."""
     known = [cost for cost in costs if cost is not None]
     return sum(known, Decimal(0)) if len(known) == len(costs) else None

@@ -1,18 +1,24 @@
-"""The rules of a history, and how one that breaks them is put right.
+"""The rules of a history, and the repair of a history that breaks them.
 
-Providers take a history only if
+Providers accept a history only if
 
-- a tool call is followed at once by its results: `call_unanswered`
-- a result answers a call of the answer directly before it: `result_orphaned`
+- a tool call is immediately followed by its results: `call_unanswered`
+- a result answers a call of the model response directly before it: `result_orphaned`
 - a call has one result: `result_repeated`
 - no two calls have the same id: `call_repeated`
-- after tool results comes the model: `result_passed_over`
-- an answer of the model answers something: `answer_unasked`
+- a model response follows tool results: `result_passed_over`
+- a model response follows an input: `answer_unasked`
 
-What a client sends is checked before it is stored, so a broken history is the mark of a crash, a cancelled turn, given
-up calls or an import. It is repaired whenever a payload is built, and the stored turns stay as they are. The repair is
-a function of the turns alone and looks ahead no further than the input after an answer: what was sent once is repaired
-in the same way for ever, whatever is said later. Caches and signatures hang on that.
+Input is checked before it is stored, so a stored history is broken only by a crash, a cancelled turn, abandoned calls
+or an import. It is repaired whenever a payload is built. The stored turns do not change, and every repair is recorded
+with the call.
+
+The repair keeps as much as possible. No user task is dropped: one that follows unanswered results is sent together with
+them. A call without a result gets one that says that the call was abandoned. A result without a call is dropped. A call
+whose id is taken gets another one.
+
+The repair is a function of the turns alone, and looks ahead no further than the input after a model response. So a turn
+is repaired in the same way in every later request, whatever follows it: caches and signatures depend on that.
 """
 
 import hashlib
@@ -27,28 +33,28 @@ from server.conversation.turn import TurnKind, TurnState
 NO_RESULT: Final = "No result: the call was abandoned."
 
 Repair: TypeAlias = dict[str, JsonValue]
-"""As it is stored with the call: `kind`, the `seq` of the turn that needed it, and the `ids` of calls, if any."""
+"""As stored with the call: `kind`, the `seq` of the turn, and the `ids` of calls, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A turn as the rules see it."""
+    """The parts of a turn that the rules apply to."""
 
     kind: TurnKind
     seq: int | None
-    """None for one that a repair has put in."""
+    """None if a repair inserted it."""
     calls: tuple[ToolCallBlock, ...] = ()
     results: tuple[ToolResultBlock, ...] = ()
     complete: bool = True
     joined: bool = False
-    """A user task that goes together with the results before it, as one input."""
+    """A user task that is sent together with the results before it, as one input."""
     renamed: bool = False
     """Some of the calls have another id than the model gave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenRule:
-    """Where a history breaks which rule."""
+    """A rule that the history breaks, and where."""
 
     rule: str
     seq: int | None
@@ -57,14 +63,14 @@ class BrokenRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """A history that breaks no rule, and what was done to it."""
+    """A history that breaks no rule, and the repairs."""
 
     steps: tuple[Step, ...]
     repairs: tuple[Repair, ...]
 
 
 def read_steps(turns: Sequence[BufferedTurn]) -> tuple[Step, ...]:
-    """The turns as steps. Answers of which nothing can be sent back do not belong in here."""
+    """Convert turns to steps. Model responses of which nothing can be sent have to be left out before."""
     return tuple(
         Step(
             kind=turn.kind,
@@ -78,7 +84,7 @@ def read_steps(turns: Sequence[BufferedTurn]) -> tuple[Step, ...]:
 
 
 def find_broken_rules(steps: Sequence[Step]) -> list[BrokenRule]:
-    """Every place where the history breaks a rule; empty for one that can be sent."""
+    """Return every place where the history breaks a rule; empty if it can be sent."""
     broken: list[BrokenRule] = []
     seen: set[str] = set()
     before: Step | None = None
@@ -91,37 +97,34 @@ def find_broken_rules(steps: Sequence[Step]) -> list[BrokenRule]:
         ):
             if ids:
                 broken.append(BrokenRule(rule=rule, seq=step.seq, ids=ids))
-        if rule_of_order := _broken_order(step, before):
-            broken.append(BrokenRule(rule=rule_of_order, seq=step.seq))
+        if order_rule := _find_broken_order(step, before):
+            broken.append(BrokenRule(rule=order_rule, seq=step.seq))
         before = step
     return broken
 
 
 def repair(steps: Sequence[Step]) -> Repaired:
-    """A history that breaks no rule, with as much of the given one as can stay. One that is good stays as it is.
-
-    Nothing of a user's is left out. Calls without a result get one that says so, results without a call go.
-    """
-    mending = _Mending()
-    place = 0
-    while place < len(steps):
-        step = steps[place]
-        place += 1
+    """Repair a history. A history that breaks no rule is returned unchanged."""
+    repairer = _Repairer()
+    index = 0
+    while index < len(steps):
+        step = steps[index]
+        index += 1
         match step.kind:
             case TurnKind.USER_TASK:
-                mending.add_task(step)
+                repairer.add_task(step)
             case TurnKind.TOOL_RESPONSE:
-                mending.drop_orphans(step, step.results)
+                repairer.drop_orphans(step, step.results)
             case TurnKind.MODEL_RESPONSE:
-                responses = _responses_at(steps, place) if step.calls else ()
-                place += len(responses)
-                follower = steps[place] if place < len(steps) and not responses else None
-                mending.add_answer(step, responses, follower)
-    return Repaired(steps=tuple(mending.steps), repairs=tuple(mending.repairs))
+                responses = _responses_at(steps, index) if step.calls else ()
+                index += len(responses)
+                follower = steps[index] if index < len(steps) and not responses else None
+                repairer.add_answer(step, responses, follower)
+    return Repaired(steps=tuple(repairer.steps), repairs=tuple(repairer.repairs))
 
 
-class _Mending:
-    """A repair under way."""
+class _Repairer:
+    """A repair in progress."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -129,7 +132,7 @@ class _Mending:
         self._seen: set[str] = set()
 
     def add_task(self, task: Step) -> None:
-        """Behind results that nothing answered, the task goes out together with them."""
+        """Add a task. After results that no model response followed, it is sent together with them."""
         follows_results = bool(self.steps) and self.steps[-1].kind is TurnKind.TOOL_RESPONSE
         if follows_results and not task.joined:
             self._note("task_joined", task.seq)
@@ -137,7 +140,7 @@ class _Mending:
         self.steps.append(task)
 
     def add_answer(self, answer: Step, responses: Sequence[Step], follower: Step | None) -> None:
-        """With its results at once behind it, those that exist and those that have to be supplied."""
+        """Add a model response and its results, including supplied ones."""
         if not self.steps or self.steps[-1].kind is TurnKind.MODEL_RESPONSE:
             self._note("task_supplied", answer.seq)
             self.steps.append(Step(kind=TurnKind.USER_TASK, seq=None))
@@ -160,11 +163,13 @@ class _Mending:
         self.steps.append(Step(kind=TurnKind.TOOL_RESPONSE, seq=seq, results=results))
 
     def drop_orphans(self, response: Step, orphans: Sequence[ToolResultBlock]) -> None:
-        """Results that no call waits for. An empty response is one too."""
+        """Drop results of no pending call. An empty response is dropped too."""
         self._note("orphan_result_dropped", response.seq, ids=[result.tool_call_id for result in orphans])
 
     def _match(self, answer: Step, responses: Sequence[Step]) -> list[ToolResultBlock | None]:
-        """For each call its result. Of several the first counts; two calls of one id take them in turn."""
+        """Find the result of each call. The first of several results counts; two calls with one id take
+        them in turn.
+        """
         found: list[ToolResultBlock | None] = [None] * len(answer.calls)
         ids = _call_ids(answer)
         for response in responses:
@@ -173,12 +178,12 @@ class _Mending:
                 self.drop_orphans(response, orphans)
             repeated = []
             for result in response.results:
-                open_places = (
-                    place for place, id_ in enumerate(ids) if id_ == result.tool_call_id and found[place] is None
+                free_indexes = (
+                    index for index, id_ in enumerate(ids) if id_ == result.tool_call_id and found[index] is None
                 )
-                place = next(open_places, None)
-                if place is not None:
-                    found[place] = result
+                index = next(free_indexes, None)
+                if index is not None:
+                    found[index] = result
                 elif result.tool_call_id in ids:
                     repeated.append(result.tool_call_id)
             if repeated:
@@ -186,12 +191,14 @@ class _Mending:
         return found
 
     def _rename(self, answer: Step) -> Step:
-        """A call whose id is taken gets another, made of its place in the history, so that it is always the same."""
+        """Give a call whose id is taken another one. It is derived from the call's position, so it is
+        always the same.
+        """
         calls: list[ToolCallBlock] = []
-        for place, call in enumerate(answer.calls):
+        for index, call in enumerate(answer.calls):
             named = call
             if call.id in self._seen:
-                written = f"{answer.seq}:{place}:{call.id}".encode("utf-8", "surrogatepass")
+                written = f"{answer.seq}:{index}:{call.id}".encode("utf-8", "surrogatepass")
                 named = replace(call, id=f"call_{hashlib.sha256(written).hexdigest()[:32]}", is_id_ours=False)
             self._seen.add(named.id)
             calls.append(named)
@@ -205,15 +212,15 @@ class _Mending:
         self.repairs.append({"kind": kind, "seq": seq, "ids": list(ids), **more})
 
 
-def _responses_at(steps: Sequence[Step], place: int) -> tuple[Step, ...]:
-    """The tool responses from there on; an import may have them one by one."""
-    end = place
+def _responses_at(steps: Sequence[Step], index: int) -> tuple[Step, ...]:
+    """The consecutive tool responses from there; an import may contain them one by one."""
+    end = index
     while end < len(steps) and steps[end].kind is TurnKind.TOOL_RESPONSE:
         end += 1
-    return tuple(steps[place:end])
+    return tuple(steps[index:end])
 
 
-def _broken_order(step: Step, before: Step | None) -> str | None:
+def _find_broken_order(step: Step, before: Step | None) -> str | None:
     before_kind = None if before is None else before.kind
     match step.kind:
         case TurnKind.MODEL_RESPONSE if before_kind in {None, TurnKind.MODEL_RESPONSE}:
@@ -239,7 +246,7 @@ def _missing(wanted: Sequence[str], there: Sequence[str]) -> tuple[str, ...]:
 
 
 def _repeated(ids: Sequence[str], seen: set[str]) -> tuple[str, ...]:
-    """Those that have been seen before; all of them are seen now."""
+    """Return the ids that were seen before, and add all to `seen`."""
     repeated = []
     for id_ in ids:
         if id_ in seen:

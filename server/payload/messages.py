@@ -1,7 +1,7 @@
-"""From turns to messages: what was said, repaired where it has to be, in the words of the vendor that is asked.
+"""From turns to messages: the repaired history in the format of the vendor.
 
-In the append-only order each input holds the dynamic block that it was sent with. A signed block that stands for the
-turns before them, where an epoch has one, is the first message.
+In the append-only order each input contains the dynamic block that it was sent with. The signed summary of an epoch, if
+any, is the first message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from server.payload.signatures import SignatureScope, WithheldReason, find_withh
 from server.providers.provider import Provider
 
 NO_TASK: Final = "(no message)"
-"""What the user is taken to have said where an imported history has an answer to nothing."""
+"""The text of a user task that is inserted before a model response to nothing, in an imported history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadSpec:
-    """What a payload is made with, beside its turns."""
+    """What a payload is built from, besides its turns."""
 
     provider: Provider
     scope: SignatureScope
@@ -40,18 +40,18 @@ class PayloadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedHistory:
-    """Turns as they go to the provider."""
+    """Turns as they are sent to the provider."""
 
     messages: tuple[PayloadMessage, ...]
     steps: tuple[Step, ...]
-    """What the messages tell, without the signed summary."""
+    """The steps of the messages, without the signed summary."""
     repairs: tuple[Mapping[str, JsonValue], ...]
     withheld: Mapping[int, WithheldReason]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Past:
-    """The answers of the model as they go back: without the ones of which nothing is left."""
+class _RenderedAnswers:
+    """The model responses as they are sent back, without those of which nothing is left."""
 
     answers: Mapping[int, bytes]
     withheld: Mapping[int, WithheldReason]
@@ -59,31 +59,33 @@ class _Past:
 
 
 def render_history(turns: Sequence[BufferedTurn], spec: PayloadSpec, *, dynamic: str | None = None) -> RenderedHistory:
-    """The messages of the turns. Where the last one is an input it is the trigger, and `dynamic` goes with it."""
-    past = _render_answers(turns, spec)
-    repaired = repair(read_steps(_said(turns, past)))
+    """Render the messages of the turns. If the last turn is an input, it is the trigger and `dynamic` is
+    sent with it.
+    """
+    rendered = _render_answers(turns, spec)
+    repaired = repair(read_steps(_without_omitted(turns, rendered)))
     return RenderedHistory(
-        messages=tuple(_render(repaired.steps, turns, past, spec, dynamic)),
+        messages=tuple(_render(repaired.steps, turns, rendered, spec, dynamic)),
         steps=repaired.steps,
-        repairs=(*past.repairs, *repaired.repairs, *_note_text_calls(repaired.steps, spec)),
-        withheld=past.withheld,
+        repairs=(*rendered.repairs, *repaired.repairs, *_record_text_calls(repaired.steps, spec)),
+        withheld=rendered.withheld,
     )
 
 
 def outline_history(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> tuple[tuple[Step, bytes | None], ...]:
-    """What the messages of the turns tell, each step of the model's with what goes back of it. Needs no blobs."""
-    past = _render_answers(turns, spec)
-    steps = repair(read_steps(_said(turns, past))).steps
-    return tuple((step, None if step.seq is None else past.answers.get(step.seq)) for step in steps)
+    """Return the steps of the messages, each model step with the bytes that are sent back. Needs no blobs."""
+    rendered = _render_answers(turns, spec)
+    steps = repair(read_steps(_without_omitted(turns, rendered))).steps
+    return tuple((step, None if step.seq is None else rendered.answers.get(step.seq)) for step in steps)
 
 
 def dynamic_text(turn: BufferedTurn | None) -> str | None:
-    """The dynamic block that an answer was given to."""
+    """The dynamic block of the input that a model response answered."""
     return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
 
 
-def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _Past:
-    """All answers in the words of the vendor that is asked. What is withheld counts where it made a difference."""
+def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _RenderedAnswers:
+    """Render all model responses for the vendor. A reason to withhold is recorded only if it changed the bytes."""
     reasons = find_withheld(turns, spec.scope)
     answers: dict[int, bytes] = {}
     withheld: dict[int, WithheldReason] = {}
@@ -103,11 +105,11 @@ def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _Past:
             answers[turn.seq] = data
         if reason is not None and _lost_signatures(turn, data, reason):
             withheld[turn.seq] = reason
-    return _Past(answers=answers, withheld=withheld, repairs=tuple(repairs))
+    return _RenderedAnswers(answers=answers, withheld=withheld, repairs=tuple(repairs))
 
 
-def _said(turns: Sequence[BufferedTurn], past: _Past) -> list[BufferedTurn]:
-    return [turn for turn in turns if turn.kind is not TurnKind.MODEL_RESPONSE or turn.seq in past.answers]
+def _without_omitted(turns: Sequence[BufferedTurn], rendered: _RenderedAnswers) -> list[BufferedTurn]:
+    return [turn for turn in turns if turn.kind is not TurnKind.MODEL_RESPONSE or turn.seq in rendered.answers]
 
 
 def _render_answer(turn: BufferedTurn, reason: WithheldReason | None, provider: Provider) -> bytes | None:
@@ -115,22 +117,22 @@ def _render_answer(turn: BufferedTurn, reason: WithheldReason | None, provider: 
         case None:
             return turn.native.data
         case WithheldReason.PROVIDER:
-            # What its own provider would not take back (a refusal's partial output) goes to no other either.
+            # Output that its own provider does not accept back (of a refusal) is not sent to another one either.
             return provider.foreign_message(_blocks_of(turn)) if turn.native.data else None
         case _ if not turn.native.data:
             return None
         case _:
-            # What was rejected need not be the signature: see `server.conversation.errors.AnswerRejected`.
+            # The rejected part need not be the signature, see `server.conversation.errors.AnswerRejected`.
             return provider.unsigned_message(turn.native.data, documented_only=reason is WithheldReason.REJECTED)
 
 
 def _settle(
     data: bytes | None, following: Sequence[BufferedTurn], reason: WithheldReason | None, provider: Provider
 ) -> bytes | None:
-    """An answer without calls of the provider's own tools that got no result, unless they wait for it now.
+    """Remove calls of the provider's own tools that have no result, unless they are still pending.
 
-    Beside a call of the client's such a call waits until the client's results have come; its result opens the next
-    answer then.
+    Beside a call of a client's tool such a call is pending until the client's results are sent; its result then begins
+    the next response.
     """
     if not data or reason is WithheldReason.PROVIDER:
         return data
@@ -155,13 +157,17 @@ def _blocks_of(turn: BufferedTurn) -> tuple[Block, ...]:
 
 
 def _render(
-    steps: Sequence[Step], turns: Sequence[BufferedTurn], past: _Past, spec: PayloadSpec, dynamic: str | None
+    steps: Sequence[Step],
+    turns: Sequence[BufferedTurn],
+    rendered: _RenderedAnswers,
+    spec: PayloadSpec,
+    dynamic: str | None,
 ) -> Iterator[PayloadMessage]:
-    """The messages in order. A repaired history ends with the trigger, so they do."""
+    """Yield the messages in order. A repaired history ends with the trigger."""
     provider = spec.provider
     trigger = turns[-1] if turns and turns[-1].kind is not TurnKind.MODEL_RESPONSE else None
     by_seq = {turn.seq: turn for turn in turns}
-    blocks_sent = _blocks_sent(turns, trigger, spec, dynamic)
+    dynamic_blocks = _dynamic_blocks(turns, trigger, spec, dynamic)
     if spec.signed_summary is not None:
         yield PayloadMessage(layer=Layer.BUFFERED, data=spec.signed_summary, role="model", is_signed_summary=True)
     if spec.order is LayerOrder.LAYERED and dynamic is not None:
@@ -170,28 +176,28 @@ def _render(
     as_text = False
     for step in steps:
         turn = None if step.seq is None else by_seq[step.seq]
-        inside = None if step.seq is None else blocks_sent.get(step.seq)
+        dynamic_block = None if step.seq is None else dynamic_blocks.get(step.seq)
         match step.kind:
             case TurnKind.MODEL_RESPONSE:
-                calls, inside = step.calls, None
-                as_text = _goes_as_text(step, spec)
-                data, role = _render_model(step, turn, past, spec), "model"
+                calls, dynamic_block = step.calls, None
+                as_text = _is_sent_as_text(step, spec)
+                data, role = _render_model(step, turn, rendered, spec), "model"
             case TurnKind.TOOL_RESPONSE if as_text:
-                data, role = provider.user_message(_results_as_text(step.results, calls), {}, inside), "user"
+                data, role = provider.user_message(_results_as_text(step.results, calls), {}, dynamic_block), "user"
             case TurnKind.TOOL_RESPONSE:
-                inside = inside if spec.scope.profile.takes_text_beside_results else None
-                data, role = provider.tool_message(step.results, calls, inside), "tool"
+                dynamic_block = dynamic_block if spec.scope.profile.takes_text_beside_results else None
+                data, role = provider.tool_message(step.results, calls, dynamic_block), "tool"
             case TurnKind.USER_TASK:
-                said = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)
-                data, role = provider.user_message(said, spec.blobs, inside), "user"
+                blocks = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)
+                data, role = provider.user_message(blocks, spec.blobs, dynamic_block), "user"
         layer = Layer.TRIGGER if turn is not None and turn is trigger else Layer.BUFFERED
-        yield PayloadMessage(layer=layer, data=data, role=role, seq=step.seq, dynamic=inside)
+        yield PayloadMessage(layer=layer, data=data, role=role, seq=step.seq, dynamic=dynamic_block)
 
 
-def _blocks_sent(
+def _dynamic_blocks(
     turns: Sequence[BufferedTurn], trigger: BufferedTurn | None, spec: PayloadSpec, dynamic: str | None
 ) -> dict[int, str | None]:
-    """The dynamic blocks inside inputs, by their numbers."""
+    """The dynamic blocks inside inputs, by the number of the turn."""
     if spec.order is LayerOrder.LAYERED:
         return {}
     pairs = zip(turns, [*turns[1:], None], strict=True)
@@ -199,14 +205,14 @@ def _blocks_sent(
     return sent if trigger is None else sent | {trigger.seq: dynamic}
 
 
-def _goes_as_text(step: Step, spec: PayloadSpec) -> bool:
-    """Whether the calls of an answer are sent as text: see `server.conversation.epoch.Rejected`."""
+def _is_sent_as_text(step: Step, spec: PayloadSpec) -> bool:
+    """Return whether the calls of a response are sent as text, see `server.conversation.epoch.Rejected`."""
     return bool(step.calls) and step.seq is not None and step.seq <= spec.scope.rejected.calls_through_seq
 
 
-def _note_text_calls(steps: Sequence[Step], spec: PayloadSpec) -> Iterator[Mapping[str, JsonValue]]:
+def _record_text_calls(steps: Sequence[Step], spec: PayloadSpec) -> Iterator[Mapping[str, JsonValue]]:
     for step in steps:
-        if _goes_as_text(step, spec):
+        if _is_sent_as_text(step, spec):
             yield {"kind": "calls_as_text", "seq": step.seq, "ids": [call.id for call in step.calls]}
 
 
@@ -225,12 +231,12 @@ def _results_as_text(results: Sequence[ToolResultBlock], calls: Sequence[ToolCal
     )
 
 
-def _render_model(step: Step, turn: BufferedTurn | None, past: _Past, spec: PayloadSpec) -> bytes:
+def _render_model(step: Step, turn: BufferedTurn | None, rendered: _RenderedAnswers, spec: PayloadSpec) -> bytes:
     if turn is None:
         raise Internal("A repair never makes an answer.")
-    as_text = _goes_as_text(step, spec)
+    as_text = _is_sent_as_text(step, spec)
     if not step.renamed and not as_text:
-        return past.answers[turn.seq]
+        return rendered.answers[turn.seq]
     calls = iter(step.calls)
     blocks: list[Block] = [next(calls) if isinstance(block, ToolCallBlock) else block for block in _blocks_of(turn)]
     if as_text:

@@ -1,27 +1,21 @@
-"""From a conversation in the store to the payload of its next call: load, settle the epoch, render, build."""
+"""Preparing the payload of a conversation's next call: load, determine the epoch, render, build."""
 
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from server.caching.explicit_policy import CachePlan
 from server.conversation.assistant import Tool
-from server.conversation.block import Blob, JsonValue
+from server.conversation.block import Blob
 from server.conversation.epoch import NOTHING_REJECTED, Epoch, EpochReason, Rejected, Segment, inline_summary
 from server.conversation.errors import EpochMoved, ProviderFailed, ProviderNotConfigured, SummaryRejected
 from server.conversation.payload import LayerOrder
-from server.conversation.store import BufferedTurn, PayloadSource, Store
+from server.conversation.store import PayloadSource, Store
 from server.conversation.turn import TurnKind
-from server.payload.arguments import (
-    build_arguments,
-    build_static_arguments,
-    choose_language,
-    hash_arguments,
-    latest_user_text,
-)
+from server.payload.arguments import build_static_arguments, collect_arguments, hash_arguments
 from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
 from server.payload.renderer import Renderer, TemplateFailure
@@ -32,29 +26,28 @@ from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
 
 _log = logging.getLogger("strata.turn")
-_TRIES: Final = 3
-"""A compaction may begin an epoch between our look and our own; then we look again."""
+_MAX_TRIES: Final = 3
+"""A compaction may begin an epoch between the load and the write; then the conversation is loaded again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPayload:
-    """A payload that is ready to leave, and what has to be recorded of it."""
+    """A payload that is ready to be sent, and what is recorded about it."""
 
     provider: Provider
     model: str
     assistant_id: str
     epoch: int
-    order: LayerOrder
     built: BuiltPayload
     caching: CachePlan
     template_failures: tuple[TemplateFailure, ...]
     source: PayloadSource
-    """What it was built from, with the epoch as it was settled."""
+    """What it was built from, with its epoch."""
     static: StaticText
 
 
 class PayloadPreparation:
-    """Prepares the payloads of this process; holds what it has read of static texts and images."""
+    """Prepares payloads, and caches static texts and images for the turns of this process."""
 
     def __init__(
         self,
@@ -64,7 +57,7 @@ class PayloadPreparation:
         *,
         texts: StaticTextCache | None = None,
     ) -> None:
-        """`texts`: where others of this process hold static texts too."""
+        """`texts`: a cache that is shared with the compactor of this process."""
         self._store = store
         self._renderer = renderer
         self._providers = providers
@@ -72,28 +65,30 @@ class PayloadPreparation:
         self._blobs = BlobCache()
 
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
-        """All that the payload for the newest turn is made of. One round trip; raises what the store raises."""
-        held = self._blobs.blobs_of(conversation_id)
+        """Load everything that the payload for the newest turn is built from, in one round trip. Raises the errors of
+        the store.
+        """
+        cached = self._blobs.blobs_of(conversation_id)
         source = await self._store.load_payload_source(
             tenant_id,
             conversation_id,
             cached_static_hashes=self._texts.hashes_for(conversation_id),
-            cached_blobs=[blob.sha256 for blob in held.values()],
+            cached_blobs=[blob.sha256 for blob in cached.values()],
         )
-        # Others may have needed the room meanwhile.
-        if held:
-            self._blobs.put(conversation_id, held)
+        # The blobs may have been evicted during the load.
+        if cached:
+            self._blobs.put(conversation_id, cached)
         if source.epoch is not None and self._current_static(source) is None:
             return await self._store.load_payload_source(tenant_id, conversation_id)
         return source
 
     async def prepare(self, tenant_id: str, source: PayloadSource) -> PreparedPayload:
-        """The payload. No round trip, but one where an epoch begins.
+        """Build the payload. Needs no round trip, except one if an epoch begins.
 
-        Raises `ProviderNotConfigured`, `ValidationFailed` for settings that the model does not take, and what the store
-        raises.
+        Raises `ProviderNotConfigured`, `ValidationFailed` for settings that the model does not support, and the errors
+        of the store.
         """
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 return await self._build(tenant_id, source)
             except EpochMoved:
@@ -139,7 +134,6 @@ class PayloadPreparation:
             model=definition.model,
             assistant_id=source.assistant.id,
             epoch=epoch.number,
-            order=built.order,
             built=_name_container(source, replace(built, payload=caching.payload), provider),
             caching=caching,
             template_failures=(*failures, *rendered.failures),
@@ -150,13 +144,13 @@ class PayloadPreparation:
     async def leave_out_rejected(
         self, tenant_id: str, sent: PreparedPayload, failure: ProviderFailed
     ) -> PreparedPayload | None:
-        """The same payload without what the provider has rejected: signatures, or the signed summary.
+        """Build the same payload without what the provider has rejected: signatures, or the signed summary.
 
-        A new epoch records what is left out, so no later payload sends it. First all signatures of the history are
-        left out. If a request without them was rejected too, its calls and results become text. None if the payload
-        has nothing that could be left out. Raises what the store raises.
+        A new epoch records what is left out, so no later payload sends it. First all signatures of the history are left
+        out. If a request without them was rejected too, its calls and results become text. None if the payload has
+        nothing that could be left out. Raises the errors of the store.
         """
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 return await self._leave_out(tenant_id, sent, failure)
             except EpochMoved:
@@ -192,7 +186,7 @@ class PayloadPreparation:
     async def _settle_epoch(
         self, tenant_id: str, source: PayloadSource
     ) -> tuple[Epoch, StaticText, tuple[TemplateFailure, ...]]:
-        """The epoch that the call belongs to: the current one, or a new one where something static has changed."""
+        """Return the epoch of the call: the current one, or a new one if a static part has changed."""
         reason = plan_epoch(source)
         current = self._current_static(source)
         if reason is None and source.epoch is not None and current is not None:
@@ -239,8 +233,8 @@ class PayloadPreparation:
         segment = None
         if source.epoch is not None and source.epoch.signed_summary is not None:
             epoch = replace(epoch, signed_summary=source.epoch.signed_summary, prefix_hash=source.epoch.prefix_hash)
-            if not await self._still_opens(tenant_id, source, source.epoch, epoch):
-                epoch, static, segment = _set_down(epoch, static, assistant.definition.tools)
+            if not await self._summary_stays_valid(tenant_id, source, source.epoch, epoch):
+                epoch, static, segment = _inline_summary(epoch, static, assistant.definition.tools)
         await self._store.begin_epoch(
             tenant_id,
             conversation.id,
@@ -250,18 +244,22 @@ class PayloadPreparation:
         )
         return epoch, static, rendered.failures
 
-    async def _still_opens(self, tenant_id: str, source: PayloadSource, old: Epoch, new: Epoch) -> bool:
-        """Whether the signed block is worth anything in the new epoch: the same model is asked behind the same text and
-        tools.
-        """
+    async def _summary_stays_valid(self, tenant_id: str, source: PayloadSource, old: Epoch, new: Epoch) -> bool:
+        """Return whether the signed summary is valid in the new epoch: same model, static text and tools."""
         if old.static_hash != new.static_hash:
             return False
         now = source.assistant.definition
         if old.assistant_version == source.assistant.version:
             return True
-        then = (await self._store.load_assistant(tenant_id, source.assistant.id, old.assistant_version)).definition
+        old_definition = (
+            await self._store.load_assistant(tenant_id, source.assistant.id, old.assistant_version)
+        ).definition
         is_append_only = read_order(now.settings, find_profile(now.provider, now.model)) is LayerOrder.APPEND_ONLY
-        return is_append_only and (then.provider, then.model, then.tools) == (now.provider, now.model, now.tools)
+        return is_append_only and (old_definition.provider, old_definition.model, old_definition.tools) == (
+            now.provider,
+            now.model,
+            now.tools,
+        )
 
     def _gather_blobs(self, source: PayloadSource) -> Mapping[str, Blob]:
         blobs = {**self._blobs.blobs_of(source.conversation.id), **source.blobs}
@@ -271,7 +269,7 @@ class PayloadPreparation:
 
 
 def _name_container(source: PayloadSource, built: BuiltPayload, provider: Provider) -> BuiltPayload:
-    """The payload with the container that the call before ran code in, if it is the same account's."""
+    """Add the container of the previous call's code execution, if it belongs to the same account."""
     previous, noted = source.previous_call, source.previous_container
     if previous is None or (previous.provider, previous.account) != (provider.name, provider.account):
         return built
@@ -282,8 +280,10 @@ def _name_container(source: PayloadSource, built: BuiltPayload, provider: Provid
     return replace(built, payload=replace(built.payload, container=container), warnings=(*built.warnings, dict(noted)))
 
 
-def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[Epoch, StaticText, Segment | None]:
-    """The epoch with what its signed summary tells as the last segment of its history."""
+def _inline_summary(
+    epoch: Epoch, static: StaticText, tools: Sequence[Tool]
+) -> tuple[Epoch, StaticText, Segment | None]:
+    """The epoch with the text of its signed summary as the last segment of its history."""
     segment = inline_summary(epoch)
     if segment is None:
         return epoch, static, None
@@ -301,8 +301,9 @@ def _set_down(epoch: Epoch, static: StaticText, tools: Sequence[Tool]) -> tuple[
 def _plan_recovery(
     sent: PreparedPayload, failure: ProviderFailed
 ) -> Iterator[tuple[Epoch, StaticText, Segment | None]]:
-    """The epochs that leave out what was rejected, the one that leaves out least first. A signed summary becomes text
-    in any case: whether it was the cause is not said.
+    """Yield the epochs that leave out what was rejected, the smallest omission first.
+
+    A signed summary becomes text in any case, because the provider does not say whether it was the cause.
     """
     source, static, segment = sent.source, sent.static, None
     old = source.epoch
@@ -316,7 +317,7 @@ def _plan_recovery(
     )
     if old.signed_summary is not None:
         epoch = replace(epoch, reason=EpochReason.SUMMARY_INLINED)
-        epoch, static, segment = _set_down(epoch, static, source.assistant.definition.tools)
+        epoch, static, segment = _inline_summary(epoch, static, source.assistant.definition.tools)
     if isinstance(failure, SummaryRejected):
         if segment is not None:
             yield epoch, static, segment
@@ -338,10 +339,10 @@ def _hash_text(text: str) -> bytes:
 
 
 def plan_epoch(source: PayloadSource) -> EpochReason | None:
-    """Why a new epoch has to begin, or None where the current one goes on.
+    """Return why a new epoch has to begin, or None if the current one continues.
 
-    An open tool loop is finished in the epoch that it began in: its thinking and its calls belong to that epoch's tools
-    and texts, and a provider would refuse them behind others.
+    An open tool loop is finished in the epoch that it began in: its thinking and calls belong to that epoch's tools and
+    texts, and a provider would reject them with others.
     """
     if source.epoch is None:
         return EpochReason.STARTED
@@ -352,27 +353,3 @@ def plan_epoch(source: PayloadSource) -> EpochReason | None:
     if source.epoch.arguments_hash != hash_arguments(source.conversation.args):
         return EpochReason.ARGUMENTS_CHANGED
     return None
-
-
-def collect_arguments(source: PayloadSource, now: datetime) -> dict[str, JsonValue]:
-    """The arguments of the dynamic layer. In a tool loop the message is the user task that began it."""
-    trigger = source.buffered[-1]
-    task = _latest_task(source.buffered)
-    args = {**((task.args if task else None) or {}), **(trigger.args or {})}
-    return build_arguments(
-        assistant=source.assistant,
-        conversation=source.conversation,
-        now=now,
-        message_text=latest_user_text(source.buffered),
-        message_language=choose_language(source.buffered, source.conversation.metadata),
-        turn_args=args,
-    )
-
-
-def record_failures(failures: Sequence[TemplateFailure]) -> tuple[dict[str, JsonValue], ...]:
-    """Template failures as the call keeps them."""
-    return tuple(asdict(failure) for failure in failures)
-
-
-def _latest_task(turns: Sequence[BufferedTurn]) -> BufferedTurn | None:
-    return next((turn for turn in reversed(turns) if turn.kind is TurnKind.USER_TASK), None)

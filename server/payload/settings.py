@@ -1,16 +1,16 @@
-"""An assistant's settings, read strictly: a member that nobody reads is a mistake that nobody would notice.
+"""An assistant's settings. Unknown members are errors, because a misspelled one would otherwise go unnoticed.
 
-| member              | takes                                                                            |
+| member              | value                                                                            |
 |---------------------|----------------------------------------------------------------------------------|
 | `max_output_tokens` | a positive number                                                                |
-| `thinking`          | a level or an effort, `off`, or a number of tokens, as the model has it          |
-| `show_thinking`     | whether thinking is shown, where the provider can show it                        |
-| `temperature`       | a number from 0 to 2, where the model takes one                                  |
+| `thinking`          | a level or an effort, `off`, or a number of tokens, depending on the model       |
+| `show_thinking`     | whether thinking is returned, if the provider supports it                        |
+| `temperature`       | a number from 0 to 2, if the model supports it                                   |
 | `stop_sequences`    | a list of texts                                                                  |
-| `safety`            | thresholds by category; Gemini's                                                 |
-| `extra`             | members for the provider's request as they are                                   |
-| `layer_order`       | `layered` or `append_only`, where the model allows it                            |
-| `compaction`        | when old exchanges leave the buffer, see `server.conversation.compaction_policy`              |
+| `safety`            | thresholds by category; Gemini only                                              |
+| `extra`             | members that are added to the provider's request unchanged                       |
+| `layer_order`       | `layered` or `append_only`, if the model supports it                             |
+| `compaction`        | when old exchanges are moved, see `server.conversation.compaction_policy`        |
 | `cache`             | `explicit`: `auto`, `on` or `off`; `ttl_seconds`: 60 to 86,400                   |
 """
 
@@ -30,15 +30,15 @@ _LAYER_ORDER: Final = "layer_order"
 _CACHE: Final = "cache"
 _COMPACTION: Final = "compaction"
 _TTL_RANGE: Final = range(60, 86_401)
-_NOT_OF_CALLS: Final = frozenset({_LAYER_ORDER, _CACHE, _COMPACTION})
-"""Members that say how requests are built and cached, and not what is asked of the model."""
-_HOTTEST: Final = 2
+_NOT_CALL_SETTINGS: Final = frozenset({_LAYER_ORDER, _CACHE, _COMPACTION})
+"""Members about building and caching requests, not about the model."""
+_MAX_TEMPERATURE: Final = 2
 
 
 def read_settings(settings: Mapping[str, JsonValue]) -> CallSettings:
-    """The settings of a call. Raises `ValidationFailed` for a member that is unknown or of another type."""
+    """Read the settings of a call. Raises `ValidationFailed` for a member that is unknown or has a wrong type."""
     _refuse(_find_faults(settings))
-    members = {name: value for name, value in settings.items() if name not in _NOT_OF_CALLS and value is not None}
+    members = {name: value for name, value in settings.items() if name not in _NOT_CALL_SETTINGS and value is not None}
     if "thinking" in members:
         members["thinking"] = str(members["thinking"])
     if "stop_sequences" in members:
@@ -47,7 +47,9 @@ def read_settings(settings: Mapping[str, JsonValue]) -> CallSettings:
 
 
 def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> LayerOrder:
-    """The order that the assistant chose, else the model's own. Raises `ValidationFailed` for one it does not allow."""
+    """Return the order that the assistant chose, otherwise the model's default. Raises `ValidationFailed` for an
+    unsupported one.
+    """
     chosen = settings.get(_LAYER_ORDER)
     if chosen is None:
         return profile.orders[0]
@@ -58,43 +60,41 @@ def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> Laye
 
 
 def read_cache_settings(settings: Mapping[str, JsonValue]) -> CacheSettings:
-    """What the assistant wants of caches. Raises `ValidationFailed` for members that are unknown or of another type."""
+    """Read the member `cache`. Raises `ValidationFailed` for members that are unknown or have a wrong type."""
     _refuse(_find_faults({_CACHE: settings.get(_CACHE)}))
-    asked = settings.get(_CACHE) or {}
+    requested = settings.get(_CACHE) or {}
     return CacheSettings(
-        explicit=ExplicitChoice(asked.get("explicit") or ExplicitChoice.AUTO), ttl_seconds=asked.get("ttl_seconds")
+        explicit=ExplicitChoice(requested.get("explicit") or ExplicitChoice.AUTO),
+        ttl_seconds=requested.get("ttl_seconds"),
     )
 
 
 def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue]) -> None:
-    """That there can be such a model and that it takes them, for the time when an assistant is saved.
-
-    Raises `ValidationFailed`.
-    """
+    """Check a model name and the settings for it, before an assistant is saved. Raises `ValidationFailed`."""
     check_model_name(provider, model)
     profile = find_profile(provider, model)
-    asked = read_settings(settings)
+    requested = read_settings(settings)
     read_policy(settings.get(_COMPACTION) or {})
     read_order(settings, profile)
     faults: list[tuple[str, str]] = []
-    if asked.thinking is not None and (fault := _find_thinking_fault(asked.thinking, profile)):
+    if requested.thinking is not None and (fault := _find_thinking_fault(requested.thinking, profile)):
         faults.append(("thinking", fault))
-    if asked.temperature is not None and not profile.accepts_sampling:
+    if requested.temperature is not None and not profile.accepts_sampling:
         faults.append(("temperature", f"{model} takes no temperature."))
     if read_cache_settings(settings).explicit is ExplicitChoice.ON and not profile.explicit_caches:
         faults.append((_CACHE, f"{model} has no explicit caches."))
     limit = profile.output_limit_tokens
-    if not profile.assumed and (asked.max_output_tokens or 0) > limit:
+    if not profile.assumed and (requested.max_output_tokens or 0) > limit:
         faults.append(("max_output_tokens", f"{model} gives at most {limit} tokens."))
     _refuse(faults)
 
 
-def _find_thinking_fault(asked: str, profile: ModelProfile) -> str | None:
-    if asked == _OFF:
+def _find_thinking_fault(requested: str, profile: ModelProfile) -> str | None:
+    if requested == _OFF:
         return None if profile.thinking_optional else f"{profile.model} always thinks."
     if profile.thinking is ThinkingControl.BUDGET:
-        return None if _is_number_text(asked) else f"{profile.model} takes thinking as a number of tokens, or off."
-    if asked in profile.thinking_levels:
+        return None if _is_number_text(requested) else f"{profile.model} takes thinking as a number of tokens, or off."
+    if requested in profile.thinking_levels:
         return None
     return f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}."
 
@@ -104,9 +104,9 @@ def _find_faults(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]
         if name not in _MEMBERS:
             yield name, f"There is no such setting; there are {', '.join(_MEMBERS)}."
         elif value is not None:
-            is_good, wanted = _MEMBERS[name]
-            if not is_good(value):
-                yield name, f"This takes {wanted}."
+            is_valid, expected = _MEMBERS[name]
+            if not is_valid(value):
+                yield name, f"This takes {expected}."
 
 
 def _refuse(faults: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
@@ -124,7 +124,7 @@ def _is_number_text(text: str) -> bool:
 
 
 def _is_temperature(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _HOTTEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_TEMPERATURE
 
 
 def _are_texts(value: JsonValue) -> bool:

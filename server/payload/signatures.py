@@ -1,8 +1,8 @@
-"""Which answers go back to a provider without their signatures, and why.
+"""Which model responses are sent back without their signatures, and why.
 
-A signature is worth something only to who made it: the same provider, the same family of models, on some models the
-same account, and on some the same text before it. Elsewhere it is refused or makes the request fail, so it is withheld.
-It is not lost: the stored answer keeps it, and whenever the conversation returns to where it holds, it is sent again.
+A signature is valid only for the provider and model family that created it, on some models only for the same account,
+and on some only after the same prefix. Anywhere else it is ignored or makes the request fail, so it is withheld. The
+stored response keeps it, and it is sent again when the conversation returns to where it is valid.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,42 +17,42 @@ from server.providers.model_profile import ModelProfile, find_family
 
 
 class WithheldReason(StrEnum):
-    """Why signatures of an answer are not sent."""
+    """Why the signatures of a response are not sent."""
 
     PROVIDER = "provider"
-    """Another vendor made it."""
+    """Another vendor created it."""
     FAMILY = "family"
-    """A model made it whose signatures this one does not read."""
+    """A model created it whose signatures this model does not accept."""
     ACCOUNT = "account"
-    """It was made with other credentials."""
+    """It was created with other credentials."""
     PREFIX = "prefix"
-    """It was made behind another static text or other tools, or behind a signed block that is no longer sent."""
+    """It was created with another static text or other tools, or after a signed summary that is no longer sent."""
     REJECTED = "rejected"
-    """The provider has rejected signatures of the history, and this answer was among it."""
+    """The provider has rejected signatures of the history, and this response was part of it."""
     UNSIGNED = "unsigned"
-    """Its first call came without one, where the model insists on it."""
+    """Its first call has no signature, and the model requires one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureScope:
-    """Who is asked, and behind what."""
+    """Where signatures have to be valid: the provider, account, model and prefix of a request."""
 
     provider: str
     account: str
     profile: ModelProfile
     prefix_hash: bytes
     kept_prefix_hashes: tuple[bytes, ...] = ()
-    """Of an epoch with a signed summary: where it comes from, see `server.conversation.epoch`."""
+    """With a signed summary: the prefixes whose thinking stays valid, see `server.conversation.epoch`."""
     rejected: Rejected = NOTHING_REJECTED
-    """By this provider."""
+    """What this provider has rejected."""
 
-    def is_behind(self, prefix_hash: bytes | None) -> bool:
-        """Whether what was made behind this prefix was made behind the present one, or one that it stands for."""
+    def has_prefix(self, prefix_hash: bytes | None) -> bool:
+        """Return whether thinking created with this prefix is valid for the present one."""
         return prefix_hash is not None and prefix_hash in {self.prefix_hash, *self.kept_prefix_hashes}
 
 
 def build_signature_scope(provider: str, account: str, profile: ModelProfile, epoch: Epoch) -> SignatureScope:
-    """Who is asked in an epoch."""
+    """Return the scope of requests in an epoch."""
     return SignatureScope(
         provider=provider,
         account=account,
@@ -64,9 +64,9 @@ def build_signature_scope(provider: str, account: str, profile: ModelProfile, ep
 
 
 def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mapping[int, WithheldReason]:
-    """By their numbers the answers whose signatures do not hold for this signer."""
+    """Return the responses whose signatures are not valid in this scope, by number."""
     answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
-    family = _find_family_asked(answers, scope)
+    family = _find_current_family(answers, scope)
     withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, scope, family)) is not None}
     if not scope.profile.prefix_bound:
         return withheld
@@ -75,8 +75,8 @@ def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mappi
     return withheld | early
 
 
-def _find_family_asked(answers: Sequence[BufferedTurn], scope: SignatureScope) -> str:
-    """The family of the model that is asked: what its newest answer said, where the name is an alias."""
+def _find_current_family(answers: Sequence[BufferedTurn], scope: SignatureScope) -> str:
+    """The family of the requested model. If its name is an alias, its newest response names the model."""
     for turn in reversed(answers):
         if turn.native.dialect == scope.provider and turn.model == scope.profile.model and turn.model_version:
             return find_family(scope.provider, turn.model, turn.model_version)
@@ -93,7 +93,7 @@ def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> With
         return WithheldReason.FAMILY
     if profile.account_bound and turn.account != scope.account:
         return WithheldReason.ACCOUNT
-    if profile.prefix_bound and not scope.is_behind(turn.prefix_hash):
+    if profile.prefix_bound and not scope.has_prefix(turn.prefix_hash):
         return WithheldReason.PREFIX
     calls = [block for block in turn.blocks or () if isinstance(block, ToolCallBlock)]
     if profile.signs_calls and calls and calls[0].signature is None:
@@ -104,24 +104,26 @@ def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> With
 def _find_crossing(
     answers: Sequence[BufferedTurn], withheld: Mapping[int, WithheldReason], scope: SignatureScope
 ) -> int:
-    """The last answer with calls that was made behind another prefix, but whose results went out behind this one.
+    """Return the last response with calls that was created with another prefix, but whose results were sent with this
+    one.
 
-    Claude wants the thinking that belongs to the calls it is given results for, or none at all. So everything up to
-    there went out without thinking; and since what was left out once must not come back, it stays so.
+    Claude requires either the thinking that belongs to the calls whose results it is given, or no thinking at all. So
+    everything up to that response was sent without thinking. Thinking that was left out once must not be sent again, so
+    it stays left out.
     """
-    said = [turn for turn in answers if turn.native.data]
+    answered = [turn for turn in answers if turn.native.data]
     crossings = [
         turn.seq
-        for turn, following in zip(said, [*said[1:], None], strict=False)
+        for turn, following in zip(answered, [*answered[1:], None], strict=False)
         if withheld.get(turn.seq) is WithheldReason.PREFIX
         and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
-        and (following is None or scope.is_behind(following.prefix_hash))
+        and (following is None or scope.has_prefix(following.prefix_hash))
     ]
     return max(crossings, default=0)
 
 
-def note_withheld(reasons: Mapping[int, WithheldReason]) -> Iterator[dict[str, object]]:
-    """What a call records of it: for each reason the turns."""
+def record_withheld(reasons: Mapping[int, WithheldReason]) -> Iterator[dict[str, object]]:
+    """Yield a warning for each reason, with the turns."""
     for reason in WithheldReason:
         if seqs := sorted(seq for seq, found in reasons.items() if found is reason):
             yield {"kind": "signatures_withheld", "reason": str(reason), "seqs": seqs}

@@ -1,12 +1,11 @@
-"""Transcripts: turns as they are told once they have left the buffer.
+"""Transcripts: turns as text, after they have left the buffer.
 
-A transcript says what a reader needs in order to go on: what the user said, what was answered, which tools were called
-and what they gave. It never holds reasoning, nor anything that tells that there was some.
+A transcript contains what a model needs to continue: the user's messages, the answers, and the tool calls with their
+results. It contains no reasoning and no trace of it.
 
-Its text goes into the prompt, and parts of it were written by people and tools that may wish to look like somebody
-else. So nobody's words stand at the beginning of a line: `quote` puts a mark before every line of a text, and
-`write_json` gives a value on one line. What `templates/history_segment.j2` makes of both can be read back without doubt
-about who said what; `read_transcript` in the tests does.
+Its text becomes part of the prompt, and users and tools may try to imitate other speakers. So no foreign text begins a
+line: `quote` puts a mark before every line of a text, and `write_json` writes a value on one line. The output of
+`templates/history_segment.j2` can therefore be parsed unambiguously, and `read_transcript` in the tests does that.
 """
 
 import json
@@ -30,7 +29,7 @@ from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponse
 
 QUOTE_MARK: Final = "> "
 LINE_ENDS: Final = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-"""All that anybody takes for the end of a line."""
+"""All characters that any reader treats as the end of a line."""
 _HIDDEN: Final = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NOTES: Final[Mapping[TurnState, str]] = {
@@ -42,57 +41,57 @@ _NOTES: Final[Mapping[TurnState, str]] = {
 
 
 class PieceKind(StrEnum):
-    """What a piece of a transcript is."""
+    """The kind of a piece of a transcript."""
 
     TEXT = "text"
     IMAGE = "image"
     CALL = "call"
     NO_RESULT = "no_result"
-    """A call that was given up, or that nobody has answered."""
+    """A call that was abandoned or not answered."""
     RESULT = "result"
     ERROR = "error"
-    """A result that says that the tool failed."""
+    """A result that reports a failure of the tool."""
     UNSHOWN = "unshown"
-    """Something that this release cannot put into words."""
+    """A block that this release cannot describe."""
     NOTHING = "nothing"
-    """A turn in which nothing was said."""
+    """A turn without content."""
     NO_ROOM = "no_room"
-    """Turns that are left out altogether."""
+    """Turns that are left out completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptPiece:
-    """A piece of a turn, in words."""
+    """A piece of a turn, as text."""
 
     kind: PieceKind
     text: str = ""
-    """Of a text and of a result that is text: as it is, of any number of lines. Of all others: one line."""
+    """A message or a text result: any number of lines. Any other kind: one line."""
     is_json: bool = False
-    """Of results: the text is one line of JSON."""
+    """For results: the text is one line of JSON."""
     place: int | None = None
-    """Of calls: which one of the turn, from 1. Of results: which call of the turn before; None for one to no call."""
+    """For calls: the number within the turn, from 1. For results: the call of the previous turn; None for no call."""
     name: str = ""
-    """Of calls: of the tool."""
+    """For calls: the name of the tool."""
     left_out_chars: int = 0
-    """Of results: how much of the end is not here."""
+    """For results: the number of characters that were truncated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptTurn:
-    """A turn, or several that are told as one."""
+    """A turn, or several turns described as one."""
 
     label: str
     """Its number, or the first and the last: `1-40`."""
     speaker: str
     """`user`, `assistant`, `tools`, `summary`, or `left out`."""
     note: str = ""
-    """What is out of the ordinary about it."""
+    """Anything unusual about it."""
     pieces: tuple[TranscriptPiece, ...]
 
 
 def build_transcript(turns: Sequence[Turn], *, result_limit_chars: int = 0) -> tuple[TranscriptTurn, ...]:
-    """The turns in words. A result longer than the limit loses its end; 0 is no limit."""
-    told = []
+    """Describe the turns. A result longer than the limit is truncated; 0 means no limit."""
+    described = []
     for turn, before, after in zip(turns, [None, *turns[:-1]], [*turns[1:], None], strict=True):
         match turn:
             case UserTaskTurn():
@@ -103,11 +102,13 @@ def build_transcript(turns: Sequence[Turn], *, result_limit_chars: int = 0) -> t
                 speaker, note = "assistant", _NOTES[turn.state]
             case _:
                 assert_never(turn)
-        # Providers want the partial output of a refusal discarded: text of the history would bring it back.
+        # Providers require that the partial output of a refusal is discarded; the history must not repeat it.
         refused = isinstance(turn, ModelResponseTurn) and turn.stop_reason is StopReason.REFUSAL
         blocks = () if refused else turn.blocks
-        pieces = tuple(_merge(_tell(blocks, _places(before), _answered(after), result_limit_chars)))
-        told.append(
+        pieces = tuple(
+            _merge(_describe_blocks(blocks, _call_indexes(before), _answered_ids(after), result_limit_chars))
+        )
+        described.append(
             TranscriptTurn(
                 label=str(turn.seq),
                 speaker=speaker,
@@ -115,39 +116,39 @@ def build_transcript(turns: Sequence[Turn], *, result_limit_chars: int = 0) -> t
                 pieces=pieces or (TranscriptPiece(kind=PieceKind.NOTHING),),
             )
         )
-    return tuple(told)
+    return tuple(described)
 
 
 def build_summary(first_seq: int, last_seq: int, text: str) -> TranscriptTurn:
-    """Turns that are told by a summary."""
+    """Describe turns by a summary."""
     piece = TranscriptPiece(kind=PieceKind.TEXT, text=text)
     return TranscriptTurn(label=f"{first_seq}-{last_seq}", speaker="summary", pieces=(piece,))
 
 
 def build_gap(first_seq: int, last_seq: int) -> TranscriptTurn:
-    """Turns of which nothing is told."""
+    """Describe turns that are left out."""
     piece = TranscriptPiece(kind=PieceKind.NO_ROOM)
     return TranscriptTurn(label=f"{first_seq}-{last_seq}", speaker="left out", pieces=(piece,))
 
 
 def transcript_turn_from_json(item: Mapping[str, Any]) -> TranscriptTurn:
-    """The inverse of `dataclasses.asdict` for a turn, after a way as JSON."""
+    """The inverse of `dataclasses.asdict` for a turn that was encoded as JSON."""
     pieces = tuple(TranscriptPiece(**{**piece, "kind": PieceKind(piece["kind"])}) for piece in item["pieces"])
     return TranscriptTurn(**{**item, "pieces": pieces})
 
 
 def quote(text: str) -> str:
-    """The text with a mark before each of its lines, whatever ends them."""
+    """Put a mark before each line of the text, whatever ends the lines."""
     return QUOTE_MARK + LINE_ENDS.sub(lambda match: match.group() + QUOTE_MARK, text)
 
 
 def write_json(value: JsonValue) -> str:
-    """The value on one line, keys in their order. What could pass for the end of a line is written as an escape."""
+    """Write the value on one line, keys in order. Characters that could end a line are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return _HIDDEN.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def _tell(
+def _describe_blocks(
     blocks: Sequence[Block], places: Mapping[str, int], answered: frozenset[str], result_limit_chars: int
 ) -> Iterator[TranscriptPiece]:
     calls = 0
@@ -168,15 +169,15 @@ def _tell(
                 if block.id not in answered:
                     yield TranscriptPiece(kind=PieceKind.NO_RESULT, place=calls)
             case ToolResultBlock():
-                yield _tell_result(block, places, result_limit_chars)
+                yield _describe_result(block, places, result_limit_chars)
             case UnknownBlock():
-                # Not even its name: it may be a new kind of reasoning.
+                # Its name is omitted too, because it may be a new kind of reasoning.
                 yield TranscriptPiece(kind=PieceKind.UNSHOWN)
             case _:
                 assert_never(block)
 
 
-def _tell_result(block: ToolResultBlock, places: Mapping[str, int], limit_chars: int) -> TranscriptPiece:
+def _describe_result(block: ToolResultBlock, places: Mapping[str, int], limit_chars: int) -> TranscriptPiece:
     is_text = isinstance(block.output, str)
     text = block.output if is_text else write_json(block.output)
     shown = text[:limit_chars] if limit_chars else text
@@ -190,31 +191,31 @@ def _tell_result(block: ToolResultBlock, places: Mapping[str, int], limit_chars:
 
 
 def _merge(pieces: Iterator[TranscriptPiece]) -> Iterator[TranscriptPiece]:
-    """Texts that follow one another are one text: providers cut them where they like."""
-    held: list[str] = []
+    """Join consecutive texts, because providers split them arbitrarily."""
+    texts: list[str] = []
     for piece in pieces:
         if piece.kind is PieceKind.TEXT:
-            held.append(piece.text)
+            texts.append(piece.text)
             continue
-        if held:
-            yield TranscriptPiece(kind=PieceKind.TEXT, text="".join(held))
-            held.clear()
+        if texts:
+            yield TranscriptPiece(kind=PieceKind.TEXT, text="".join(texts))
+            texts.clear()
         yield piece
-    if held:
-        yield TranscriptPiece(kind=PieceKind.TEXT, text="".join(held))
+    if texts:
+        yield TranscriptPiece(kind=PieceKind.TEXT, text="".join(texts))
 
 
-def _places(before: Turn | None) -> Mapping[str, int]:
-    """Of the calls of a turn, by their ids."""
+def _call_indexes(before: Turn | None) -> Mapping[str, int]:
+    """The calls of a turn, by their ids."""
     calls = [] if before is None else [block.id for block in before.blocks if isinstance(block, ToolCallBlock)]
     return {call_id: place for place, call_id in enumerate(calls, start=1)}
 
 
-def _answered(after: Turn | None) -> frozenset[str]:
+def _answered_ids(after: Turn | None) -> frozenset[str]:
     results = () if after is None else after.blocks
     return frozenset(block.tool_call_id for block in results if isinstance(block, ToolResultBlock))
 
 
 def _name(name: str) -> str:
-    """A name that comes from outside, as a word or as JSON."""
+    """A name from outside, as a word or as JSON."""
     return name if _PLAIN_NAME.fullmatch(name) else write_json(name)

@@ -333,7 +333,7 @@ class TurnRunner:
                 plan=prepared.caching,
                 usage=call.stream.answer.usage,
                 started_at=call.stream.record.started_at,
-                was_gone=any(isinstance(attempt.failure, CacheGone) for attempt in call.attempts),
+                was_missing=any(isinstance(attempt.failure, CacheGone) for attempt in call.attempts),
             )
         )
 

@@ -123,14 +123,14 @@ def keeper_of(register: PostgresCacheRegister, caches: FakeCaches, budget: str =
 
 
 def asked(
-    tenant: Tenant, conversation_id: str, cache: RegisteredCache | None = None, *, was_gone: bool = False
+    tenant: Tenant, conversation_id: str, cache: RegisteredCache | None = None, *, was_missing: bool = False
 ) -> CacheObservation:
     plan = CachePlan(
         payload=replace(build_payload(MODEL, [b"{}"]), static_text=TEXT),
         expectation=CacheExpectation(),
         key=KEY,
         settings=CacheSettings(explicit=ExplicitChoice.ON),
-        may_have_cache=True,
+        supports_cache=True,
         cache=cache,
     )
     return CacheObservation(
@@ -139,7 +139,7 @@ def asked(
         plan=plan,
         usage=Usage(),
         started_at=datetime.now(UTC),
-        was_gone=was_gone,
+        was_missing=was_missing,
     )
 
 

@@ -14,10 +14,10 @@ from server.caching.explicit_policy import (
     Demand,
     ExplicitChoice,
     choose_cache,
-    may_have_cache,
-    needs_prolonging,
+    is_worthwhile,
+    needs_renewal,
     storage_usd_per_hour,
-    wants_cache,
+    supports_cache,
 )
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.payload import LayerOrder
@@ -48,7 +48,7 @@ def demand(**changes: object) -> Demand:
 
 
 def wants(settings: CacheSettings, asked: Demand, *, ttl_seconds: int = 3600) -> bool:
-    return wants_cache(settings, asked, PRO, PRICE, ttl_seconds=ttl_seconds)
+    return is_worthwhile(settings, asked, PRO, PRICE, ttl_seconds=ttl_seconds)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_explicit_caches_are_for_models_that_have_them_where_only_the_static_tex
     *, provider: str, model: str, order: LayerOrder, explicit: str, expected: bool
 ) -> None:
     settings = CacheSettings(explicit=ExplicitChoice(explicit))
-    assert may_have_cache(find_profile(provider, model), order, settings) is expected
+    assert supports_cache(find_profile(provider, model), order, settings) is expected
 
 
 def test_a_cache_is_used_for_its_own_prefix_while_it_lives() -> None:
@@ -106,8 +106,8 @@ def test_a_text_below_the_minimum_is_never_cached() -> None:
 
 
 def test_without_a_price_nothing_pays() -> None:
-    assert not wants_cache(AUTO, demand(), PRO, None, ttl_seconds=3600)
-    assert wants_cache(ON, demand(), PRO, None, ttl_seconds=3600)
+    assert not is_worthwhile(AUTO, demand(), PRO, None, ttl_seconds=3600)
+    assert is_worthwhile(ON, demand(), PRO, None, ttl_seconds=3600)
 
 
 @given(
@@ -129,5 +129,5 @@ def test_storage_is_summed_over_models_and_an_unknown_one_counts_as_dear() -> No
 
 
 def test_a_cache_is_prolonged_when_half_of_its_time_is_over() -> None:
-    assert needs_prolonging(cache(seconds_left=299), NOW, ttl_seconds=600)
-    assert not needs_prolonging(cache(seconds_left=301), NOW, ttl_seconds=600)
+    assert needs_renewal(cache(seconds_left=299), NOW, ttl_seconds=600)
+    assert not needs_renewal(cache(seconds_left=301), NOW, ttl_seconds=600)

@@ -14,7 +14,7 @@ from server.caching.policy import (
     apply_caching,
     encode_caching,
     measure_gaps,
-    place_markers,
+    place_breakpoints,
     plan_lifetimes,
 )
 from server.conversation.payload import Payload, count_static_breakpoints
@@ -40,17 +40,17 @@ def rhythm(*gaps_seconds: float, prefix_tokens: int = 20_000, growth_tokens: int
 @given(
     message_count=st.integers(0, 40),
     has_tools=st.booleans(),
-    static_pieces=st.integers(0, 5),
+    static_piece_count=st.integers(0, 5),
     is_wide=st.booleans(),
     limit=st.integers(0, 5),
 )
-def test_there_are_never_more_markers_than_allowed(
-    *, message_count: int, has_tools: bool, static_pieces: int, is_wide: bool, limit: int
+def test_there_are_never_more_breakpoints_than_allowed(
+    *, message_count: int, has_tools: bool, static_piece_count: int, is_wide: bool, limit: int
 ) -> None:
-    markers = place_markers(
-        message_count, has_tools=has_tools, static_pieces=static_pieces, limit=limit, is_wide=is_wide
+    markers = place_breakpoints(
+        message_count, has_tools=has_tools, static_piece_count=static_piece_count, limit=limit, is_wide=is_wide
     )
-    used = len(markers.messages) + markers.tools + count_static_breakpoints(static_pieces, limit)
+    used = len(markers.messages) + markers.tools + count_static_breakpoints(static_piece_count, limit)
     assert used <= limit
     assert list(markers.messages) == sorted(set(markers.messages))
     assert all(0 <= place < message_count for place in markers.messages)
@@ -60,7 +60,7 @@ def test_there_are_never_more_markers_than_allowed(
 
 
 @pytest.mark.parametrize(
-    ("static_pieces", "is_wide", "expected"),
+    ("static_piece_count", "is_wide", "expected"),
     [
         (1, False, (True, (8, 9))),
         (1, True, (False, (7, 8, 9))),
@@ -69,15 +69,15 @@ def test_there_are_never_more_markers_than_allowed(
     ],
 )
 def test_a_wide_answer_and_a_long_text_take_the_places_of_others(
-    *, static_pieces: int, is_wide: bool, expected: tuple[bool, tuple[int, ...]]
+    *, static_piece_count: int, is_wide: bool, expected: tuple[bool, tuple[int, ...]]
 ) -> None:
-    markers = place_markers(10, has_tools=True, static_pieces=static_pieces, limit=4, is_wide=is_wide)
+    markers = place_breakpoints(10, has_tools=True, static_piece_count=static_piece_count, limit=4, is_wide=is_wide)
     assert (markers.tools, markers.messages) == expected
 
 
 @given(rhythm=rhythms, asked=st.none() | st.integers(60, 86_400), priced=st.booleans())
 def test_what_stands_first_lives_at_least_as_long(*, rhythm: Rhythm, asked: int | None, priced: bool) -> None:
-    lifetimes = plan_lifetimes(rhythm, OPUS if priced else None, asked_seconds=asked)
+    lifetimes = plan_lifetimes(rhythm, OPUS if priced else None, requested_seconds=asked)
     assert lifetimes.static_seconds >= lifetimes.message_seconds
     assert {lifetimes.static_seconds, lifetimes.message_seconds} <= {SHORT_SECONDS, LONG_SECONDS}
 
@@ -111,7 +111,7 @@ def test_an_hour_has_to_pay_for_what_it_costs_to_write() -> None:
 
 @pytest.mark.parametrize(("asked", "expected"), [(60, SHORT_SECONDS), (3599, SHORT_SECONDS), (3600, LONG_SECONDS)])
 def test_an_assistant_may_decide_the_lifetime_itself(asked: int, expected: int) -> None:
-    lifetimes = plan_lifetimes(rhythm(10 * MINUTE), OPUS, asked_seconds=asked)
+    lifetimes = plan_lifetimes(rhythm(10 * MINUTE), OPUS, requested_seconds=asked)
     assert lifetimes == Lifetimes(static_seconds=expected, message_seconds=expected)
 
 

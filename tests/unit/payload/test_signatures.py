@@ -8,7 +8,7 @@ import pytest
 from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
-from server.payload.signatures import SignatureScope, WithheldReason, find_withheld, note_withheld
+from server.payload.signatures import SignatureScope, WithheldReason, find_withheld, record_withheld
 from server.providers.model_profile import find_profile
 from tests.support.fakes.conversation import Talk
 
@@ -107,7 +107,7 @@ def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
 
 def test_what_is_withheld_is_noted_by_reason() -> None:
     reasons = {8: WithheldReason.FAMILY, 2: WithheldReason.PROVIDER, 4: WithheldReason.FAMILY}
-    assert list(note_withheld(reasons)) == [
+    assert list(record_withheld(reasons)) == [
         {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]},
         {"kind": "signatures_withheld", "reason": "family", "seqs": [4, 8]},
     ]

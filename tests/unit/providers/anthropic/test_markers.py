@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.caching.policy import LONG_SECONDS, SHORT_SECONDS, place_markers
+from server.caching.policy import LONG_SECONDS, SHORT_SECONDS, place_breakpoints
 from server.conversation.assistant import Tool
 from server.conversation.payload import PIECE_CHARACTERS, CallSettings, Payload, split_static
 from server.providers.anthropic.request import build_extra, build_parameters, join_messages, write_system, write_tools
@@ -39,10 +39,10 @@ def payloads(draw: st.DrawFn) -> tuple[Payload, Any]:
     static = "x" * draw(st.integers(0, 40)) + ("y" * PIECE_CHARACTERS + "\n") * draw(st.integers(0, 4))
     tools = tuple(Tool(name=f"t{number}", description="", parameters={}) for number in range(draw(st.integers(0, 3))))
     told = draw(messages)
-    markers = place_markers(
+    markers = place_breakpoints(
         len(told),
         has_tools=bool(tools),
-        static_pieces=len(split_static(static)),
+        static_piece_count=len(split_static(static)),
         limit=profile.breakpoints,
         is_wide=draw(st.booleans()),
     )
