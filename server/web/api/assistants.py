@@ -1,4 +1,4 @@
-"""Assistants over HTTP. Saving one that is unchanged makes no new version, so a deployment may save them every time."""
+"""Routes to create, list, load and revise assistants. Saving an unchanged assistant creates no new version."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -48,10 +48,10 @@ _EXAMPLE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderNames:
-    """Whom this server can ask."""
+    """The providers that this server has keys for."""
 
     default: str | None
-    """Whom an assistant gets that names nobody."""
+    """The provider of an assistant that names none."""
     known: Collection[str]
 
 
@@ -59,12 +59,12 @@ class InstructionsBody(Body):
     """The texts of the static layer. Each is a template and may be empty."""
 
     roles: Annotated[str, _INSTRUCTION] = Field(default="", description="Who the assistant is.")
-    procedure: Annotated[str, _INSTRUCTION] = Field(default="", description="How it goes about it.")
-    constraints: Annotated[str, _INSTRUCTION] = Field(default="", description="What it must not do.")
+    procedure: Annotated[str, _INSTRUCTION] = Field(default="", description="How the assistant proceeds.")
+    constraints: Annotated[str, _INSTRUCTION] = Field(default="", description="What the assistant must not do.")
 
 
 class ToolBody(Body):
-    """A function that the client runs when the model asks for it."""
+    """A function that the client runs when the model calls it."""
 
     name: str = Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$", examples=["get_weather"])
     description: Annotated[str, TextLimit(20_000)] = Field(default="", examples=["The weather in a city."])
@@ -84,7 +84,7 @@ class ToolBody(Body):
 
 
 class AssistantBody(Body):
-    """What the owner of an assistant chooses."""
+    """The definition of an assistant."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "helper"}, _EXAMPLE]})
 
@@ -93,14 +93,16 @@ class AssistantBody(Body):
     description: Annotated[str, TextLimit(2000)] = Field(
         default="", description="Prompt argument `assistant.description`."
     )
-    provider: str | None = Field(default=None, description="`gemini` or `anthropic`; else the server's default.")
+    provider: str | None = Field(
+        default=None, description="`gemini` or `anthropic`. Default: the server's default provider."
+    )
     model: Annotated[str, TextLimit(200, blank=False)] | None = Field(
-        default=None, description="Else the provider's default."
+        default=None, description="Default: the provider's default model."
     )
     instructions: InstructionsBody = Field(default_factory=InstructionsBody)
     variables: JsonObject = Field(default_factory=dict, description="Defaults of the prompt arguments.")
     tools: list[ToolBody] = Field(default_factory=list, max_length=128)
-    settings: JsonObject = Field(default_factory=dict, description="How the model is called.")
+    settings: JsonObject = Field(default_factory=dict, description="Settings of the model calls.")
 
     @field_validator("tools")
     @classmethod
@@ -120,7 +122,7 @@ class AssistantView(View):
     )
 
     id: str
-    version: int = Field(description="1 for the first; each change adds one.")
+    version: int = Field(description="The first version is 1; each change adds one.")
     created_at: datetime
     name: str
     language: str
@@ -134,7 +136,6 @@ class AssistantView(View):
 
     @classmethod
     def of(cls, assistant: Assistant) -> Self:
-        """The view of a version."""
         return cls(
             id=assistant.id,
             version=assistant.version,
@@ -155,7 +156,7 @@ class AssistantPage(View):
     guards=[client_only],
     summary="Create an assistant",
     response_description="Version 1.",
-    description="Instructions are templates: one that does not parse, or that depends on the clock, is refused.",
+    description="Instructions are templates. A template that does not parse or that depends on the clock is refused.",
     tags=["assistants"],
     responses=document_client_errors(TemplateInvalid, TemplateWorkersBusy, body=True),
 )
@@ -166,7 +167,6 @@ async def create_assistant(
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[AssistantView]:
-    """The assistant as it was saved."""
     definition = await check_definition(caller.tenant_id, data, provider_names, renderer)
     assistant = await store.create_assistant(caller.tenant_id, definition)
     return answer_json(AssistantView.of(assistant), 201, {"location": f"/v1/assistants/{assistant.id}"})
@@ -175,8 +175,8 @@ async def create_assistant(
 @get(
     "/v1/assistants",
     guards=[client_only],
-    summary="All assistants",
-    response_description="A page of them.",
+    summary="List assistants",
+    response_description="A page of assistants.",
     description="The newest version of each, newest assistant first.",
     tags=["assistants"],
     responses=document_client_errors(CursorInvalid),
@@ -187,7 +187,6 @@ async def list_assistants(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[AssistantPage]:
-    """A page of the tenant's assistants."""
     page = await store.list_assistants(caller.tenant_id, cursor=cursor, limit=limit)
     return answer_json(
         AssistantPage(data=[AssistantView.of(item) for item in page.items], next_cursor=page.next_cursor)
@@ -197,9 +196,9 @@ async def list_assistants(
 @get(
     "/v1/assistants/{assistant_id:str}",
     guards=[client_only],
-    summary="One assistant",
+    summary="Load an assistant",
     response_description="The version.",
-    description="The newest version, or the one that is asked for.",
+    description="Returns the newest version, or the given one.",
     tags=["assistants"],
     responses=document_client_errors(AssistantNotFound),
 )
@@ -209,7 +208,6 @@ async def show_assistant(
     store: NamedDependency[SkipValidation[Store]],
     version: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[AssistantView]:
-    """One version of an assistant."""
     return answer_json(AssistantView.of(await store.load_assistant(caller.tenant_id, assistant_id, version)))
 
 
@@ -218,8 +216,8 @@ async def show_assistant(
     guards=[client_only],
     summary="Change an assistant",
     response_description="The newest version.",
-    description="Replaces the whole definition, as a new version; where nothing is different the version stays. "
-    "Conversations stay on the version that they have; PATCH moves one to another.",
+    description="Replaces the whole definition with a new version, unless nothing differs. Conversations keep their "
+    "version of the assistant; PATCH changes it.",
     tags=["assistants"],
     responses=document_client_errors(AssistantNotFound, TemplateInvalid, TemplateWorkersBusy, body=True),
 )
@@ -231,10 +229,9 @@ async def revise_assistant(
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[AssistantView]:
-    """The version that holds now."""
     newest = await store.load_assistant(caller.tenant_id, assistant_id)
     definition = await check_definition(caller.tenant_id, data, provider_names, renderer)
-    # As text: the order of keys is part of a definition, since models read it and caches compare it.
+    # Compared as text: the order of keys is part of a definition, because it affects prompts and caches.
     if json.dumps(definition_members(definition)) != json.dumps(definition_members(newest.definition)):
         newest = await store.revise_assistant(caller.tenant_id, assistant_id, definition)
     return answer_json(AssistantView.of(newest))
@@ -243,7 +240,7 @@ async def revise_assistant(
 async def check_definition(
     tenant_id: str, body: AssistantBody, providers: ProviderNames, renderer: Renderer
 ) -> AssistantDefinition:
-    """What the body defines. Raises `ValidationFailed`, `TemplateInvalid` and `TemplateWorkersBusy`."""
+    """Build a definition. Raises `ValidationFailed`, `TemplateInvalid` and `TemplateWorkersBusy`."""
     provider = body.provider or providers.default
     if provider is None or provider not in providers.known:
         known = ", ".join(sorted(providers.known)) or "none"
@@ -267,7 +264,7 @@ async def check_definition(
 
 
 def definition_members(definition: AssistantDefinition) -> Mapping[str, Any]:
-    """A definition as it is written in a body."""
+    """Return the members of a definition as in a body."""
     instructions = definition.instructions
     return {
         "name": definition.name,

@@ -1,4 +1,4 @@
-"""Compactions over HTTP: old exchanges move out of the buffer into the history of the static layer, and back."""
+"""The list of a conversation's compactions. `actions` has the routes that compact and undo."""
 
 from datetime import datetime
 from typing import Annotated, Self
@@ -21,21 +21,20 @@ from server.web.json_text import answer_json
 
 
 class CompactionView(View):
-    """A change of the history: an epoch that began with it."""
+    """A change of the compacted history, which began an epoch."""
 
     epoch: int = Field(examples=[2])
     reason: EpochReason = Field(examples=["compacted"])
-    generation: int = Field(description="Segments of one generation are only ever added.", examples=[0])
-    segment_count: int = Field(description="How many pieces the history has since then.", examples=[1])
-    buffer_start_seq: int = Field(description="The first turn that is still a message.", examples=[13])
-    first_seq: int | None = Field(description="Of the newest piece.", examples=[1])
-    last_seq: int | None = Field(examples=[12])
-    segment_tokens: int | None = Field(description="Of the newest piece, about.", examples=[1300])
+    generation: int = Field(description="Within a generation segments are only added.", examples=[0])
+    segment_count: int = Field(description="Number of segments since then.", examples=[1])
+    buffer_start_seq: int = Field(description="The first turn that is sent as a message.", examples=[13])
+    first_seq: int | None = Field(description="First turn of the newest segment.", examples=[1])
+    last_seq: int | None = Field(description="Last turn of the newest segment.", examples=[12])
+    segment_tokens: int | None = Field(description="Estimated size of the newest segment.", examples=[1300])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, outline: EpochOutline) -> Self:
-        """The view of an epoch."""
         newest = outline.last_segment
         return cls(
             epoch=outline.number,
@@ -60,9 +59,9 @@ class CompactionPage(View):
 @get(
     "/v1/conversations/{conversation_id:str}/compactions",
     guards=[client_only],
-    summary="All compactions of a conversation",
-    response_description="A page of them.",
-    description="Newest first, with summaries and those that were undone.",
+    summary="List the compactions of a conversation",
+    response_description="A page of compactions.",
+    description="Newest first, including summaries and compactions that were undone.",
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, CursorInvalid),
 )
@@ -73,7 +72,6 @@ async def list_compactions(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[CompactionPage]:
-    """A page of them."""
     page = await store.list_epochs(caller.tenant_id, conversation_id, cursor=cursor, limit=limit)
     return answer_json(
         CompactionPage(data=[CompactionView.of(item) for item in page.items], next_cursor=page.next_cursor)

@@ -1,6 +1,4 @@
-"""Conversations over HTTP. The revision is their `etag`: a client that says which one it has seen is kept from writing
-over what it has not.
-"""
+"""Routes to create, list, load and change conversations. The `etag` is the revision, which reveals changes."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
@@ -43,7 +41,7 @@ _LABEL: Final = TextLimit(256)
 
 
 class ConversationBody(Body):
-    """What is chosen when a conversation is made."""
+    """A new conversation."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -63,9 +61,9 @@ class ConversationBody(Body):
 
     assistant_id: str
     assistant_version: int | None = Field(
-        default=None, ge=1, le=MAX_INTEGER, description="Else the newest there is now."
+        default=None, ge=1, le=MAX_INTEGER, description="Default: the newest version."
     )
-    identifier: Annotated[str, _LABEL] | None = Field(default=None, description="Your own name for it.")
+    identifier: Annotated[str, _LABEL] | None = Field(default=None, description="Your own name for the conversation.")
     source: Annotated[str, _LABEL] | None = Field(default=None, description="Prompt argument `conversation.source`.")
     direction: Annotated[str, _LABEL] | None = Field(
         default=None, description="Prompt argument `conversation.direction`."
@@ -73,15 +71,17 @@ class ConversationBody(Body):
     mode: Annotated[str, _LABEL] | None = Field(default=None, description="Prompt argument `session.mode`.")
     args: JsonObject = Field(default_factory=dict, description="Prompt arguments.")
     context: ContextObject = Field(
-        default_factory=dict, description="The dynamic layer: `file_references`, `artifacts`, `todos`, and your own."
+        default_factory=dict,
+        description="The dynamic layer: `file_references`, `artifacts`, `todos`, and your own members.",
     )
     metadata: JsonObject = Field(
-        default_factory=dict, description="Yours; never sent to a model. `client.language` is the user's language."
+        default_factory=dict,
+        description="Your own data; never sent to a model. `client.language` is the user's language.",
     )
 
 
 class ConversationEdit(Body):
-    """What is to change. What is absent stays."""
+    """Changes of a conversation. Absent members are not changed."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -101,7 +101,7 @@ class ConversationEdit(Body):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_fields_set - {"expected_revision"}:
-            message = "Expected something to change"
+            message = "Expected at least one change"
             raise ValueError(message)
         return self
 
@@ -114,16 +114,16 @@ class ConversationPage(View):
 
 
 _NOT_MODIFIED: Final = ResponseSpec(
-    data_container=None, generate_examples=False, description="The conversation is at the revision that you have."
+    data_container=None, generate_examples=False, description="The conversation has not changed since that revision."
 )
 
 
 @post(
     "/v1/conversations",
     guards=[client_only],
-    summary="Begin a conversation",
+    summary="Create a conversation",
     response_description="The conversation.",
-    description="It stays on the assistant's version that it begins with, until it is moved.",
+    description="It keeps the version of the assistant that it begins with, until PATCH changes it.",
     response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(AssistantNotFound, body=True),
@@ -133,7 +133,6 @@ async def create_conversation(
     caller: NamedDependency[SkipValidation[ApiKey]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[ConversationView]:
-    """The conversation without any turn."""
     draft = ConversationDraft(**{name: getattr(data, name) for name in type(data).model_fields})
     return _answer(await store.create_conversation(caller.tenant_id, draft), created=True)
 
@@ -141,8 +140,8 @@ async def create_conversation(
 @get(
     "/v1/conversations",
     guards=[client_only],
-    summary="All conversations",
-    response_description="A page of them.",
+    summary="List conversations",
+    response_description="A page of conversations.",
     description="Newest first. Filters can be combined; times are compared with `created_at`.",
     tags=["conversations"],
     responses=document_client_errors(CursorInvalid),
@@ -157,7 +156,6 @@ async def list_conversations(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[ConversationPage]:
-    """A page of the tenant's conversations."""
     filters = ConversationFilter(
         assistant_id=assistant_id,
         identifier=identifier,
@@ -173,9 +171,9 @@ async def list_conversations(
 @get(
     "/v1/conversations/{conversation_id:str}",
     guards=[client_only],
-    summary="One conversation",
+    summary="Load a conversation",
     response_description="The conversation.",
-    description="Without its turns. `state` says whether it is idle, running, or waits for tools.",
+    description="Returns it without its turns. `state` is `idle`, `running` or `awaiting_tools`.",
     response_headers=ETAG,
     tags=["conversations"],
     responses={304: _NOT_MODIFIED, **document_client_errors(ConversationNotFound)},
@@ -186,7 +184,6 @@ async def show_conversation(
     store: NamedDependency[SkipValidation[Store]],
     if_none_match: IfNoneMatch = None,
 ) -> Response[ConversationView]:
-    """The conversation, or 304."""
     conversation = await store.load_conversation(caller.tenant_id, conversation_id)
     if is_unchanged(if_none_match, conversation.revision):
         unchanged: Response[Any] = Response(
@@ -200,8 +197,8 @@ async def show_conversation(
     "/v1/conversations/{conversation_id:str}",
     guards=[client_only],
     summary="Change a conversation",
-    response_description="The conversation as it is now.",
-    description="What is absent stays. A running turn is not disturbed: it keeps what it began with.",
+    response_description="The changed conversation.",
+    description="Absent members are not changed. A running turn uses the values that it began with.",
     response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, AssistantNotFound, RevisionMismatch, body=True),
@@ -213,7 +210,6 @@ async def change_conversation(
     store: NamedDependency[SkipValidation[Store]],
     if_match: IfMatch = None,
 ) -> Response[ConversationView]:
-    """The conversation after the change."""
     expected_revision = read_expected_revision(if_match, data.expected_revision)
     changed = data.model_fields_set
     change = ConversationChange(
@@ -229,9 +225,9 @@ async def change_conversation(
     "/v1/conversations/{conversation_id:str}/context",
     guards=[client_only],
     summary="Replace the context",
-    response_description="The conversation as it is now.",
-    description="The body is the content of the dynamic layer: `file_references`, `artifacts`, `todos`, and whatever "
-    "your own template shows.",
+    response_description="The changed conversation.",
+    description="The body is the content of the dynamic layer: `file_references`, `artifacts`, `todos`, and any "
+    "members that your own template uses.",
     response_headers=ETAG,
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, RevisionMismatch, body=True),
@@ -243,7 +239,6 @@ async def replace_context(
     store: NamedDependency[SkipValidation[Store]],
     if_match: IfMatch = None,
 ) -> Response[ConversationView]:
-    """The conversation with the new context."""
     try:
         context = CONTEXT_LIMIT.check(data)
     except ValueError as error:
@@ -262,7 +257,7 @@ async def _change(
 
 
 async def _with_calls(store: Store, tenant_id: str, conversation: Conversation) -> Conversation:
-    """Only loading fills in what the pending calls ask for."""
+    """Reload a conversation with pending calls: only loading includes their arguments."""
     if not conversation.pending_call_ids:
         return conversation
     return await store.load_conversation(tenant_id, conversation.id)

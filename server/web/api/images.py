@@ -1,4 +1,4 @@
-"""The bytes of images that clients sent."""
+"""The route that returns images of a conversation."""
 
 import re
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ _IMMUTABLE: Final = "private, max-age=31536000, immutable"
     "/v1/conversations/{conversation_id:str}/images/{sha256:str}",
     guards=[client_only],
     media_type=MediaType.TEXT,
-    summary="An image of a conversation",
-    response_description="The bytes, with the type that they really are.",
-    description="As the client sent it, by the `sha256` of its block. It never changes.",
+    summary="Load an image of a conversation",
+    response_description="The bytes, with their detected type.",
+    description="Returns the image as the client sent it, by the `sha256` of its block. It never changes.",
     tags=["conversations"],
     responses=document_client_errors(ConversationNotFound, ImageNotFound),
 )
@@ -35,12 +35,11 @@ async def show_image(
     caller: NamedDependency[SkipValidation[ApiKey]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[bytes]:
-    """The bytes. The edge adds what keeps a browser from taking them for a page."""
     return answer_image(await load_image(store, caller.tenant_id, conversation_id, sha256))
 
 
 async def load_image(store: Store, tenant_id: str, conversation_id: str, sha256: str) -> Blob:
-    """An image that a turn of the conversation shows. Raises `ConversationNotFound`, `ImageNotFound`."""
+    """Load an image of a turn of the conversation. Raises `ConversationNotFound`, `ImageNotFound`."""
     await store.load_conversation(tenant_id, conversation_id)
     if _SHA256.fullmatch(sha256) is None:
         raise ImageNotFound
@@ -51,7 +50,7 @@ async def load_image(store: Store, tenant_id: str, conversation_id: str, sha256:
 
 
 def answer_image(blob: Blob, headers: Mapping[str, str] | None = None) -> Response[bytes]:
-    """The bytes under the type that they really are, to be kept by the browser that asked and by nobody else."""
+    """Answer with an image, to be cached by the browser and by no shared cache."""
     shared = {"cache-control": _IMMUTABLE, "etag": f'"{blob.sha256.hex()}"', "content-disposition": "inline"}
     answer: Response[Any] = Response(
         content=blob.data, media_type=blob.media_type, headers={**shared, **(headers or {})}

@@ -1,4 +1,4 @@
-"""API keys over HTTP: who am I, and the keys of one's own tenant. Making keys is the command line's business."""
+"""Routes to load, list and revoke API keys. Keys are created with `strata keys create`."""
 
 from datetime import UTC, datetime
 from typing import Self
@@ -22,7 +22,7 @@ def _utc(moment: datetime | None) -> datetime | None:
 
 
 class TenantView(BaseModel):
-    """Whose data a key opens."""
+    """The tenant of a key."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,24 +31,23 @@ class TenantView(BaseModel):
 
 
 class KeyView(BaseModel):
-    """An API key, without its secret: that is shown once, when the key is made."""
+    """An API key without its secret, which is shown once, when the key is created."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str = Field(examples=[_KEY_ID])
-    name: str = Field(description="What the operator called it.", examples=["billing service"])
+    name: str = Field(description="The name that the operator chose.", examples=["billing service"])
     tenant: TenantView
-    scopes: list[Scope] = Field(description="What the key opens.", examples=[["client"]])
+    scopes: list[Scope] = Field(description="The scopes of the key.", examples=[["client"]])
     created_at: datetime = Field(examples=["2026-01-31T09:30:00Z"])
     expires_at: datetime | None = Field(description="Null: never.", examples=["2027-01-31T00:00:00Z"])
     revoked_at: datetime | None = Field(description="Null: not revoked.", examples=[None])
     last_used_at: datetime | None = Field(
-        description="Right to about a minute. Null: never used.", examples=["2026-03-01T12:00:00Z"]
+        description="Accurate to about a minute. Null: never used.", examples=["2026-03-01T12:00:00Z"]
     )
 
     @classmethod
     def of(cls, key: ApiKey) -> Self:
-        """The view of a key."""
         return cls(
             id=key.id,
             name=key.name,
@@ -73,39 +72,38 @@ class KeyPage(BaseModel):
 @get(
     "/v1/key",
     guards=[any_live_key],
-    summary="The key of this request",
+    summary="Load the key of this request",
     response_description="The key.",
-    description="Tells a client which tenant and scopes the key that it sends stands for. Any live key will do.",
+    description="Returns the tenant and the scopes of the key. Any valid key is accepted.",
     tags=["keys"],
     responses=document_errors(KeyRejected, RateLimited, DatabaseUnavailable),
 )
 async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> KeyView:
-    """The caller itself."""
     return KeyView.of(caller)
 
 
 @get(
     "/admin/api/keys",
     guards=[admin_only],
-    summary="All keys of the tenant",
+    summary="List the keys of the tenant",
     response_description="The keys.",
-    description="Revoked and expired ones included, oldest first.",
+    description="Oldest first, including revoked and expired keys.",
     tags=["keys"],
     responses=document_errors(KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
 async def list_keys(
     caller: NamedDependency[SkipValidation[ApiKey]], key_ring: NamedDependency[SkipValidation[KeyRing]]
 ) -> KeyPage:
-    """The keys of the caller's tenant, all on one page: a tenant has few."""
+    """Return all keys on one page: a tenant has few."""
     return KeyPage(data=[KeyView.of(key) for key in await key_ring.list_keys(caller.tenant_id)])
 
 
 @get(
     "/admin/api/keys/{key_id:str}",
     guards=[admin_only],
-    summary="One key of the tenant",
+    summary="Load a key of the tenant",
     response_description="The key.",
-    description="A key of another tenant does not exist here.",
+    description="A key of another tenant is not found.",
     tags=["keys"],
     responses=document_errors(KeyRejected, ScopeMissing, ApiKeyNotFound, DatabaseUnavailable),
 )
@@ -114,7 +112,6 @@ async def show_key(
     caller: NamedDependency[SkipValidation[ApiKey]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
 ) -> KeyView:
-    """One key of the caller's tenant."""
     return KeyView.of(await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id))
 
 
@@ -123,8 +120,9 @@ async def show_key(
     guards=[admin_only],
     status_code=200,
     summary="Revoke a key of the tenant",
-    response_description="The key as it is now.",
-    description="From the answer on the key opens nothing. Revoking it again changes nothing. A key may revoke itself.",
+    response_description="The revoked key.",
+    description="The key is refused as soon as this is answered. Revoking it again changes nothing. A key may revoke "
+    "itself.",
     tags=["keys"],
     responses=document_errors(KeyRejected, ScopeMissing, ApiKeyNotFound, DatabaseUnavailable),
 )
@@ -134,6 +132,6 @@ async def revoke_key(
     key_ring: NamedDependency[SkipValidation[KeyRing]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> KeyView:
-    """The key as it is after revocation. Loaded first: revoking takes no tenant, and this one's may be another."""
+    """Revoke a key after checking that it belongs to the tenant of the caller."""
     key = await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id)
     return KeyView.of(await key_ring.revoke_key(key.id, actor))

@@ -1,4 +1,4 @@
-"""The body of a new turn, and what it means."""
+"""The body of a new turn, and its translation into a `TurnRequest`."""
 
 import asyncio
 import base64
@@ -35,27 +35,27 @@ class InputImage(Body):
     """An image: PNG, JPEG, WebP or GIF."""
 
     type: Literal["image"]
-    data: str = Field(description="The bytes in base64, without `data:` and the like.", min_length=1)
+    data: str = Field(description="The bytes in base64, not a `data:` URL.", min_length=1)
     media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"] | None = Field(
-        default=None, description="What it should be; refused where the bytes are something else."
+        default=None, description="The expected type; refused if the bytes are of another type."
     )
 
 
 class InputToolResult(Body):
-    """What a tool gave for one call."""
+    """The result of one tool call."""
 
     tool_call_id: str = Field(min_length=1, max_length=256, examples=["call_1f0c"])
     output: ToolOutput = Field(description="Any JSON.", examples=[{"celsius": 4}])
-    is_error: bool = Field(default=False, description="The tool failed; `output` says how.")
+    is_error: bool = Field(default=False, description="The tool failed; `output` describes the failure.")
 
 
 def _form_of(value: object) -> str:
-    """Which form of input is meant, so that a fault in a part is not told as a fault in a text."""
+    """Return the form of the input, so that a fault in a part is not reported as a fault in a text."""
     return "parts" if isinstance(value, list) else "text"
 
 
 class TurnInput(Body):
-    """Something new for a conversation: a task of the user, or the results of all pending tool calls."""
+    """New input of a conversation: a task of the user, or the results of all pending tool calls."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -81,19 +81,20 @@ class TurnInput(Body):
         default_factory=list, description="The results of all pending tool calls, in any order."
     )
     on_busy: Literal["reject", "queue", "supersede"] = Field(
-        default="reject", description="What to do while another turn runs: give up, wait, or have it cancelled."
+        default="reject", description="What to do while another turn is running: refuse, wait for it, or cancel it."
     )
     expected_revision: int | None = Field(
         default=None, ge=0, le=MAX_BIGINT, description="Refuse unless the conversation is at this revision."
     )
-    args: JsonObject | None = Field(default=None, description="Prompt arguments for this turn alone.")
+    args: JsonObject | None = Field(default=None, description="Prompt arguments for this turn only.")
     language: str | None = Field(default=None, max_length=64, description="The language of the user.")
     abandon_pending_calls: bool = Field(
-        default=False, description="With `input`: pending tool calls are given up. Without it they have to be answered."
+        default=False,
+        description="With `input`: abandon pending tool calls. By default they have to be answered first.",
     )
 
     @model_validator(mode="after")
-    def _one_thing(self) -> Self:
+    def _check_members(self) -> Self:
         if bool(self.input) == bool(self.tool_results):
             message = "Expected exactly one of `input` and `tool_results`"
             raise ValueError(message)
@@ -106,10 +107,7 @@ class TurnInput(Body):
 async def read_turn_request(
     conversation_id: str, body: TurnInput, headers: TurnHeaders, *, image_limit_bytes: int
 ) -> TurnRequest:
-    """What the body asks for.
-
-    Raises `ValidationFailed` for images that are none, or too large; `HistoryRuleBroken` for two results to one call.
-    """
+    """Build the request. Raises `ValidationFailed` for an invalid image, `HistoryRuleBroken` for a repeated result."""
     repeated = [call_id for call_id, count in Counter(r.tool_call_id for r in body.tool_results).items() if count > 1]
     if repeated:
         raise HistoryRuleBroken(
@@ -125,13 +123,13 @@ async def read_turn_request(
         kind, blocks = TurnKind.USER_TASK, (TextBlock(text=body.input),)
     else:
         kind = TurnKind.USER_TASK
-        # Decoding and hashing megabytes would hold up every other request of this process.
+        # In a thread: decoding and hashing megabytes would block every other request of this process.
         blocks = await asyncio.to_thread(_part_blocks, body.input, blobs, image_limit_bytes)
     return TurnRequest(
         conversation_id=conversation_id,
         kind=kind,
         blocks=blocks,
-        body_hash=hash_meaning(blocks, body.args, body.language, abandons_calls=body.abandon_pending_calls),
+        body_hash=hash_request(blocks, body.args, body.language, abandons_calls=body.abandon_pending_calls),
         blobs=tuple(blobs.values()),
         answers=tuple(result.tool_call_id for result in body.tool_results),
         on_busy=OnBusy(body.on_busy),
@@ -144,16 +142,16 @@ async def read_turn_request(
     )
 
 
-def hash_meaning(
+def hash_request(
     blocks: Sequence[Block], args: Mapping[str, JsonValue] | None, language: str | None, *, abandons_calls: bool
 ) -> bytes:
-    """SHA-256 over what the request means, however it was written.
+    """Return a SHA-256 that identifies equal requests, for idempotency.
 
-    `on_busy` and `expected_revision` are no part of it: a client that tries again may have learnt better meanwhile. The
-    order of members is none either, and a text is the same whether it came as a string or as one part.
+    `on_busy` and `expected_revision` are excluded, because a client may change them when it retries. The order of
+    members does not matter, and a text is equal to a single text part.
     """
-    meaning = [[block_to_json(block) for block in blocks], args or {}, language, abandons_calls]
-    return hashlib.sha256(json.dumps(meaning, sort_keys=True, separators=(",", ":")).encode()).digest()
+    content = [[block_to_json(block) for block in blocks], args or {}, language, abandons_calls]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
 def _result_blocks(results: Sequence[InputToolResult]) -> tuple[Block, ...]:
@@ -178,18 +176,18 @@ def _part_blocks(
 
 
 def read_image(part: InputImage, path: str, limit_bytes: int) -> Blob:
-    """The image itself. Its type is what its bytes say; a type that was claimed has to be the same."""
+    """Decode an image and detect its type, which has to be the declared one. Raises `ValidationFailed`."""
     if len(part.data) > (limit_bytes + 2) // 3 * 4:
         raise refuse(f"{path}.data", f"Expected at most {limit_bytes} bytes")
     try:
         data = base64.b64decode(part.data.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
-        raise refuse(f"{path}.data", "Expected base64, with its padding and nothing else") from None
+        raise refuse(f"{path}.data", "Expected base64 with padding and no other characters") from None
     if len(data) > limit_bytes:
         raise refuse(f"{path}.data", f"Expected at most {limit_bytes} bytes")
     header = find_image_header(data)
     if header is None:
         raise refuse(f"{path}.data", f"Expected an image: {', '.join(IMAGE_TYPES)}")
     if part.media_type not in {None, header.media_type}:
-        raise refuse(f"{path}.media_type", f"Expected {header.media_type}, which is what the bytes are")
+        raise refuse(f"{path}.media_type", f"Expected {header.media_type}, the type of the bytes")
     return Blob(sha256=hashlib.sha256(data).digest(), media_type=header.media_type, data=data)

@@ -1,7 +1,7 @@
-"""Turns over HTTP: taking one, listening to one, cancelling one, reading them.
+"""Routes to take, follow and list turns.
 
-A turn belongs to the server. What these handlers answer with only listens to it, in one of three ways: a stream of
-events, an answer when it has ended, or none at all.
+A turn belongs to the server and does not end with the connection. A request for a turn is answered in one of three
+ways: with a stream of its events, with its result when it has ended, or with 202 at once.
 """
 
 from collections.abc import Mapping
@@ -62,26 +62,26 @@ from server.web.sse import StreamOptions, TurnStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """What an operator chose about turns over HTTP."""
+    """Settings of the routes for turns."""
 
     image_limit_bytes: int
     stream: StreamOptions
 
 
 class TurnPage(View):
-    """Turns in their order."""
+    """Turns in order."""
 
     data: list[InputTurnView | ModelTurnView]
     next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
 
 
 ACCEPTED: Final = ResponseSpec(
-    data_container=RunningAnswer, generate_examples=False, description="The input is durable, the turn runs."
+    data_container=RunningAnswer, generate_examples=False, description="The input is stored, the turn is running."
 )
 
 
 _NOTHING_LEFT: Final = ResponseSpec(
-    data_container=None, generate_examples=False, description="The turn has ended, and all of it was heard."
+    data_container=None, generate_examples=False, description="The turn has ended, and there are no further events."
 )
 
 
@@ -90,11 +90,11 @@ _NOTHING_LEFT: Final = ResponseSpec(
     guards=[client_sparing_duplicates],
     status_code=200,
     summary="Take a turn",
-    response_description="How the turn ended. With `Accept: text/event-stream`: its events, as they come.",
-    description="Send what is new: a task of the user, or the results of all pending tool calls. The input is durable "
-    "before the model is asked, and the answer before it is announced. A disconnect does not cancel the turn.\n\n"
+    response_description="The ended turn. With `Accept: text/event-stream`: its events while it runs.",
+    description="Send the new input: a task of the user, or the results of all pending tool calls. The input is stored "
+    "before the model is called, and the answer before the turn ends. A disconnect does not cancel the turn.\n\n"
     "`Accept: application/json` waits for the end, `Accept: text/event-stream` streams, `Prefer: respond-async` "
-    "answers 202 at once. A turn that fails is answered with the problem of its error, which has the turn in `turn`.",
+    "answers 202 at once. A turn that fails is answered with the problem of its error, with the turn in `turn`.",
     tags=["turns"],
     responses={
         202: ACCEPTED,
@@ -122,19 +122,19 @@ async def take_turn(
     turn_options: NamedDependency[SkipValidation[TurnOptions]],
     turn_headers: NamedDependency[SkipValidation[TurnHeaders]],
 ) -> Response[TurnAnswer]:
-    """A stream, the end, or the promise of one."""
-    asked = await read_turn_request(
+    """Answer with a stream, with the ended turn, or with 202."""
+    turn_request = await read_turn_request(
         conversation_id, data, turn_headers, image_limit_bytes=turn_options.image_limit_bytes
     )
     request.forget_body()
-    await _keep_to_the_rate(request, store, caller.tenant_id, asked)
-    handle = await turn_service.take_turn(caller.tenant_id, asked)
+    await _check_rate(request, store, caller.tenant_id, turn_request)
+    handle = await turn_service.take_turn(caller.tenant_id, turn_request)
     headers = {"idempotency-replayed": "true"} if handle.duplicate else {}
     if wants_stream(request.headers.get("accept")):
         return _stream(handle, turn_options, headers)
     if turn_headers.prefers_async:
         conversation = await store.load_conversation(caller.tenant_id, conversation_id)
-        if _runs(conversation, handle.seq) or not handle.duplicate:
+        if _is_running(conversation, handle.seq) or not handle.duplicate:
             return answer_running(handle.seq, conversation, {**headers, "preference-applied": "respond-async"})
     return _answer_ended(request, await handle.wait(), headers)
 
@@ -142,9 +142,9 @@ async def take_turn(
 @get(
     "/v1/conversations/{conversation_id:str}/turns",
     guards=[client_only],
-    summary="The turns of a conversation",
-    response_description="A page of them.",
-    description="Oldest first, or newest first with `order=desc`. A running answer is not among them.",
+    summary="List the turns of a conversation",
+    response_description="A page of turns.",
+    description="Oldest first, or newest first with `order=desc`. A running answer is not included.",
     tags=["turns"],
     responses=document_client_errors(ConversationNotFound, CursorInvalid),
 )
@@ -156,7 +156,6 @@ async def list_turns(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
     order: FromQuery[Literal["asc", "desc"]] = "asc",
 ) -> Response[TurnPage]:
-    """A page of turns."""
     page = await store.list_turns(
         caller.tenant_id, conversation_id, cursor=cursor, limit=limit, newest_first=order == "desc"
     )
@@ -166,10 +165,9 @@ async def list_turns(
 @get(
     "/v1/conversations/{conversation_id:str}/turns/{seq:int}",
     guards=[client_only],
-    summary="One turn",
+    summary="Load a turn",
     response_description="The turn.",
-    description="An answer that is still being made has the state `running` and nothing else yet; its events have "
-    "what was said so far.",
+    description="A running answer has the state `running` and no content; its events have the content so far.",
     tags=["turns"],
     responses=document_client_errors(ConversationNotFound, TurnNotFound),
 )
@@ -179,23 +177,22 @@ async def show_turn(
     caller: NamedDependency[SkipValidation[ApiKey]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[InputTurnView | ModelTurnView | RunningTurnView]:
-    """The turn, durable or running."""
     try:
         return answer_json(view_turn(await store.load_turn(caller.tenant_id, conversation_id, seq)))
     except TurnNotFound:
-        if _runs(await store.load_conversation(caller.tenant_id, conversation_id), seq):
+        if _is_running(await store.load_conversation(caller.tenant_id, conversation_id), seq):
             return answer_json(RunningTurnView(seq=seq), headers={"retry-after": "1"})
-    # It may have ended between the two looks.
+    # It may have ended between the two reads.
     return answer_json(view_turn(await store.load_turn(caller.tenant_id, conversation_id, seq)))
 
 
 @get(
     "/v1/conversations/{conversation_id:str}/turns/{seq:int}/events",
     guards=[client_only],
-    summary="The events of a turn",
+    summary="Stream the events of a turn",
     response_description="The events, from the first or from the one after `last-event-id`.",
-    description="While the turn runs and long after, from any server process. The numbers of events do not change. "
-    "Where none is left, the answer is 204, which keeps a browser from asking again.",
+    description="Works while the turn runs and after it has ended, from any server process. The numbers of events do "
+    "not change. If there are no further events, the answer is 204, after which a browser does not reconnect.",
     tags=["turns"],
     responses={204: _NOTHING_LEFT, **document_client_errors(ConversationNotFound, TurnNotFound)},
 )
@@ -206,38 +203,37 @@ async def follow_turn(
     turn_service: NamedDependency[SkipValidation[TurnService]],
     turn_options: NamedDependency[SkipValidation[TurnOptions]],
     after: Annotated[
-        int | None, QueryParameter(ge=0, description="As `last-event-id`, for clients that cannot set headers.")
+        int | None, QueryParameter(ge=0, description="Same as `last-event-id`, for clients that cannot set headers.")
     ] = None,
     last_event_id: LastEventId = None,
 ) -> Response[bytes]:
-    """A stream."""
-    place = read_last_event_id(last_event_id, after)
+    last_seen = read_last_event_id(last_event_id, after)
     handle = await turn_service.follow_turn(caller.tenant_id, conversation_id, seq)
-    return _stream(handle, turn_options, {}, after=place)
+    return _stream(handle, turn_options, {}, after=last_seen)
 
 
-async def _keep_to_the_rate(request: StrataRequest, store: Store, tenant_id: str, asked: TurnRequest) -> None:
-    """Raises the `RateLimited` that the guard kept back, unless the turn was accepted before."""
+async def _check_rate(request: StrataRequest, store: Store, tenant_id: str, turn_request: TurnRequest) -> None:
+    """Raise the `RateLimited` that the guard deferred, unless the turn was accepted before."""
     refusal = request.scope["state"].get(REFUSAL)
     if refusal is None:
         return
     turn = NewInput(
-        conversation_id=asked.conversation_id,
-        kind=asked.kind,
-        blocks=asked.blocks,
-        body_hash=asked.body_hash,
+        conversation_id=turn_request.conversation_id,
+        kind=turn_request.kind,
+        blocks=turn_request.blocks,
+        body_hash=turn_request.body_hash,
         lease_token=uuid4(),
         lease_owner="",
         lease_seconds=0,
-        idempotency_key=asked.idempotency_key,
-        announces_retry=asked.announces_retry,
+        idempotency_key=turn_request.idempotency_key,
+        announces_retry=turn_request.announces_retry,
     )
     if await store.find_duplicate(tenant_id, turn) is None:
         raise refusal
 
 
-def _runs(conversation: Conversation, seq: int) -> bool:
-    """Whether this is the number of the answer that is being made."""
+def _is_running(conversation: Conversation, seq: int) -> bool:
+    """Return whether this is the number of the running answer."""
     return conversation.state is ConversationState.RUNNING and conversation.next_seq == seq + 1
 
 
@@ -261,10 +257,10 @@ def view_end(ended: TurnEnded) -> TurnAnswer:
 
 
 def _answer_ended(request: StrataRequest, ended: TurnEnded, headers: dict[str, str]) -> Response[Any]:
-    """The turn; where it did not come to its end by itself or by somebody's wish, the problem of its error.
+    """Answer with a turn that completed or was cancelled; otherwise with the problem of its error.
 
-    A client must not repeat such a request by itself: without a key it would take another turn, with a key it would
-    get the same one.
+    A client must not repeat such a request: without an idempotency key it would take another turn, with the key it
+    would get the same one.
     """
     view = view_end(ended)
     if ended.turn.state in {TurnState.COMPLETE, TurnState.CANCELLED}:
@@ -273,7 +269,7 @@ def _answer_ended(request: StrataRequest, ended: TurnEnded, headers: dict[str, s
     request.scope["state"][PROBLEM_CODE] = kind.code
     error = kind(**{name: value for name in FAILURE_MEMBERS if (value := ended.turn.ending.get(name)) is not None})
     problem = build_problem(error, request_id_of(request.scope)).model_dump(exclude_none=True)
-    # A delay of the provider's own; the usual one of the code would promise that trying again helps.
+    # Only a delay that the provider requested: the default delay of the code would suggest that a retry helps.
     waiting = answer_headers(error) if "retry_after_seconds" in error.details else {}
     members = {"conversation_id": ended.conversation.id, "turn_seq": ended.turn.seq, **view.model_dump()}
     return Response(

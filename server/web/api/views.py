@@ -1,4 +1,4 @@
-"""What clients see of conversations and turns."""
+"""Views of conversations and turns."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -52,12 +52,12 @@ _BY_CODE: Final[Mapping[str, type[StrataError]]] = {kind.code: kind for kind in 
 
 
 def find_error(code: str) -> type[StrataError] | None:
-    """The class of a stored error code; None for a code of another release."""
+    """Return the class of a stored error code; None for a code of another release."""
     return _BY_CODE.get(code)
 
 
 class UsageView(View):
-    """Tokens, each in exactly one bucket."""
+    """Token counts. Each token is counted in exactly one member."""
 
     fresh_input_tokens: int = Field(examples=[120])
     cache_read_tokens: int = Field(examples=[4096])
@@ -67,7 +67,6 @@ class UsageView(View):
 
     @classmethod
     def of(cls, usage: Usage) -> Self:
-        """The view of a usage."""
         return cls(
             fresh_input_tokens=usage.fresh_input_tokens,
             cache_read_tokens=usage.cache_read_tokens,
@@ -78,29 +77,28 @@ class UsageView(View):
 
 
 class TurnErrorView(View):
-    """Why a turn did not complete."""
+    """Why a turn failed or was interrupted."""
 
-    code: str = Field(description="As in error answers.", examples=["provider_overloaded"])
+    code: str = Field(description="The error code, as in problems.", examples=["provider_overloaded"])
     message: str = Field(examples=["The provider is overloaded."])
     hint: str | None = Field(examples=["Try again in a moment."])
-    source: Literal["provider", "strata"] = Field(description="Whose error it is.", examples=["provider"])
+    source: Literal["provider", "strata"] = Field(description="Where the error occurred.", examples=["provider"])
     provider_message: str | None = Field(
-        description="What the provider said about it, if it said anything.", examples=["Overloaded"]
+        description="The provider's own message, if there is one.", examples=["Overloaded"]
     )
     provider_status: str | int | None = Field(
-        description="The provider's own word or number for it.", examples=["overloaded_error"]
+        description="The provider's own status or error type.", examples=["overloaded_error"]
     )
-    retry_after_seconds: float | None = Field(
-        description="How long the provider asks to wait before the next request.", examples=[None]
-    )
+    retry_after_seconds: float | None = Field(description="The wait that the provider requests.", examples=[None])
 
     @classmethod
     def of(cls, code: str, ending: Mapping[str, Any] | None = None) -> Self:
-        """The error behind a code, with what the provider said."""
         kind, ending = find_error(code), ending or {}
         return cls(
             code=code,
-            message="The turn failed in a way that this release has no words for." if kind is None else kind().message,
+            message="The turn failed with an error code that this release does not know."
+            if kind is None
+            else kind().message,
             hint=None if kind is None else kind.hint or None,
             source=source_of(kind),
             provider_message=ending.get("provider_message"),
@@ -110,9 +108,9 @@ class TurnErrorView(View):
 
 
 class InputTurnView(View):
-    """What a client sent: a user task, or the results of tools."""
+    """Input of a client: a user task, or results of tools."""
 
-    seq: int = Field(description="Its place in the conversation. Input has odd numbers.", examples=[1])
+    seq: int = Field(description="Position in the conversation. Input has odd numbers.", examples=[1])
     kind: Literal["user_task", "tool_response"] = Field(examples=["user_task"])
     state: Literal["complete"] = "complete"
     blocks: list[BlockView]
@@ -120,28 +118,27 @@ class InputTurnView(View):
 
 
 class ModelTurnView(View):
-    """The model's answer, or as much of it as came."""
+    """The answer of the model, or the part of it that arrived."""
 
     seq: int = Field(description="One more than that of the input.", examples=[2])
     kind: Literal["model_response"] = "model_response"
     state: TurnState = Field(examples=["complete"])
     stop_reason: StopReason | None = Field(examples=["end_turn"])
     stop_details: dict[str, Any] | None = Field(
-        description="What the provider said about the stop beyond its reason, in its own members: the category of a "
-        "refusal, the stop sequence, a message. Null: nothing.",
+        description="The provider's own details of the stop, beyond its reason: the category of a refusal, the stop "
+        "sequence, a message.",
         examples=[None],
     )
     blocks: list[BlockView]
-    error: TurnErrorView | None = Field(description="Null unless it failed or was interrupted.", examples=[None])
+    error: TurnErrorView | None = Field(description="Null unless the turn failed or was interrupted.", examples=[None])
     usage: UsageView
-    cost_usd: float | None = Field(description="Null: a price is not known.", examples=[0.00123])
+    cost_usd: float | None = Field(description="Null if a price is not known.", examples=[0.00123])
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=["gemini-3.1-pro-preview"])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, turn: ModelResponseTurn) -> Self:
-        """The view of an answer."""
         code = "turn_interrupted" if turn.state is TurnState.INTERRUPTED else turn.error_code
         return cls(
             seq=turn.seq,
@@ -159,7 +156,7 @@ class ModelTurnView(View):
 
 
 class RunningTurnView(View):
-    """An answer that is still being made."""
+    """A running answer."""
 
     seq: int = Field(examples=[2])
     kind: Literal["model_response"] = "model_response"
@@ -170,16 +167,15 @@ TurnView: TypeAlias = InputTurnView | ModelTurnView
 
 
 class StatusView(View):
-    """What a client has to know to go on."""
+    """The part of a conversation that a client needs to continue it."""
 
     id: str = Field(examples=[CONVERSATION_ID])
-    revision: int = Field(description="Counts every change.", examples=[2])
+    revision: int = Field(description="Increases with every change.", examples=[2])
     state: ConversationState = Field(examples=["idle"])
-    pending_tool_calls: list[ToolCallView] = Field(description="Calls that wait for their results.", examples=[[]])
+    pending_tool_calls: list[ToolCallView] = Field(description="Tool calls that wait for results.", examples=[[]])
 
     @classmethod
     def of(cls, status: ConversationStatus) -> Self:
-        """The view of a status."""
         return cls(
             id=status.id,
             revision=status.revision,
@@ -189,10 +185,10 @@ class StatusView(View):
 
 
 class OriginView(View):
-    """Where a fork came from."""
+    """The origin of a fork."""
 
     conversation_id: str = Field(examples=[CONVERSATION_ID])
-    seq: int = Field(description="The last turn that both share.", examples=[4])
+    seq: int = Field(description="The last turn that both conversations share.", examples=[4])
 
 
 class ConversationView(StatusView):
@@ -200,20 +196,19 @@ class ConversationView(StatusView):
 
     assistant_id: str = Field(examples=[ASSISTANT_ID])
     assistant_version: int = Field(examples=[1])
-    identifier: str | None = Field(description="Your own name for it.", examples=["ticket-4711"])
+    identifier: str | None = Field(description="Your own name for the conversation.", examples=["ticket-4711"])
     source: str | None = Field(examples=["web"])
     direction: str | None = Field(examples=["inbound"])
     mode: str | None = Field(examples=["voice"])
     args: dict[str, Any] = Field(description="Prompt arguments.", examples=[{"city": "Oslo"}])
-    context: dict[str, Any] = Field(description="The dynamic layer.", examples=[{"todos": ["pack"]}])
-    metadata: dict[str, Any] = Field(description="Yours; never sent to a model.", examples=[{"team": "north"}])
+    context: dict[str, Any] = Field(description="Content of the dynamic layer.", examples=[{"todos": ["pack"]}])
+    metadata: dict[str, Any] = Field(description="Your own data; never sent to a model.", examples=[{"team": "north"}])
     forked_from: OriginView | None = Field(examples=[None])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     updated_at: datetime = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def showing(cls, conversation: Conversation) -> Self:
-        """The view of a conversation."""
         origin = conversation.forked_from
         return cls(
             id=conversation.id,
@@ -236,7 +231,7 @@ class ConversationView(StatusView):
 
 
 class TurnAnswer(View):
-    """How a turn ended, and what the conversation waits for now."""
+    """An ended turn and the state of its conversation."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER_EXAMPLE]})
 
@@ -245,14 +240,14 @@ class TurnAnswer(View):
 
 
 class RunningAnswer(View):
-    """The turn runs; listen to its events, or ask again."""
+    """A running turn. Follow its events, or load it again later."""
 
     turn: RunningTurnView
     conversation: StatusView
 
 
 def view_turn(turn: Turn) -> TurnView:
-    """The view of any turn."""
+    """Build the view of a turn."""
     if isinstance(turn, ModelResponseTurn):
         return ModelTurnView.of(turn)
     return InputTurnView(

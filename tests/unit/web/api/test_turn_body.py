@@ -89,7 +89,7 @@ async def test_an_image_is_stored_once_by_its_hash() -> None:
 
 async def test_the_claimed_type_has_to_be_the_real_one() -> None:
     path, message = await refused({"input": [part(gif(), media_type="image/png")]})
-    assert (path, message) == ("input.0.media_type", "Expected image/gif, which is what the bytes are")
+    assert (path, message) == ("input.0.media_type", "Expected image/gif, the type of the bytes")
 
 
 @pytest.mark.parametrize(
