@@ -1,11 +1,11 @@
-"""Which provider a server speaks to, and with whose key.
+"""The default provider of a server and its key.
 
 | --provider | keys in the environment | --api-key | outcome                                          |
 |------------|-------------------------|-----------|--------------------------------------------------|
 | named      | any                     | given     | that provider with that key                      |
 | named      | its own                 | not given | that provider with its key from the environment  |
 | named      | not its own             | not given | error: the key is missing                        |
-| not named  | one provider's          | any       | that provider, with --api-key where it is given  |
+| not named  | one provider's          | any       | that provider, with --api-key if it is given     |
 | not named  | both providers'         | any       | error: name one                                  |
 | not named  | none                    | any       | error with usage                                 |
 """
@@ -24,7 +24,7 @@ KEY_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 DEFAULT_MODELS: Final[Mapping[str, str]] = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-sonnet-5-5"}
-"""What an assistant gets that names no model."""
+"""The models of assistants that name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +36,18 @@ class ProviderChoice:
 
 
 def choose_provider(named: str | None, api_key: str | None, environment: Mapping[str, str]) -> ProviderChoice:
-    """See the table. Raises `SettingsInvalid`, whose text never holds a key."""
+    """Choose the default provider by the table above. Raises `SettingsInvalid`, whose text never contains a key."""
     keys = {provider: found for provider in KEY_VARIABLES if (found := find_key(provider, environment))}
     if named is not None:
         return _choose_named(named, api_key or keys.get(named))
     if len(keys) > 1:
         raise SettingsInvalid(
-            "Keys of several providers are in the environment.", hint="Name one with --provider gemini or anthropic."
+            "The environment has keys of several providers.", hint="Name one with --provider gemini or anthropic."
         )
     if not keys:
         variables = " or ".join(names[0] for names in KEY_VARIABLES.values())
         raise SettingsInvalid(
-            "No provider is chosen and no key is in the environment.",
+            "No provider is chosen and the environment has no key.",
             hint=f"Set {variables}, or use --provider gemini|anthropic with --api-key.",
         )
     provider, key = next(iter(keys.items()))
@@ -55,13 +55,13 @@ def choose_provider(named: str | None, api_key: str | None, environment: Mapping
 
 
 def find_key(provider: str, environment: Mapping[str, str]) -> str | None:
-    """The provider's key in the environment; an empty one does not count."""
+    """Return the provider's key in the environment; an empty one counts as missing."""
     return next((environment[name] for name in KEY_VARIABLES[provider] if environment.get(name)), None)
 
 
 def _choose_named(named: str, key: str | None) -> ProviderChoice:
     if named not in KEY_VARIABLES:
-        raise SettingsInvalid(f"There is no provider called {named}.", hint="Name gemini or anthropic.")
+        raise SettingsInvalid(f"There is no provider named {named}.", hint="Name gemini or anthropic.")
     if not key:
         raise SettingsInvalid(
             f"There is no key for {named}.", hint=f"Set {' or '.join(KEY_VARIABLES[named])}, or use --api-key."

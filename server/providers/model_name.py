@@ -1,7 +1,7 @@
-"""Names of models: which are allowed, and under which name of the tables a name is listed.
+"""Names of models: which are valid, and under which names the tables of profiles and prices list them.
 
-A name is part of an address at the provider, so it holds nothing that an address gives a meaning to: no slash except
-in a documented prefix, no percent sign, no question mark, no dot segment.
+A name becomes part of a URL, so it contains nothing that has a meaning in a URL: no slash except in a documented
+prefix, no percent sign, no question mark, no dot segment.
 """
 
 import re
@@ -12,7 +12,7 @@ from server.conversation.errors import ValidationFailed
 
 MAX_LENGTH: Final = 200
 _PATTERNS: Final[Mapping[str, re.Pattern[str]]] = {
-    # No colon: it stands before the verb of a Gemini address.
+    # No colon: it precedes the verb in the URLs of Gemini.
     "gemini": re.compile(r"(?:models/|tunedModels/)?[A-Za-z0-9][A-Za-z0-9._@-]*"),
     "anthropic": re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*"),
 }
@@ -23,7 +23,7 @@ _PREVIEW: Final = "-preview"
 
 
 def find_name_fault(provider: str, model: str) -> str | None:
-    """What is wrong with the name; None for one that a model of the provider can have."""
+    """Return what is wrong with the name; None if it is valid for the provider."""
     pattern = _PATTERNS.get(provider)
     if pattern is not None and len(model) <= MAX_LENGTH and ".." not in model and pattern.fullmatch(model):
         return None
@@ -34,20 +34,20 @@ def find_name_fault(provider: str, model: str) -> str | None:
 
 
 def check_model_name(provider: str, model: str) -> None:
-    """Raise `ValidationFailed` for a name that no model of the provider can have."""
+    """Raise `ValidationFailed` for a name that is not valid for the provider."""
     fault = find_name_fault(provider, model)
     if fault is not None:
         raise ValidationFailed(f"model: {fault}", errors=[{"path": "model", "source": "body", "message": fault}])
 
 
 def names_in_tables(model: str) -> tuple[str, ...]:
-    """The names under which profiles and prices may list a model, the most exact first.
+    """Return the names under which profiles and prices may list a model, the most exact first.
 
     A dated release has the profile and the price of its family: `claude-sonnet-4-5-20250929` is listed as
     `claude-sonnet-4-5`.
     """
     bare = model.removeprefix(_PREFIX)
     undated = _DATE.sub("", bare)
-    # Where neither is listed, a dated preview of a released model: `gemini-2.5-flash-preview-09-2025`.
+    # A dated preview of a released model: `gemini-2.5-flash-preview-09-2025`.
     released = undated.removesuffix(_PREVIEW) if undated != bare else bare
     return tuple(dict.fromkeys((bare, undated, released)))

@@ -1,8 +1,7 @@
-"""Profiles: what a model supports and what it insists on, as data.
+"""Profiles: what each model supports and requires, as data.
 
-Everything that differs between models and matters to the payload, the caches or the settings is a field here, so that
-no code asks for a model's name. A model that is not listed gets the profile of its family, marked as assumed: the call
-records that as a warning, and an operator sees it.
+Every difference between models that matters to payloads, caches or settings is a field here, so no code compares model
+names. A model that is not listed gets the profile of its family, marked as assumed; calls record this as a warning.
 """
 
 from dataclasses import dataclass, replace
@@ -14,54 +13,54 @@ from server.providers.model_name import names_in_tables
 
 
 class ThinkingControl(StrEnum):
-    """How much thinking is asked for."""
+    """How the amount of thinking is set."""
 
     LEVEL = "level"
-    """Gemini: a word."""
+    """By a named level: Gemini."""
     BUDGET = "budget"
-    """Gemini 2.5 and the older Claudes: a number of tokens."""
+    """By a number of tokens: Gemini 2.5 and older Claude models."""
     EFFORT = "effort"
-    """Claude: adaptive thinking and an effort."""
+    """By an effort for adaptive thinking: Claude."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """One model, or one family for those that are not listed."""
+    """The profile of a model, or of a family for models that are not listed."""
 
     model: str
     provider: str
     family: str
-    """Signatures are not read outside the family that made them."""
+    """Signatures are valid only within the family that made them."""
     window_tokens: int
     output_limit_tokens: int
     orders: tuple[LayerOrder, ...]
-    """What the model allows; the first is the default."""
+    """The layer orders that the model allows; the first is the default."""
     signs_calls: bool
-    """A tool call of the current turn must come back with its signature."""
+    """A tool call of the current turn must be sent back with its signature."""
     account_bound: bool
-    """Signatures are worth nothing, or worse, to another account of the provider."""
+    """Signatures are valid only for the account that they were made for."""
     prefix_bound: bool
-    """A thinking block is valid only behind exactly what it was made behind."""
+    """A thinking block is valid only after exactly the messages that it was made after."""
     cache_minimum_tokens: int
     explicit_caches: bool
-    """The provider keeps a named cache that requests refer to."""
+    """The provider has named caches that requests refer to."""
     breakpoints: int
-    """How many cache markers a request may carry; 0 where caching needs none."""
+    """How many cache markers a request may have; 0 if caching needs none."""
     thinking: ThinkingControl
     thinking_levels: tuple[str, ...]
-    """The words that are accepted, least first."""
+    """The accepted levels or efforts, the lowest first."""
     thinking_optional: bool
     """Whether thinking can be switched off."""
     accepts_sampling: bool
-    """Temperature and its kin. No Claude does under the API version that its SDK speaks."""
+    """Whether temperature and similar settings are accepted. No Claude accepts them in the API version of its SDK."""
     forced_tools: bool = True
-    """Whether a request may insist on a tool call."""
+    """Whether a request may require a tool call."""
     takes_text_beside_results: bool = True
-    """Whether a message of tool results may hold text too. To Gemini it would begin a new turn inside the tool loop."""
+    """Whether a message of tool results may contain text. For Gemini it would begin a new turn within the tool loop."""
     signs_compaction: bool = False
-    """Whether it sums up on request in a signed block, which may stand for the turns that it sums up."""
+    """Whether it writes signed summaries, which may replace the summarised turns."""
     assumed: bool = False
-    """Not listed: the family's values are a guess."""
+    """The model is not listed: the values of its family are assumed."""
 
 
 _GEMINI_3: Final = ModelProfile(
@@ -144,7 +143,7 @@ _CLAUDE_4_5: Final = replace(
 )
 
 _FAMILIES: Final = (
-    # The longest beginning that fits wins.
+    # The longest matching prefix wins.
     ("gemini-2.5", _GEMINI_2_5),
     ("gemini-4", _GEMINI_4),
     ("gemini", _GEMINI_3),
@@ -188,28 +187,28 @@ PROFILES: Final = {profile.model: profile for profile in _LISTED}
 
 
 def profile_warnings(profile: ModelProfile) -> tuple[dict[str, str], ...]:
-    """What a call with this profile has to record."""
+    """Return the warnings that a call with this profile records."""
     if not profile.assumed:
         return ()
     return ({"kind": "profile_assumed", "model": profile.model, "family": profile.family},)
 
 
 def find_family(provider: str, model: str, version: str | None) -> str:
-    """The family of signatures that a model makes: that of the version that its answer named, if it is a known one.
+    """Find the signature family of a model: that of the version that its answer named, if the version is known.
 
-    An alias such as `gemini-pro-latest` does not tell its family, and stands for another one from one day to the next.
+    An alias such as `gemini-pro-latest` has no fixed family: it may refer to another model from one day to the next.
     """
     if version is not None and any(
-        profile.provider == provider and version.startswith(beginning) for beginning, profile in _FAMILIES
+        profile.provider == provider and version.startswith(prefix) for prefix, profile in _FAMILIES
     ):
         return find_profile(provider, version).family
     return find_profile(provider, model).family
 
 
 def find_profile(provider: str, model: str) -> ModelProfile:
-    """The profile of a model; that of its family, marked as assumed, if the model is not listed.
+    """Find the profile of a model; that of its family, marked as assumed, if the model is not listed.
 
-    A dated release of a listed model is listed with it.
+    A dated release of a listed model counts as listed.
     """
     names = names_in_tables(model)
     for name in names:
@@ -217,9 +216,9 @@ def find_profile(provider: str, model: str) -> ModelProfile:
         if listed is not None and listed.provider == provider:
             return listed if name == model else replace(listed, model=model)
     fitting = [
-        (beginning, profile)
-        for beginning, profile in _FAMILIES
-        if profile.provider == provider and names[0].startswith(beginning)
+        (prefix, profile)
+        for prefix, profile in _FAMILIES
+        if profile.provider == provider and names[0].startswith(prefix)
     ]
     fallback = next(profile for _, profile in reversed(_FAMILIES) if profile.provider == provider)
     family = max(fitting, key=lambda pair: len(pair[0]))[1] if fitting else fallback

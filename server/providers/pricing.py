@@ -1,7 +1,7 @@
-"""What a call costs: a dated table of prices, and the sum over the buckets of usage.
+"""Costs of calls: a table of dated prices, and the sum over the buckets of usage.
 
-Prices are US dollars per million tokens and hold from a date on; a later row of the same model replaces an earlier one
-from its own date. A model without a price costs None, never 0: a sum over unknowns would look like a saving.
+Prices are US dollars per million tokens, valid from a date on; a later row of the same model replaces an earlier one
+from its own date. The cost of a model without a price is None and never 0, which would look like a saving.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ class Price:
     model: str
     valid_from: date = _EVER
     from_prompt_tokens: int = 0
-    """The row holds for prompts of this size and more: some models price the whole prompt by its size."""
+    """The row applies to prompts of at least this size: some models price the whole prompt by its size."""
     fresh_input: Decimal
     cache_read: Decimal | None
-    """None where the price is not known."""
+    """None if the price is not known."""
     cache_write: Decimal
-    """Of the shortest lifetime. Providers that do not charge for writing charge the price of input."""
+    """For the shortest lifetime. It is the price of input if the provider does not charge for writing."""
     cache_write_long: Decimal
-    """Of the long lifetime, one hour."""
+    """For the long lifetime, one hour."""
     output: Decimal
-    """Reasoning costs what output costs."""
+    """Also the price of reasoning."""
     cache_storage_hour: Decimal | None = None
-    """Of an explicit cache, per million tokens and hour; None where there is none, or its price is not known."""
+    """Storage of an explicit cache per million tokens and hour; None if there is none, or its price is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a call cost, by bucket. The total is None where any bucket that has tokens has no price."""
+    """The cost of a call, by bucket. The total is None if a bucket with tokens has no price."""
 
     fresh_input_usd: Decimal | None
     cache_read_usd: Decimal | None
@@ -51,7 +51,7 @@ class Cost:
 
     @property
     def total_usd(self) -> Decimal | None:
-        """The sum."""
+        """The sum of the buckets."""
         buckets = (
             self.fresh_input_usd,
             self.cache_read_usd,
@@ -64,21 +64,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLine:
-    """One line of a bill."""
+    """One line of the bill of a call."""
 
     name: str
     token_count: int
     usd_per_million: Decimal | None
-    """None where the price is not known."""
+    """None if the price is not known."""
 
     @property
     def usd(self) -> Decimal | None:
-        """What it comes to. No tokens cost nothing, whatever the price."""
+        """The cost of the line; 0 without tokens, even if the price is not known."""
         return _times(self.usd_per_million, self.token_count)
 
 
 def find_price(model: str, at: datetime, prompt_tokens: int) -> Price | None:
-    """The price of a model at a moment for a prompt of this size. A dated release costs what its family costs."""
+    """Find the price of a model at a time for a prompt size. A dated release has the price of its family."""
     day = at.astimezone(UTC).date()
     listed = next((name for name in names_in_tables(model) if name in _PRICED), None)
     rows = [
@@ -90,9 +90,9 @@ def find_price(model: str, at: datetime, prompt_tokens: int) -> Price | None:
 
 
 def price_call(model: str, at: datetime, usage: Usage, *, long_write_tokens: int = 0) -> Cost | None:
-    """What the usage of one call costs; None for a model without a price.
+    """Compute the cost of the usage of one call; None for a model without a price.
 
-    `long_write_tokens` of the written tokens were written for the long lifetime.
+    `long_write_tokens` is the part of the written tokens with the long lifetime.
     """
     price = find_price(model, at, usage.input_tokens)
     if price is None:
@@ -109,7 +109,7 @@ def price_call(model: str, at: datetime, usage: Usage, *, long_write_tokens: int
 
 
 def itemise_call(model: str, at: datetime, usage: Usage, *, long_write_tokens: int = 0) -> tuple[CostLine, ...]:
-    """The usage of one call as a bill that adds up to `price_call`; of a model without a price, its tokens alone."""
+    """Build the bill of one call, which adds up to `price_call`; without prices if the model has none."""
     price = find_price(model, at, usage.input_tokens)
     lines = (
         ("fresh input", usage.fresh_input_tokens, None if price is None else price.fresh_input),
@@ -141,7 +141,7 @@ def _gemini(
     valid_from: date = _EVER,
     starting: int = 0,
 ) -> Price:
-    """Gemini charges nothing for writing its cache: what is written is input. To keep one by name costs by the hour."""
+    """Build a price of Gemini. Writing to its cache costs as much as input; explicit caches are billed by the hour."""
     return Price(
         model=model,
         valid_from=valid_from,
@@ -156,7 +156,7 @@ def _gemini(
 
 
 def _claude(model: str, fresh: str, read: str, output: str, *, starting: int = 0) -> Price:
-    """Claude charges a quarter more for five minutes, and double for an hour."""
+    """Build a price of Claude: writing to its cache costs a quarter more for five minutes, and double for an hour."""
     return Price(
         model=model,
         from_prompt_tokens=starting,

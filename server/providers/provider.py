@@ -1,27 +1,27 @@
 """The provider port: a vendor that answers payloads.
 
-`open_stream` gives a stream that has not begun. What can be had from it in each state:
+`open_stream` returns a stream that has not begun. What it gives in each state:
 
 | state       | meaning                              | `events()`      | `answer`           | `record`         |
 |-------------|--------------------------------------|-----------------|--------------------|------------------|
 | `new`       | nothing was sent                     | begins the call | empty              | no bytes         |
-| `waiting`   | the request has left                 | waits           | empty              | no bytes         |
-| `streaming` | the answer is coming                 | gives events    | what has arrived   | the bytes so far |
+| `waiting`   | the request was sent                 | waits           | empty              | no bytes         |
+| `streaming` | the answer is arriving               | yields events   | what has arrived   | the bytes so far |
 | `complete`  | the model finished                   | has ended       | the whole answer   | all bytes        |
 | `failed`    | see the error that `events()` raised | has raised      | what had arrived   | what had arrived |
-| `cancelled` | somebody called `cancel`             | has ended       | what had arrived   | what had arrived |
+| `cancelled` | `cancel` was called                  | has ended       | what had arrived   | what had arrived |
 
-Promises of every implementation, checked by `tests/contracts/provider_contract.py`:
+Every implementation guarantees, checked by `tests/contracts/provider_contract.py`:
 
 - A stream is one request to the provider. Nothing is retried, continued or repeated inside it, except a request whose
   pooled connection the provider had closed before it arrived: it is sent again, once, on a fresh connection.
 - A stream ends. A provider that sends nothing, or never stops sending, fails with `ProviderTimedOut`.
 - `answer` and the events are folds of the recorded bytes: feeding `record.body` through `fold_body` gives the same
   answer, whatever pieces it came in.
-- A partial answer never has a signature that did not arrive, and its `native` holds only what the provider would take
-  back; thinking whose signature is missing is in the blocks, for people, and not in `native`.
+- A partial answer has no signature that did not arrive, and its `native` contains only what the provider would accept;
+  thinking whose signature is missing is in the blocks, for readers, and not in `native`.
 - `cancel` closes the connection before it returns, may be called in any state and more than once, and never raises.
-- Every failure is a `ProviderFailed`. An error in the middle leaves what had arrived.
+- Every failure is a `ProviderFailed`. After an error within the stream, `answer` has what had arrived.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ from server.conversation.usage import Usage
 
 
 class StreamState(StrEnum):
-    """Where a stream is."""
+    """The state of a stream."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -49,16 +49,16 @@ class StreamState(StrEnum):
 
 
 ENDED: Final = frozenset({StreamState.COMPLETE, StreamState.FAILED, StreamState.CANCELLED})
-"""A stream in one of these gives nothing more."""
+"""The final states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswer:
-    """What the model said, as far as it has arrived."""
+    """The answer of the model, as far as it has arrived."""
 
     blocks: tuple[Block, ...] = ()
     native: Native | None = None
-    """None where there is nothing that could be sent back."""
+    """None if there is nothing that could be sent back."""
     stop_reason: StopReason | None = None
     """None until the model has finished."""
     usage: Usage = field(default_factory=Usage)
@@ -67,19 +67,19 @@ class ProviderAnswer:
     """How many of the written cache tokens have the long lifetime."""
     response_id: str | None = None
     model_version: str | None = None
-    """The model that the answer names: where an alias was asked for, the one that it stands for."""
+    """The model that the answer names: for an alias, the model that it refers to."""
     stop_details: Mapping[str, JsonValue] | None = None
-    """What the provider says about the stop beyond its reason."""
+    """Further details of the provider about the stop."""
     cache_miss_reason: str | None = None
     warnings: tuple[Mapping[str, JsonValue], ...] = ()
-    """What was not taken as it came, such as a count that cannot be one; each has a `kind`."""
+    """Values that were not accepted as they came, such as an impossible count; each has a `kind`."""
     container: Mapping[str, JsonValue] | None = None
-    """Where the provider ran code, with its `id` and `expires_at`: later requests name it."""
+    """The container in which the provider ran code, with `id` and `expires_at`; later requests name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """The call on the wire."""
+    """The request and response of a call, as recorded."""
 
     started_at: datetime
     request_body: bytes
@@ -91,16 +91,16 @@ class CallRecord:
 
 
 class ProviderStream(Protocol):
-    """One call. See the module."""
+    """One call. See the module for its states."""
 
     @property
     def state(self) -> StreamState:
-        """Where it is."""
+        """The state."""
         ...
 
     @property
     def answer(self) -> ProviderAnswer:
-        """What has arrived."""
+        """The answer so far."""
         ...
 
     @property
@@ -110,49 +110,51 @@ class ProviderStream(Protocol):
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
-        """What was assumed for the call, to be stored with it: each has a `kind`."""
+        """Assumptions that were made for the call, to be stored with it; each has a `kind`."""
         ...
 
     def call_when_sent(self, callback: Callable[[], None]) -> None:
-        """Calls back when the request goes out: `record` has its body and time then. At most one callback is kept."""
+        """Set the callback for when the request is sent; `record` has its body and time then. Replaces an earlier
+        one.
+        """
         ...
 
     def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        """Makes the call and gives what it means as it comes. May be used once. Raises `ProviderFailed`."""
+        """Make the call and yield its events as they arrive. May be used once. Raises `ProviderFailed`."""
         ...
 
     async def cancel(self) -> None:
-        """Ends the call now."""
+        """End the call now."""
         ...
 
 
 class Fold(Protocol):
-    """The meaning of a body so far. Pure: the same bytes in any pieces give the same events and the same answer."""
+    """Turns the bytes of a response into events and an answer. Pure: the division into pieces does not matter."""
 
     @property
     def answer(self) -> ProviderAnswer:
-        """What has arrived. Built anew on each read."""
+        """The answer so far. Built on each read."""
         ...
 
     def feed(self, piece: bytes) -> Iterable[ProviderEvent]:
-        """The events that a piece completes. Raises `ProviderFailed` for an error within the stream."""
+        """Return the events that a piece completes. Raises `ProviderFailed` for an error within the stream."""
         ...
 
     def finish(self) -> None:
-        """The body has ended properly. Raises `ProviderFailed` unless the model had finished."""
+        """End the body. Raises `ProviderFailed` if the model has not finished."""
         ...
 
     def continue_answer(self) -> None:
-        """What is fed from now on is the body of another call, which continues the answer of the one before.
+        """Begin the body of another call, which continues the answer.
 
-        The answer has the content of both, and the usage of both as one sum.
+        The answer then has the content of both calls, and the sum of their usage.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplicitCache:
-    """A cache at a provider, as the provider tells of it."""
+    """An explicit cache, as the provider describes it."""
 
     name: str
     expires_at: datetime
@@ -160,39 +162,39 @@ class ExplicitCache:
 
 
 class ExplicitCaches(Protocol):
-    """Caches that a provider keeps by name. Every method raises `ProviderFailed`, `CacheGone` for one that is gone."""
+    """Named caches of a provider. Every method raises `ProviderFailed`, and `CacheGone` for a missing cache."""
 
     def may_stand_for(self, payload: Payload) -> bool:
-        """Whether the provider would take this request with a cache in place of its static text and tools."""
+        """Whether the provider accepts this request with a cache in place of its static text and tools."""
         ...
 
     async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
-        """A cache of the payload's static text and tools."""
+        """Create a cache of the payload's static text and tools."""
         ...
 
     async def find(self, label: str) -> Sequence[str]:
-        """The names of the caches with this label."""
+        """Return the names of the caches with this label."""
         ...
 
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
-        """The cache lives so long from now."""
+        """Set the lifetime of a cache, from now."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Removes it at the provider."""
+        """Delete a cache at the provider."""
         ...
 
 
 class Provider(Protocol):
     """A vendor. One per process and account.
 
-    The methods that make messages are pure and give the same bytes for the same values for ever: what was sent once
-    is sent again like this, and caches and signatures hang on it.
+    The methods that build messages are pure and must give the same bytes for the same values in every release: later
+    requests repeat earlier messages, and caches and signatures depend on their bytes.
     """
 
     @property
     def name(self) -> str:
-        """`gemini` or `anthropic`; the dialect of its natives."""
+        """`gemini` or `anthropic`; also the dialect of its native messages."""
         ...
 
     @property
@@ -202,75 +204,77 @@ class Provider(Protocol):
 
     @property
     def continues_pauses(self) -> bool:
-        """Whether a paused answer goes on when it is sent back as the last message of the same request."""
+        """Whether a paused answer is continued if it is sent back as the last message of the same request."""
         ...
 
     @property
     def caches(self) -> ExplicitCaches | None:
-        """Where the vendor keeps caches by name; None where it has no such thing."""
+        """The explicit caches; None if the vendor has none."""
         ...
 
     def open_stream(self, payload: Payload) -> ProviderStream:
-        """A call that has not begun."""
+        """Return a call that has not begun."""
         ...
 
     def fold_body(self, body: bytes) -> ProviderAnswer:
-        """The answer that stored bytes hold. Never raises: what cannot be read ends it."""
+        """Fold stored bytes into the answer, up to the first error. Never raises."""
         ...
 
     async def encode_request(self, payload: Payload) -> bytes:
-        """The body that `open_stream` would send for the payload, byte for byte. Nothing is sent."""
+        """Return the body that `open_stream` would send for the payload, byte for byte. Nothing is sent."""
         ...
 
     def open_fold(self) -> Fold:
-        """A fold for a body that comes in pieces from somewhere else."""
+        """Return a fold for a body that is read elsewhere."""
         ...
 
     def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
-        """A user task in the vendor's words. `blobs` by the hex of their hash. `dynamic` stands before the task."""
+        """Build a user task in the vendor's format. `blobs` by the hex of their hash. `dynamic` goes before the
+        task.
+        """
         ...
 
     def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
-        """Tool results in the vendor's words, in the order of the calls they answer. `dynamic` stands behind them."""
+        """Build tool results in the vendor's format, in the order of their calls. `dynamic` goes after them."""
         ...
 
     def dynamic_message(self, dynamic: str) -> bytes:
-        """The dynamic layer as a message of its own, as the layered order has it."""
+        """Build the dynamic layer as a message of its own, as in the layered order."""
         ...
 
     def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
-        """Another vendor's answer as this one would take it: text and calls, no thinking, no signatures.
+        """Build another vendor's answer as this one accepts it: text and calls, without thinking and signatures.
 
-        None where nothing is left of it.
+        Returns None if nothing is left.
         """
         ...
 
     def unsigned_message(self, native: bytes, *, documented_only: bool = False) -> bytes | None:
-        """An answer of this vendor's own whose signatures are worth nothing any more: without them and the thinking.
+        """Build an answer of this vendor without its signatures, which are no longer valid, and its thinking.
 
-        Everything else stays as it is, unknown fields included; with `documented_only` also without parts and fields
-        that the vendor does not document. None where nothing is left of it.
+        Everything else is kept, including unknown fields; with `documented_only`, undocumented parts and fields are
+        dropped too. Returns None if nothing is left.
         """
         ...
 
     def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:
-        """An answer of this vendor's own without calls of the vendor's own tools that never got a result.
+        """Build an answer of this vendor without calls of the vendor's own tools that got no result.
 
-        `following`: the answer after it, which may open with the results. None where nothing is left of it.
+        `following`: the next answer, which may begin with the results. Returns None if nothing is left.
         """
         ...
 
     def signed_summary_text(self, message: bytes) -> str | None:
-        """The text of a signed summary of this vendor, given the answer to a payload with `requests_summary`.
+        """Return the text of the signed summary in the answer to a payload with `requests_summary`.
 
-        None if the answer is anything else.
+        Returns None if the answer is anything else.
         """
         ...
 
     async def count_tokens(self, payload: Payload) -> int:
-        """The provider's own count of a request's input. Raises `ProviderFailed`."""
+        """Return the provider's own count of a request's input. Raises `ProviderFailed`."""
         ...
 
     async def close(self) -> None:
-        """Lets go of all connections."""
+        """Close all connections."""
         ...

@@ -1,6 +1,7 @@
-"""Anthropic's Claude through anthropic: the Messages API, streamed.
+"""Anthropic's Claude: the streamed Messages API, through the SDK anthropic.
 
-Special here: thinking is a block with a signature that may be bound to everything before it, so what was sent once is
-sent the same for ever; arguments of calls come in pieces; caching is asked for by markers, at most four; a stream ends
-with `message_stop` and nothing else.
+Special: thinking is a block with a signature, which may be bound to everything before it, so a message is always sent
+as it was first sent. Arguments of calls arrive in pieces. Caching is requested by at most four markers on blocks. The
+stream ends with `message_stop`. A paused answer is continued by another call. Claude signs summaries that replace
+history.
 """

@@ -1,4 +1,4 @@
-"""What Claude's errors mean."""
+"""Translation of Claude's error responses."""
 
 import re
 from typing import Any, Final
@@ -18,8 +18,8 @@ from server.conversation.errors import (
     SignatureRejected,
     SummaryRejected,
 )
+from server.providers.wire.error_response import clean_message, read_error_body, read_retry_after
 from server.providers.wire.exchange import Recording
-from server.providers.wire.provider_errors import clean_message, read_error_body, read_retry_after
 
 _PREFIX: Final = re.compile(r"bound to a different conversation", re.IGNORECASE)
 _SIGNATURE: Final = re.compile(
@@ -27,8 +27,8 @@ _SIGNATURE: Final = re.compile(
     r"|thinking\b.*\bsignature\b|\bsignature\b.*\bthinking",
     re.IGNORECASE,
 )
-"""All that is said about signatures and thinking blocks: the quotes differ between releases and platforms."""
-_OF_OPENINGS: Final = frozenset(
+"""Every message about signatures and thinking blocks; the quotes differ between releases and platforms."""
+_SUMMARY_CODES: Final = frozenset(
     {
         "compaction_block_ambiguous",
         "compaction_block_misplaced",
@@ -38,9 +38,9 @@ _OF_OPENINGS: Final = frozenset(
         "compaction_too_many_tool_references",
     }
 )
-"""What is wrong with a signed summary that was sent back."""
+"""Codes of errors about a signed summary in the request."""
 _PART: Final = re.compile(r"messages\.\d+\.content\.\d+[^:]*: (Input tag|Extra inputs)")
-"""A block of a type, or with a member, that Claude does not take. Only its own answers can hold one."""
+"""A block with an unknown type or member. Only answers of Claude can contain one."""
 _TOO_LONG: Final = re.compile(r"prompt is too long|context window|too many (input )?tokens", re.IGNORECASE)
 
 
@@ -49,16 +49,16 @@ _NO_CREDIT: Final = re.compile(
     r"|insufficient (credits?|funds)",
     re.IGNORECASE,
 )
-"""A refusal that is about money and not about the request: it comes as `invalid_request_error`."""
+"""An error about billing and not about the request, with the type `invalid_request_error`."""
 
 
 def error_from_recording(recording: Recording) -> ProviderFailed:
-    """What a response that is an error means."""
+    """Translate a recorded error response."""
     return error_from_body(read_error_body(recording.body), recording)
 
 
 def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
-    """An error object, from an answer or from the middle of a stream."""
+    """Translate an error object, of a response or from within a stream."""
     error = body.get("error") if isinstance(body, dict) else None
     error = error if isinstance(error, dict) else {}
     kind = clean_message(error.get("type"))
@@ -69,11 +69,11 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
     facts |= {} if delay is None else {"retry_after_seconds": delay}
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
-    if isinstance(code, str) and code in _OF_OPENINGS:
+    if isinstance(code, str) and code in _SUMMARY_CODES:
         return SummaryRejected(**facts, provider_code=code)
     match kind:
         case "rate_limit_error":
-            # Without a delay it is the account's monthly limit, and waiting is pointless.
+            # Without a delay it is the account's monthly limit, which does not end by waiting.
             has_delay = recording is not None and bool({"retry-after", "retry-after-ms"} & recording.headers.keys())
             return ProviderRateLimited(**facts) if has_delay else ProviderQuotaExceeded(**facts)
         case "overloaded_error":
@@ -93,7 +93,7 @@ def error_from_body(body: Any, recording: Recording | None) -> ProviderFailed:
 
 
 def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -> ProviderFailed:
-    """An error of a kind that is not documented, or of a gateway in between: its status has to do."""
+    """Translate an error without a documented type, such as that of a gateway, by its status."""
     match recording.status if recording is not None else None:
         case 402:
             return ProviderQuotaExceeded(**facts)
@@ -102,7 +102,7 @@ def _unnamed(recording: Recording | None, message: str, facts: dict[str, Any]) -
         case 413:
             return ContextTooLong(**facts)
         case 429:
-            # Only Claude itself means the month by saying no delay.
+            # A gateway may omit the delay for any limit; only Claude omits it for the monthly one.
             return ProviderRateLimited(**facts)
         case 504:
             return ProviderTimedOut(**facts)

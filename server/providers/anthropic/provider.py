@@ -1,25 +1,20 @@
-"""The provider port on Claude."""
+"""The provider port for Claude."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anthropic
 import httpx2
 
-from server.conversation.block import Blob, Block
 from server.conversation.payload import Payload
 from server.providers.anthropic import request
 from server.providers.anthropic.sdk_errors import translate_error
 from server.providers.anthropic.stream import DIALECT, AnthropicFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import ModelProfile, find_profile, profile_warnings
-from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.placeholders import Placeholders
-from server.providers.wire.stream import VendorCall, WireStream, encode_request
+from server.providers.wire.call import VendorCall, WireStream, call_through, encode_request
+from server.providers.wire.request_parts import EncodedPartCache, Placeholders
 from server.providers.wire.transport import WireLimits, WireTransport
-from server.providers.wire.unary import call_through
-from server.providers.wire.written import WrittenParts
 
 
 class AnthropicProvider:
@@ -28,6 +23,15 @@ class AnthropicProvider:
     name = DIALECT
     caches = None
     continues_pauses = True
+    fold_body = staticmethod(fold_body)
+    open_fold = AnthropicFold
+    user_message = staticmethod(request.user_message)
+    tool_message = staticmethod(request.tool_message)
+    dynamic_message = staticmethod(request.dynamic_message)
+    foreign_message = staticmethod(request.foreign_message)
+    unsigned_message = staticmethod(request.unsigned_message)
+    settle_message = staticmethod(request.settle_message)
+    signed_summary_text = staticmethod(request.signed_summary_text)
 
     def __init__(
         self,
@@ -37,9 +41,9 @@ class AnthropicProvider:
         limits: WireLimits | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`transport` in place of the network: `server.providers.wire.replay` has one that feeds stored bytes."""
+        """`transport` replaces the network; `server.providers.wire.replay` has one that feeds stored responses."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
-        self._written = WrittenParts()
+        self._encoded_parts = EncodedPartCache()
         self._client = anthropic.AsyncAnthropic(
             api_key=api_key,
             base_url=base_url,
@@ -54,41 +58,14 @@ class AnthropicProvider:
     async def encode_request(self, payload: Payload) -> bytes:
         return await encode_request(self._prepare(payload))
 
-    def fold_body(self, body: bytes) -> ProviderAnswer:
-        return fold_body(body)
-
-    def open_fold(self) -> Fold:
-        return AnthropicFold()
-
-    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
-        return request.user_message(blocks, blobs, dynamic)
-
-    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
-        return request.tool_message(blocks, calls, dynamic)
-
-    def dynamic_message(self, dynamic: str) -> bytes:
-        return request.dynamic_message(dynamic)
-
-    def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
-        return request.foreign_message(blocks)
-
-    def unsigned_message(self, native: bytes, *, documented_only: bool = False) -> bytes | None:
-        return request.unsigned_message(native, documented_only=documented_only)
-
-    def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:
-        return request.settle_message(native, following)
-
-    def signed_summary_text(self, message: bytes) -> str | None:
-        return request.signed_summary_text(message)
-
     async def count_tokens(self, payload: Payload) -> int:
-        """Free of charge; ignores caching."""
+        """Count the whole request. Free of charge; ignores caching."""
         check_model_name(self.name, payload.model)
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
         counted = {name: parameters[name] for name in ("model", "thinking") if name in parameters}
         placeholders = Placeholders()
-        body = self._write_body(payload, profile, placeholders)
+        body = self._build_body(payload, profile, placeholders)
         count = await call_through(
             lambda: self._client.messages.count_tokens(
                 messages=[], extra_body=body, extra_headers=request.build_headers(payload), **counted
@@ -105,7 +82,7 @@ class AnthropicProvider:
         profile = find_profile(self.name, payload.model)
         parameters = request.build_parameters(payload, profile)
         placeholders = Placeholders()
-        body = {**request.build_extra(payload, parameters), **self._write_body(payload, profile, placeholders)}
+        body = {**request.build_extra(payload, parameters), **self._build_body(payload, profile, placeholders)}
         headers = request.build_headers(payload)
 
         async def send() -> None:
@@ -121,12 +98,13 @@ class AnthropicProvider:
             warnings=(*profile_warnings(profile), *request.thinking_warnings(payload, profile)),
         )
 
-    def _write_body(self, payload: Payload, profile: ModelProfile, placeholders: Placeholders) -> dict[str, Any]:
-        """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
+    def _build_body(self, payload: Payload, profile: ModelProfile, placeholders: Placeholders) -> dict[str, Any]:
+        """Build the large members as placeholders, because the SDK would take long to encode them."""
         body: dict[str, Any] = {"messages": [placeholders.make(request.join_messages(payload, profile))]}
         if payload.static_text:
             key = (payload.static_text, request.is_long_lived(payload), profile.breakpoints)
-            body["system"] = placeholders.make(self._written.find(key, lambda: request.write_system(payload, profile)))
+            system = self._encoded_parts.load(key, lambda: request.encode_system(payload, profile))
+            body["system"] = placeholders.make(system)
         if payload.tools:
-            body["tools"] = placeholders.make(request.write_tools(payload, profile))
+            body["tools"] = placeholders.make(request.encode_tools(payload, profile))
         return body

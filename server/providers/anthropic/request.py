@@ -1,4 +1,4 @@
-"""Our words to Claude's."""
+"""Build Claude requests from payloads. Pure."""
 
 import base64
 import hashlib
@@ -14,9 +14,9 @@ from server.conversation.payload import CallSettings, Payload, PayloadMessage, c
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 COMPACTION_BETA: Final = "compact-2026-09-04"
-"""The release of Claude's API that signs summaries, and takes them back."""
+"""The beta of Claude's API that signs summaries and accepts them."""
 NOTHING_SAID: Final = "(no text)"
-"""Stands for a user task that is nothing but empty text."""
+"""Replaces a user task that has only empty text."""
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _MARKER: Final = "cache_control"
 _DOCUMENTED: Final = frozenset(
@@ -32,7 +32,7 @@ _DOCUMENTED: Final = frozenset(
         "compaction",
     }
 )
-"""Types of blocks besides thinking and the results of server tools. They take a cache marker."""
+"""Documented block types besides thinking and the results of server tools. They accept a cache marker."""
 _TEXT_MEMBERS: Final = frozenset({"type", "text", "citations"})
 _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
@@ -41,7 +41,7 @@ _LONG_CACHE_SECONDS: Final = 3600
 
 
 def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
-    """A user task as one message. Claude takes neither text without a letter in it nor a message without blocks."""
+    """Build a user task as one message. Claude accepts neither blank text nor a message without blocks."""
     content: list[dict[str, Any]] = []
     for block in blocks:
         match block:
@@ -59,7 +59,7 @@ def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: st
 
 
 def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
-    """All results of a step as one message, in the order of the calls."""
+    """Build all results of a step as one message, in the order of the calls."""
     results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
     content: list[dict[str, Any]] = []
     for call in calls:
@@ -73,12 +73,12 @@ def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str |
 
 
 def dynamic_message(dynamic: str) -> bytes:
-    """The dynamic layer as a message of its own."""
+    """Build the dynamic layer as a message of its own."""
     return dumps_sendable({"role": "user", "content": [_text(dynamic)]})
 
 
 def foreign_message(blocks: Sequence[Block]) -> bytes | None:
-    """Another vendor's answer: text and calls."""
+    """Build another vendor's answer: text and calls."""
     content: list[dict[str, Any]] = []
     for block in blocks:
         match block:
@@ -93,7 +93,7 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
 
 
 def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
-    """An own answer without its thinking, which is all that Claude signs."""
+    """Build an answer of Claude without thinking, which is all that Claude signs."""
     message = loads_exact(native)
     content = [block for block in message["content"] if block.get("type") not in _THINKING]
     if documented_only:
@@ -106,15 +106,15 @@ def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes |
 
 
 def _is_documented(block: Mapping[str, Any]) -> bool:
-    """Whether the block is of a type that is known, and no thinking."""
+    """Whether the block has a documented type and is not thinking."""
     kind = block.get("type")
     return isinstance(kind, str) and (kind in _DOCUMENTED or kind.endswith("_tool_result"))
 
 
 def settle_message(native: bytes, following: bytes = b"") -> bytes | None:
-    """An answer without the calls of Claude's own tools that have a result neither in it nor in the following one.
+    """Build an answer without calls of server tools that have a result neither in it nor in the following answer.
 
-    Claude refuses those, unless they wait for it to go on. None if nothing but thinking is left.
+    Claude rejects such calls, except in an answer that it is to continue. Returns None if only thinking is left.
     """
     if b'"server_tool_use"' not in native:
         return native
@@ -131,7 +131,7 @@ def settle_message(native: bytes, following: bytes = b"") -> bytes | None:
 
 
 def name_call(call_id: str) -> str:
-    """The id as Claude takes it: its own as they are, and for one with other characters always the same stand-in."""
+    """Return the id for Claude: unchanged if it is valid, else a hash of it."""
     if _CALL_ID.fullmatch(call_id):
         return call_id
     return f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -142,7 +142,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
-    """Everything of the request but its layers."""
+    """Build the parameters of the request, without its layers."""
     settings = payload.settings
     if find_thoughtless(payload, profile):
         settings = replace(settings, thinking=_OFF)
@@ -162,10 +162,10 @@ def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
 
 
 def find_thoughtless(payload: Payload, profile: ModelProfile) -> tuple[PayloadMessage, ...]:
-    """The answers because of which a request must go without thinking, though a budget for it is set.
+    """Return the answers because of which a request must be sent without thinking, although a budget is set.
 
-    With a budget Claude wants the tool loop whose results a request brings to begin with thinking. One that another
-    provider began, or that was begun without thinking, does not. The documented way is to switch thinking off.
+    With a budget, Claude requires that the open tool loop begins with thinking. A loop that another provider began, or
+    that began without thinking, does not. The documented way is to switch thinking off.
     """
     if profile.thinking is not ThinkingControl.BUDGET or payload.settings.thinking in {None, _OFF}:
         return ()
@@ -174,10 +174,10 @@ def find_thoughtless(payload: Payload, profile: ModelProfile) -> tuple[PayloadMe
 
 
 def _find_loop_starts(messages: Sequence[PayloadMessage]) -> list[PayloadMessage]:
-    """The answers that may count as the beginning of the open tool loop, the newest first.
+    """Return the answers that may count as the beginning of the open tool loop, the newest first.
 
-    It is not documented whether text beside tool results, which a joined task or a dynamic block is, ends a loop. So
-    there may be two: the first answer after such text, and the first of all that are linked by results.
+    It is not documented whether text next to tool results, such as a dynamic block, ends a loop. There may therefore be
+    two: the first answer after such text, and the first of all answers that are linked by results.
     """
     starts: list[PayloadMessage] = []
     first: PayloadMessage | None = None
@@ -203,22 +203,22 @@ def _begins_with_thinking(data: bytes) -> bool:
 
 
 def thinking_warnings(payload: Payload, profile: ModelProfile) -> tuple[dict[str, Any], ...]:
-    """What a call without the thinking that was asked for has to record."""
+    """Return the warnings of a call whose thinking was switched off."""
     return tuple(
         {"kind": "thinking_switched_off", "seq": message.seq} for message in find_thoughtless(payload, profile)
     )
 
 
-def write_system(payload: Payload, profile: ModelProfile) -> bytes:
-    """The static text, a long one in pieces, with its markers."""
+def encode_system(payload: Payload, profile: ModelProfile) -> bytes:
+    """Encode the static text with its cache markers; a long one is split."""
     pieces = [_text(piece) for piece in split_static(payload.static_text)]
     plain = len(pieces) - count_static_breakpoints(len(pieces), profile.breakpoints)
     marker = _static_marker(payload, profile)
     return dumps_sendable([*pieces[:plain], *(piece | marker for piece in pieces[plain:])])
 
 
-def write_tools(payload: Payload, profile: ModelProfile) -> bytes:
-    """The tools in their order, the last one with its marker."""
+def encode_tools(payload: Payload, profile: ModelProfile) -> bytes:
+    """Encode the tools in their order, the last one with its cache marker."""
     tools = [
         {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
         for tool in payload.tools
@@ -228,15 +228,15 @@ def write_tools(payload: Payload, profile: ModelProfile) -> bytes:
 
 
 def is_long_lived(payload: Payload) -> bool:
-    """Whether the markers of the static layer are for an hour: what stands first never lives shorter."""
+    """Whether the static layer is cached for an hour: earlier blocks must not expire before later ones."""
     return max(payload.static_cache_seconds, payload.cache_seconds) >= _LONG_CACHE_SECONDS
 
 
 def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What an assistant adds to the request, without what is set here: the SDK would let the addition win.
+    """Return the members that an assistant adds, without those that are set here, which they would override.
 
-    And what the SDK knows in its beta only: the wish for a signed summary. Markers of its own stay out: Claude takes
-    four, and all of them are placed here.
+    Also adds the request for a signed summary, which the SDK supports only in its beta. Cache markers are removed:
+    Claude accepts four, and all of them are set here.
     """
     layers = {"messages": True, "system": bool(payload.static_text), "tools": bool(payload.tools)}
     written = {name for name, is_there in layers.items() if is_there}
@@ -248,7 +248,7 @@ def build_extra(payload: Payload, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unmarked(value: Any) -> Any:
-    """A list of blocks or tools without markers; anything else as it is."""
+    """Return a list of blocks or tools without cache markers; other values unchanged."""
     if not isinstance(value, list):
         return value
     return [
@@ -258,29 +258,29 @@ def _unmarked(value: Any) -> Any:
 
 
 def build_headers(payload: Payload) -> dict[str, str]:
-    """What a request with a signed summary in it, or for one, has to say."""
+    """Build the headers: the beta, if the request contains or requests a signed summary."""
     return {"anthropic-beta": COMPACTION_BETA} if payload.requests_summary or payload.signed_summary is not None else {}
 
 
 def signed_summary_text(message: bytes) -> str | None:
-    """What the signed summary in an answer says; None where the answer is anything else."""
+    """Return the text of the signed summary in an answer; None if the answer is anything else."""
     content = loads_exact(message).get("content")
     block = content[0] if isinstance(content, list) and len(content) == 1 else None
     if not isinstance(block, dict) or block.get("type") != "compaction" or not block.get("signature"):
         return None
-    told = block.get("content")
-    return told if isinstance(told, str) and told.strip() else None
+    text = block.get("content")
+    return text if isinstance(text, str) and text.strip() else None
 
 
 def build_marker(lifetime_seconds: int) -> dict[str, Any]:
-    """The cache marker with the lifetime that Claude has for so long."""
+    """Build a cache marker for the lifetime: five minutes or an hour."""
     if lifetime_seconds >= _LONG_CACHE_SECONDS:
         return {"type": "ephemeral", "ttl": "1h"}
     return {"type": "ephemeral"}
 
 
 def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, Any]:
-    """Adaptive thinking with an effort, or a budget, as the model has it."""
+    """Build adaptive thinking with an effort, or a budget. Raises `ValidationFailed` if the model lacks it."""
     asked = settings.thinking
     display = {"display": "summarized" if settings.show_thinking else "omitted"}
     if profile.thinking is ThinkingControl.BUDGET:
@@ -298,7 +298,7 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
 
 
 def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
-    """The messages with commas between, markers added where the payload asks for them."""
+    """Join the messages with commas, with cache markers at the breakpoints of the payload."""
     static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
     allowed = profile.breakpoints - static_marks - payload.marks_tools
     marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
@@ -310,7 +310,7 @@ def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
 
 
 def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
-    """The marker goes on the last block that takes one: not on thinking, not on empty text, not on an unknown type."""
+    """Add the marker to the last block that accepts one: not thinking, empty text or an unknown type."""
     message = loads_exact(data)
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):

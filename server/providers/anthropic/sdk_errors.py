@@ -1,4 +1,4 @@
-"""What the errors of Claude's SDK mean. Apart from those of its answers, which are read without it."""
+"""Translation of the errors of Claude's SDK. `errors` translates error responses, without importing the SDK."""
 
 from typing import Final
 
@@ -12,7 +12,10 @@ _ERRORS: Final = 400
 
 
 def translate_error(error: Exception, recording: Recording) -> ProviderFailed | None:
-    """Our word for an error of the SDK. A response that is an error is read as recorded: the SDK stumbles over some."""
+    """Translate an error of the SDK; None for a bug.
+
+    Error responses are read from the recording, because the SDKs fail to read some of them.
+    """
     if recording.status is not None and recording.status >= _ERRORS:
         return error_from_recording(recording)
     match error:

@@ -1,9 +1,9 @@
-"""Claude's stream folded.
+"""The fold of Claude's stream.
 
-Blocks begin, grow by deltas and end. What goes back to Claude is each block as it began, grown by what came, in order.
-A block that has not ended is kept for reading; back goes only what Claude takes: text as far as it came, but no
-thinking without its signature and no call whose arguments are not whole. Nothing goes back of an answer that is only
-thinking, nor of one that ended as a refusal: its calls are not calls to be answered either.
+Blocks begin, grow by deltas and end. Each block is sent back to Claude as it began, extended by its deltas, in order. A
+block that did not end is kept for readers; only what Claude accepts is sent back: partial text, but no thinking without
+its signature and no call with incomplete arguments. An answer that has only thinking, or that ended as a refusal, is
+not sent back; the calls of a refusal are not to be answered either.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ from server.providers.wire.answer_values import (
     clean_details,
     read_response_id,
 )
+from server.providers.wire.error_response import clean_message
 from server.providers.wire.frames import FrameReader
-from server.providers.wire.provider_errors import clean_message
 
 DIALECT: Final = "anthropic"
 
@@ -63,14 +63,14 @@ _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
 _MAY_CUT_CALLS: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
-"""Stops that may come in the middle of a call's arguments. After any other the call is malformed."""
+"""Stop reasons that may interrupt the arguments of a call. With any other one, the call is malformed."""
 _MEMBERS: Final[Mapping[str, Mapping[str, type]]] = {
     "text": {"text": str, "citations": list},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
     "tool_use": {"id": str, "name": str, "input": dict},
 }
-"""What the members of the blocks that are read here have to be. Others are kept as they come."""
+"""The types of the members that are read here. Other members are kept as they come."""
 _DELTA_OF: Final[Mapping[str, str]] = {
     "text_delta": "text",
     "citations_delta": "text",
@@ -78,7 +78,7 @@ _DELTA_OF: Final[Mapping[str, str]] = {
     "signature_delta": "thinking",
     "input_json_delta": "tool_use",
 }
-"""To which of these blocks a delta belongs. Blocks of other types may take any."""
+"""Which delta belongs to which block type. Blocks of other types accept any delta."""
 _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _MAX_REASON_LENGTH: Final = 100
 
@@ -92,14 +92,15 @@ class AnthropicFold:
         self._arguments: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         self._closed: set[int] = set()
-        """Blocks to which nothing can be added: those that ended, and those whose arguments did not."""
+        """The indexes of blocks that accept no more deltas: those that ended, and calls whose arguments were cut
+        off."""
         self._call_ids: set[str] = set()
         self._usage: dict[str, Any] = {}
         self._answer = ProviderAnswer()
         self._begun = False
         self._stopped = False
         self._first_index = 0
-        """The index of the first block of the call that is read: one more than those of the calls before it."""
+        """The index of the first block of the current call; earlier blocks belong to the calls before it."""
         self._usage_before = Usage()
 
     @property
@@ -227,7 +228,7 @@ class AnthropicFold:
                 known = block.get("citations")
                 block["citations"] = [*(known if isinstance(known, list) else []), delta.get("citation")]
             case "compaction_delta":
-                # What it does not bring is null in it, and must not come back as something that was said.
+                # Its missing members are null, and must not be sent back as content.
                 _grow_unknown(block, {name: value for name, value in delta.items() if value is not None})
             case _:
                 _grow_unknown(block, delta)
@@ -246,7 +247,7 @@ class AnthropicFold:
             except ValueError:
                 given = None
             if not isinstance(given, dict):
-                # Cut off by the limit of tokens: it never ends, so it is kept for reading and not sent back.
+                # The token limit cut the arguments off: the block is kept for readers and not sent back.
                 return
             block["input"] = given
         _check_block(block)
@@ -279,7 +280,7 @@ class AnthropicFold:
         yield from self._take_usage(event.get("usage"))
 
     def _take_usage(self, reported: Any) -> Iterator[ProviderEvent]:
-        """Later counts replace earlier ones; what is absent stays as it was."""
+        """Merge usage: later counts replace earlier ones, missing ones stay."""
         if not isinstance(reported, dict):
             return
         self._usage |= {name: value for name, value in reported.items() if value is not None}
@@ -312,7 +313,7 @@ class AnthropicFold:
             )
 
     def _readable(self, index: int) -> dict[str, Any]:
-        """The block; one whose arguments are not whole has them as text, so that nobody takes it for a call."""
+        """Return the block. Incomplete arguments are returned as text, so that the block is not taken for a call."""
         block = self._blocks[index]
         if index in self._ended or block.get("type") != "tool_use":
             return block
@@ -322,7 +323,7 @@ class AnthropicFold:
         block = self._blocks[index]
         match block.get("type"):
             case "text":
-                # Claude refuses text without a letter in it, its own included.
+                # Claude rejects blank text, even its own.
                 return bool(str(block.get("text", "")).strip())
             case "thinking":
                 return index in self._ended and bool(block.get("signature"))
@@ -331,7 +332,7 @@ class AnthropicFold:
 
 
 def fold_body(body: bytes) -> ProviderAnswer:
-    """The answer that stored bytes hold, as far as they can be read."""
+    """Fold stored bytes into the answer, up to the first error."""
     fold = AnthropicFold()
     try:
         for _ in fold.feed(body):
@@ -342,7 +343,7 @@ def fold_body(body: bytes) -> ProviderAnswer:
 
 
 def usage_from(reported: dict[str, Any]) -> tuple[Usage, int]:
-    """Claude's counts in buckets, and how many written tokens live long. Its output contains its thinking."""
+    """Convert Claude's counts, and count the cache tokens with the long lifetime. Its output includes thinking."""
     details = reported.get("output_tokens_details")
     thinking = read_count(details.get("thinking_tokens")) if isinstance(details, dict) else 0
     creation = reported.get("cache_creation")
@@ -358,7 +359,7 @@ def usage_from(reported: dict[str, Any]) -> tuple[Usage, int]:
 
 
 def _check_block(block: dict[str, Any]) -> None:
-    """Raise `ProviderMalformed` for a block that Claude would not take back, or that nobody can read."""
+    """Raise `ProviderMalformed` for a block that Claude would reject when it is sent back, or that is unreadable."""
     kind = block.get("type")
     if type(kind) is not str:
         raise ProviderMalformed("A block of the provider's answer has no type.")
@@ -371,7 +372,7 @@ def _check_block(block: dict[str, Any]) -> None:
 
 
 def _may_grow(block: dict[str, Any], delta: dict[str, Any]) -> bool:
-    """Whether the delta is one for such a block."""
+    """Whether the delta fits the type of the block."""
     kind, of = delta.get("type"), block["type"]
     return type(kind) is str and (of not in _MEMBERS or bool(_DELTA_OF.get(kind, of) == of))
 
@@ -384,7 +385,7 @@ def _text(delta: dict[str, Any], name: str) -> str:
 
 
 def _grow(block: dict[str, Any], name: str, delta: dict[str, Any]) -> str:
-    """Adds what a delta brings to a text of the block, and gives it."""
+    """Append the text of a delta to a member of the block, and return that text."""
     piece = _text(delta, name)
     block[name] = _text(block, name) + piece if block.get(name) else piece
     return piece
@@ -396,10 +397,9 @@ def _arguments_of(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grow_unknown(block: dict[str, Any], delta: dict[str, Any]) -> None:
-    """A kind of delta that this release does not know: texts and lists grow, another value is replaced by one of its
-    own kind.
+    """Apply a delta of an unknown type: texts and lists grow, another value is replaced by one of the same type.
 
-    What a text means for an object that is there already nobody can know; then the block stays as it began.
+    A text for a member that is an object is ignored, because its meaning is unknown.
     """
     for name, value in delta.items():
         known = block.get(name)
@@ -449,7 +449,7 @@ def _block_from(block: dict[str, Any]) -> Block:
 
 
 def mark_signature(text: Any) -> SignatureMark | None:
-    """That there is a signature, without it."""
+    """Return the mark of a signature."""
     if not isinstance(text, str) or not text:
         return None
     data = text.encode("utf-8", "surrogatepass")

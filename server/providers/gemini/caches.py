@@ -1,7 +1,7 @@
-"""Explicit caches: `cachedContents`, through the SDK.
+"""Explicit caches: the `cachedContents` of Gemini.
 
-A cache holds the static text and the tools of a payload. A request that names it must carry neither. It is bound to the
-model and the account, lives for its time to live, and is paid for by the hour.
+A cache contains the static text and the tools of a payload; a request that names it must contain neither. It is bound
+to the model and the account, has a time to live, and is billed by the hour.
 """
 
 import re
@@ -17,7 +17,7 @@ from server.providers.gemini import request
 from server.providers.gemini.sdk_errors import translate_error
 from server.providers.model_name import check_model_name
 from server.providers.provider import ExplicitCache
-from server.providers.wire.unary import call_through
+from server.providers.wire.call import call_through
 
 _PAGE_SIZE: Final = 1000
 _NAME: Final = re.compile(r"cachedContents/[A-Za-z0-9_-]+")
@@ -30,7 +30,7 @@ class GeminiCaches:
         self._client = client
 
     def may_stand_for(self, payload: Payload) -> bool:
-        """Not where the assistant adds a tool config of its own: a request with both is refused."""
+        """Return False if the assistant adds a tool config: a request with both is rejected."""
         return bool(payload.static_text or payload.tools) and not request.adds_tool_config(payload.settings)
 
     async def create(self, payload: Payload, *, lifetime_seconds: int, label: str) -> ExplicitCache:
@@ -60,7 +60,7 @@ class GeminiCaches:
             try:
                 await call_through(pages.next_page, placeholders={}, translate=translate_error)
             except IndexError:
-                # The SDK's word for the end of the list.
+                # The SDK raises it at the end of the list.
                 return names
 
     async def prolong(self, name: str, *, lifetime_seconds: int) -> ExplicitCache:
@@ -79,17 +79,17 @@ class GeminiCaches:
 
 
 def _is_name(name: str | None) -> TypeGuard[str]:
-    """Whether it can be a cache's name: the SDK writes it into the address as it is."""
+    """Whether it is a valid name of a cache: the SDK puts it into the URL unescaped."""
     return name is not None and _NAME.fullmatch(name) is not None
 
 
 def _check_name(name: str) -> None:
     if not _is_name(name):
-        raise CacheGone("The provider has no cache of such a name.")
+        raise CacheGone("The provider has no cache with such a name.")
 
 
 def _read(cache: types.CachedContent) -> ExplicitCache:
     if not _is_name(cache.name) or cache.expire_time is None:
-        raise ProviderMalformed("The provider made a cache without a name or an end.")
+        raise ProviderMalformed("The provider returned a cache without a name or an expiry.")
     tokens = cache.usage_metadata.total_token_count if cache.usage_metadata is not None else None
     return ExplicitCache(name=cache.name, expires_at=cache.expire_time, token_count=tokens or 0)

@@ -1,4 +1,4 @@
-"""What Gemini's errors mean."""
+"""Translation of Gemini's error responses."""
 
 import re
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from server.conversation.errors import (
     ProviderUnavailable,
     SignatureRejected,
 )
+from server.providers.wire.error_response import clean_message, read_delay, read_error_body, read_retry_after
 from server.providers.wire.exchange import Recording
-from server.providers.wire.provider_errors import clean_message, read_delay, read_error_body, read_retry_after
 
 _SIGNATURE: Final = re.compile(r"thought[ _]signature", re.IGNORECASE)
 _CACHE: Final = re.compile(
@@ -27,7 +27,7 @@ _CACHE: Final = re.compile(
     r"|(not found|expired|denied).*\bcached[ _]?contents?\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Google documents no text for it, and has had several."""
+"""Google does not document the message, and has used several."""
 _TOO_LONG: Final = re.compile(r"exceeds the maximum number of tokens|token count .*exceeds", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"billing|spend|credit|per ?day|daily", re.IGNORECASE)
 _NO_CREDIT: Final = re.compile(
@@ -36,22 +36,22 @@ _NO_CREDIT: Final = re.compile(
     r"|billing (account )?(is |has been )?(disabled|closed|inactive)",
     re.IGNORECASE,
 )
-"""A refusal that is about money and not about the request."""
+"""An error about billing and not about the request."""
 _SECONDS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
 _PART: Final = re.compile(r"Unknown name .* at 'contents\[\d+\]\.parts\[\d+\]")
-"""A part with a member that Gemini does not know. Only its own answers can hold one."""
+"""A part with an unknown member. Only answers of Gemini can contain one."""
 _STATUSES: Final = range(100, 600)
 _MAX_DELAY_LENGTH: Final = 40
 _BAD_KEY: Final = "API_KEY_INVALID"
 
 
 def error_from_recording(recording: Recording) -> ProviderFailed:
-    """What a response that is an error means."""
+    """Translate a recorded error response."""
     return error_from_body(read_error_body(recording.body), recording.status, recording.headers)
 
 
 def error_from_body(body: Any, status: int | None, headers: Mapping[str, str] | None = None) -> ProviderFailed:
-    """An error object, from an answer or from the middle of a stream."""
+    """Translate an error object, of a response or from within a stream."""
     found = body[0] if isinstance(body, list) and body else body
     error = found.get("error", found) if isinstance(found, dict) else {}
     error = error if isinstance(error, dict) else {}
@@ -64,8 +64,8 @@ def error_from_body(body: Any, status: int | None, headers: Mapping[str, str] | 
     facts |= {} if delay is None else {"retry_after_seconds": delay}
     match code:
         case 429:
-            # With a delay it is worth waiting; without one, and with words about money, it is not.
-            is_spent = delay is None and _is_about_money(message)
+            # A limit without a delay and with a message about billing does not end by waiting.
+            is_spent = delay is None and _is_about_billing(message)
             return ProviderQuotaExceeded(**facts) if is_spent else ProviderRateLimited(**facts)
         case 402:
             return ProviderQuotaExceeded(**facts)
@@ -98,12 +98,12 @@ def _rejected(message: str, facts: dict[str, Any]) -> ProviderFailed:
     return ProviderRejected(f"The provider rejected the request: {message}" if message else "", **facts)
 
 
-def _is_about_money(message: str) -> bool:
+def _is_about_billing(message: str) -> bool:
     return bool(_QUOTA.search(message) or _NO_CREDIT.search(message))
 
 
 def _find_delay(error: dict[str, Any], headers: Mapping[str, str]) -> float | None:
-    """How long Gemini asks to wait: in the details of the error, or in a header."""
+    """Return the delay that Gemini gives in the details of the error or in a header."""
     for detail in _details(error):
         match = _SECONDS.fullmatch(str(detail.get("retryDelay", ""))[:_MAX_DELAY_LENGTH])
         if match:

@@ -1,15 +1,13 @@
-"""The provider port on Gemini."""
+"""The provider port for Gemini."""
 
 import hashlib
 import ssl
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx2
 from google import genai
 from google.genai import types
 
-from server.conversation.block import Blob, Block
 from server.conversation.errors import ProviderUnavailable
 from server.conversation.payload import Payload
 from server.providers.gemini import request
@@ -18,28 +16,32 @@ from server.providers.gemini.sdk_errors import translate_error
 from server.providers.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import find_profile, profile_warnings
-from server.providers.provider import Fold, ProviderAnswer
-from server.providers.wire.placeholders import Placeholders
-from server.providers.wire.stream import VendorCall, WireStream, encode_request
+from server.providers.wire.call import VendorCall, WireStream, call_through, encode_request
+from server.providers.wire.request_parts import EncodedPartCache, Placeholders
 from server.providers.wire.transport import WireLimits, WireTransport
-from server.providers.wire.unary import call_through
-from server.providers.wire.written import WrittenParts
 
 _API_VERSION: Final = "v1beta"
-"""Not the SDK's `v1`: aliases and continuation exist only here."""
+"""Not `v1`, the default of the SDK: aliases and continuation exist only here."""
 _DUMMY: Final = "x"
 _CALL_LIMIT_MS: Final = 3_600_000
-"""Told to Google as the most that a call may take. Silence is judged by our transport, much earlier."""
+"""Sent to Google as the limit of a call. The transport's own limits are much shorter."""
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For the SDK's own clients, which are never used: it would read the machine's certificates for each. Trusts nobody."""
+"""For the SDK's own HTTP clients, which are never used: without it, each would load the system's certificates."""
 
 
 class GeminiProvider:
     """Implements `server.providers.provider.Provider`."""
 
     name = DIALECT
-    # A continuation token of Gemini works in one version of one of its APIs only; such an answer ends as `paused`.
+    # A continuation token works in one version of one of Gemini's APIs only; such an answer ends as `paused`.
     continues_pauses = False
+    fold_body = staticmethod(fold_body)
+    open_fold = GeminiFold
+    user_message = staticmethod(request.user_message)
+    tool_message = staticmethod(request.tool_message)
+    dynamic_message = staticmethod(request.dynamic_message)
+    foreign_message = staticmethod(request.foreign_message)
+    unsigned_message = staticmethod(request.unsigned_message)
 
     def __init__(
         self,
@@ -49,10 +51,10 @@ class GeminiProvider:
         limits: WireLimits | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`transport` in place of the network: `server.providers.wire.replay` has one that feeds stored bytes."""
+        """`transport` replaces the network; `server.providers.wire.replay` has one that feeds stored responses."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
         self._http = httpx2.AsyncClient(transport=transport or WireTransport(limits or WireLimits()))
-        self._written = WrittenParts()
+        self._encoded_parts = EncodedPartCache()
         self._client = genai.Client(
             api_key=api_key,
             http_options=types.HttpOptions(
@@ -67,45 +69,24 @@ class GeminiProvider:
         self.caches = GeminiCaches(self._client)
 
     def open_stream(self, payload: Payload) -> WireStream:
-        # The SDK writes the name into the address as it is. A stored one may be from before names were checked.
+        # The SDK puts the name into the URL unescaped, and a stored name may be older than the check on input.
         check_model_name(self.name, payload.model)
         return WireStream(self._prepare(payload), GeminiFold())
 
     async def encode_request(self, payload: Payload) -> bytes:
         return await encode_request(self._prepare(payload))
 
-    def fold_body(self, body: bytes) -> ProviderAnswer:
-        return fold_body(body)
-
-    def open_fold(self) -> Fold:
-        return GeminiFold()
-
-    def user_message(self, blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
-        return request.user_message(blocks, blobs, dynamic)
-
-    def tool_message(self, blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
-        return request.tool_message(blocks, calls, dynamic)
-
-    def dynamic_message(self, dynamic: str) -> bytes:
-        return request.dynamic_message(dynamic)
-
-    def foreign_message(self, blocks: Sequence[Block]) -> bytes | None:
-        return request.foreign_message(blocks)
-
-    def unsigned_message(self, native: bytes, *, documented_only: bool = False) -> bytes | None:
-        return request.unsigned_message(native, documented_only=documented_only)
-
-    def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:  # noqa: ARG002  reason: the port's
+    def settle_message(self, native: bytes, following: bytes = b"") -> bytes | None:  # noqa: ARG002  reason: the port's signature
         return native
 
-    def signed_summary_text(self, message: bytes) -> str | None:  # noqa: ARG002  reason: the port's; Gemini signs no summaries
+    def signed_summary_text(self, message: bytes) -> str | None:  # noqa: ARG002  reason: the port's signature
         return None
 
     async def count_tokens(self, payload: Payload) -> int:
-        """Of the contents alone: this API counts neither the system instruction nor the tools."""
+        """Count the contents only: this API counts neither the system instruction nor the tools."""
         check_model_name(self.name, payload.model)
         placeholders = Placeholders()
-        options = types.HttpOptions(extra_body={"contents": [placeholders.make(request.join_contents(payload))]})
+        options = types.HttpOptions(extra_body={"contents": [placeholders.make(request.join_messages(payload))]})
         count = await call_through(
             lambda: self._client.aio.models.count_tokens(
                 model=payload.model, contents=_DUMMY, config=types.CountTokensConfig(http_options=options)
@@ -122,14 +103,14 @@ class GeminiProvider:
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
         placeholders = Placeholders()
-        config = request.build_config(payload, profile, self._write_body(payload, placeholders))
+        config = request.build_config(payload, profile, self._build_body(payload, placeholders))
 
         async def send() -> None:
             chunks = await self._client.aio.models.generate_content_stream(
                 model=payload.model, contents=_DUMMY, config=config
             )
             async for _ in chunks:
-                raise ProviderUnavailable("The answer went to the SDK.")
+                raise ProviderUnavailable("The response went to the SDK.")
 
         return VendorCall(
             placeholders=placeholders.contents,
@@ -138,15 +119,16 @@ class GeminiProvider:
             warnings=profile_warnings(profile),
         )
 
-    def _write_body(self, payload: Payload, placeholders: Placeholders) -> dict[str, Any]:
-        """What the SDK need not look at, as holes: it would take its time for each megabyte, and change nothing."""
-        body: dict[str, Any] = {"contents": [placeholders.make(request.join_contents(payload))]}
+    def _build_body(self, payload: Payload, placeholders: Placeholders) -> dict[str, Any]:
+        """Build the large members as placeholders, because the SDK would take long to encode them."""
+        body: dict[str, Any] = {"contents": [placeholders.make(request.join_messages(payload))]}
         if payload.cached_content is not None:
-            # The cache holds the others; a request that has both is refused.
+            # The cache contains the other members; a request with both is rejected.
             return body
         if payload.static_text:
             text = payload.static_text
-            body["systemInstruction"] = placeholders.make(self._written.find(text, lambda: request.write_system(text)))
+            system = self._encoded_parts.load(text, lambda: request.encode_system(text))
+            body["systemInstruction"] = placeholders.make(system)
         if payload.tools:
-            body["tools"] = placeholders.make(request.write_tools(payload.tools))
+            body["tools"] = placeholders.make(request.encode_tools(payload.tools))
         return body

@@ -1,4 +1,4 @@
-"""Our words to Gemini's."""
+"""Build Gemini requests from payloads. Pure."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ _OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cach
 
 
 def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
-    """A user task as one content. Gemini takes empty text, but no content without parts."""
+    """Build a user task as one content. Gemini accepts empty text, but no content without parts."""
     parts: list[dict[str, Any]] = [{"text": dynamic}] if dynamic else []
     for block in blocks:
         match block:
@@ -35,7 +35,7 @@ def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: st
 
 
 def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str | None = None) -> bytes:
-    """All results of a step as one content, in the order of the calls; the name comes from the answered call."""
+    """Build all results of a step as one content, in the order of the calls and with their names."""
     results = {block.tool_call_id: block for block in blocks if isinstance(block, ToolResultBlock)}
     parts: list[dict[str, Any]] = []
     for call in calls:
@@ -47,17 +47,17 @@ def tool_message(blocks: Sequence[Block], calls: Sequence[Block], dynamic: str |
 
 
 def _id_of(call: ToolCallBlock) -> dict[str, str]:
-    """The id as Gemini knows it: a call that came without one goes back without one, and so does its result."""
+    """Return the id for Gemini: a call that came without an id, and its result, are sent back without one."""
     return {} if call.is_id_ours else {"id": call.id}
 
 
 def dynamic_message(dynamic: str) -> bytes:
-    """The dynamic layer as a content of its own."""
+    """Build the dynamic layer as a content of its own."""
     return dumps_sendable({"role": "user", "parts": [{"text": dynamic}]})
 
 
 def foreign_message(blocks: Sequence[Block]) -> bytes | None:
-    """Another vendor's answer: text and calls. Its calls get the documented mark for calls that Gemini did not make."""
+    """Build another vendor's answer: text and calls, with the documented mark for calls that Gemini did not make."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         match block:
@@ -74,9 +74,9 @@ def foreign_message(blocks: Sequence[Block]) -> bytes | None:
 
 
 def unsigned_message(native: bytes, *, documented_only: bool = False) -> bytes | None:
-    """An own answer without its thoughts and signatures. Its calls get the mark that calls from elsewhere get.
+    """Build an answer of Gemini without thoughts and signatures. Its calls get the mark of unsigned calls.
 
-    A part whose text is empty was only there for its signature.
+    A part with empty text existed only for its signature and is dropped.
     """
     content = loads_exact(native)
     parts: list[dict[str, Any]] = []
@@ -107,18 +107,18 @@ _CONTENT_MEMBERS: Final = frozenset(
         "toolResponse",
     }
 )
-"""What a part of an answer consists of: one of these."""
+"""A part of an answer has exactly one of these members."""
 _PART_MEMBERS: Final = _CONTENT_MEMBERS | {"thought", "videoMetadata", "mediaResolution", "partMetadata"}
-"""The same with what may stand beside it, but for the signature."""
+"""All members that a part may have, except the signature."""
 UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
-"""Google's own word for a call from elsewhere, as the bytes that its clients send."""
+"""The documented mark of a call that Gemini did not make, encoded as its clients send it."""
 
 
 def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, Any]) -> types.GenerateContentConfig:
-    """Everything of the request, with the layers as holes. What the SDK does by itself is switched off."""
+    """Build the whole request, with `layers` as placeholders. Automatic features of the SDK are switched off."""
     settings = payload.settings
     if payload.requests_summary or payload.signed_summary is not None:
-        raise Internal("Gemini neither signs summaries nor takes them.")
+        raise Internal("Gemini does not support signed summaries.")
     config: dict[str, Any] = {
         "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
         "automatic_continuation": False,
@@ -137,13 +137,13 @@ def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, A
 
 
 def build_safety(settings: CallSettings) -> list[types.SafetySetting]:
-    """Thresholds by category. Raises `ValidationFailed` for a word that Gemini does not have."""
+    """Build the thresholds by category. Raises `ValidationFailed` for an unknown name."""
     for word, known in (
         *((category, types.HarmCategory) for category in settings.safety),
         *((threshold, types.HarmBlockThreshold) for threshold in settings.safety.values()),
     ):
         if word not in known.__members__:
-            raise ValidationFailed(f"{word} is no {known.__name__} of Gemini's.")
+            raise ValidationFailed(f"{word} is not a {known.__name__} of Gemini.")
     return [
         types.SafetySetting(category=types.HarmCategory[category], threshold=types.HarmBlockThreshold[threshold])
         for category, threshold in settings.safety.items()
@@ -151,7 +151,7 @@ def build_safety(settings: CallSettings) -> list[types.SafetySetting]:
 
 
 def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What an assistant adds to the request, without what is set here: the SDK would let the addition win."""
+    """Return the members that an assistant adds, without those that are set here, which they would override."""
     own_names = _OWN_MEMBERS | {_bare(name) for name, value in own.items() if value is not None}
 
     def added(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,23 +164,23 @@ def build_extra(settings: CallSettings, own: Mapping[str, Any]) -> dict[str, Any
 
 
 def adds_tool_config(settings: CallSettings) -> bool:
-    """Whether an assistant's additions say how tools are called."""
+    """Whether the members that an assistant adds include a tool config."""
     return any(_bare(name) == "toolconfig" for name in settings.extra)
 
 
 def _bare(name: str) -> str:
-    """Gemini takes its members in either of two spellings."""
+    """Normalise a member's name: Gemini accepts camel case and snake case."""
     return name.replace("_", "").lower()
 
 
 def build_system(payload: Payload) -> types.ContentUnion | None:
-    """The static text, a long one in pieces, for the SDK."""
+    """Build the static text for the SDK; a long one is split."""
     pieces = [make_sendable(piece) for piece in split_static(payload.static_text)]
     return pieces if len(pieces) > 1 else make_sendable(payload.static_text) or None
 
 
 def build_tools(payload: Payload) -> list[types.Tool] | None:
-    """One `Tool` with all functions, in their order, for the SDK."""
+    """Build one `Tool` with all functions, in their order, for the SDK."""
     if not payload.tools:
         return None
     declarations = [
@@ -194,13 +194,13 @@ def build_tools(payload: Payload) -> list[types.Tool] | None:
     return [types.Tool(function_declarations=declarations)]
 
 
-def write_system(static_text: str) -> bytes:
-    """The same as JSON, as the SDK would write it."""
+def encode_system(static_text: str) -> bytes:
+    """Encode the static text as the SDK would."""
     return dumps_sendable({"parts": [{"text": piece} for piece in split_static(static_text)], "role": "user"})
 
 
-def write_tools(tools: Sequence[Tool]) -> bytes:
-    """Likewise for the tools."""
+def encode_tools(tools: Sequence[Tool]) -> bytes:
+    """Encode the tools as the SDK would."""
     declarations = [
         {"description": tool.description, "name": tool.name, "parameters_json_schema": dict(tool.parameters)}
         for tool in tools
@@ -209,7 +209,7 @@ def write_tools(tools: Sequence[Tool]) -> bytes:
 
 
 def build_thinking(settings: CallSettings, profile: ModelProfile) -> types.ThinkingConfig:
-    """The level or the budget, as the model has it. Raises `ValidationFailed` for what it does not take."""
+    """Build the level or the budget of thinking. Raises `ValidationFailed` if the model does not support it."""
     asked = settings.thinking
     if asked is None:
         return types.ThinkingConfig(include_thoughts=settings.show_thinking)
@@ -232,6 +232,6 @@ def _budget(asked: str) -> int:
         raise ValidationFailed("This model takes thinking as a number of tokens, or off.") from None
 
 
-def join_contents(payload: Payload) -> bytes:
-    """The contents with commas between."""
+def join_messages(payload: Payload) -> bytes:
+    """Join the contents with commas."""
     return b",".join(message.data for message in payload.messages)

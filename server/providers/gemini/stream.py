@@ -1,8 +1,8 @@
-"""Gemini's stream folded.
+"""The fold of Gemini's stream.
 
-A chunk is a whole response object with some more parts. What goes back to Gemini is all parts in their order, as they
-came: neighbouring plain texts without a signature are joined, nothing else is, and no signature moves. Nothing goes
-back of an answer that is only thinking, nor of one that ended as a refusal, whose calls are not to be answered either.
+A chunk is a whole response object with some more parts. All parts are sent back to Gemini in their order and as they
+came, except that neighbouring plain texts without a signature are joined. No signature moves. An answer that has only
+thinking, or that ended as a refusal, is not sent back; the calls of a refusal are not to be answered either.
 """
 
 import base64
@@ -34,8 +34,8 @@ from server.providers.wire.answer_values import (
     clean_details,
     read_response_id,
 )
+from server.providers.wire.error_response import clean_message
 from server.providers.wire.frames import FrameReader
-from server.providers.wire.provider_errors import clean_message
 
 DIALECT: Final = "gemini"
 
@@ -61,7 +61,7 @@ STOP_REASONS: Final = {
     "IMAGE_OTHER": StopReason.ERROR,
     "MALFORMED_RESPONSE": StopReason.ERROR,
 }
-"""Every finish reason that is documented. One that is not is an error stop, with its name in the details."""
+"""All documented finish reasons. Any other one is an error stop, with its name in the details."""
 
 _MALFORMED_CALL: Final = "MALFORMED_FUNCTION_CALL"
 _CHUNK: Final = {"candidates": list, "usageMetadata": dict, "promptFeedback": dict}
@@ -80,7 +80,7 @@ _PART: Final = {
 }
 _INLINE: Final = {"mimeType": str, "data": str}
 _CALL: Final = {"id": str, "name": str, "args": dict}
-"""What the members that are read here have to be. A part that is none would be refused when it goes back."""
+"""The types of the members that are read here. Gemini would reject a part with another type when it is sent back."""
 _PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
 
 
@@ -91,7 +91,7 @@ class GeminiFold:
         self._frames = FrameReader()
         self._parts: list[dict[str, Any]] = []
         self._made_ids: dict[int, str] = {}
-        """By position the ids of calls that came without one. What goes back has none either."""
+        """The ids that were made for calls without one, by index. They are not sent back."""
         self._call_ids: set[str] = set()
         self._answer = ProviderAnswer()
         self._reported: dict[str, Any] | None = None
@@ -146,7 +146,7 @@ class GeminiFold:
             raise ProviderEmpty
 
     def continue_answer(self) -> None:
-        raise Internal("An answer of Gemini is not continued by another call.")
+        raise Internal("Answers of Gemini cannot be continued by another call.")
 
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
         if "error" in chunk:
@@ -159,7 +159,7 @@ class GeminiFold:
             self._answer = replace(self._answer, model_version=version)
         reported = chunk.get("usageMetadata")
         if isinstance(reported, dict):
-            # Every chunk repeats the counts so far; only what they came to in the end is worth telling.
+            # Every chunk repeats the counts so far; only the last ones are reported.
             self._reported = reported
         feedback = chunk.get("promptFeedback")
         if isinstance(feedback, dict) and feedback.get("blockReason"):
@@ -216,7 +216,7 @@ class GeminiFold:
         self._call_ids.add(call_id)
 
     def _make_id(self) -> str:
-        """For a call without one. Made of what has been read, so that the same bytes give the same id again."""
+        """Make an id for a call without one. It is a hash of the bytes so far: the same bytes give the same id."""
         place = self._read.copy()
         place.update(str(len(self._parts)).encode())
         return f"call_{place.hexdigest()[:32]}"
@@ -240,7 +240,7 @@ class GeminiFold:
 
 
 def _check_inline(inline: dict[str, Any]) -> None:
-    """Raise `ProviderMalformed` for an image or a document that Gemini would not take back."""
+    """Raise `ProviderMalformed` for an image or a document that Gemini would reject when it is sent back."""
     check_members(inline, _INLINE)
     data = (inline.get("data") or "").rstrip("=").replace("-", "+").replace("_", "/")
     try:
@@ -250,7 +250,7 @@ def _check_inline(inline: dict[str, Any]) -> None:
 
 
 def fold_body(body: bytes) -> ProviderAnswer:
-    """The answer that stored bytes hold, as far as they can be read."""
+    """Fold stored bytes into the answer, up to the first error."""
     fold = GeminiFold()
     try:
         for _ in fold.feed(body):
@@ -265,15 +265,15 @@ def _is_visible(part: dict[str, Any]) -> bool:
 
 
 def _without_open_thinking(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts without thinking that no signature has followed yet."""
+    """Return the parts without thinking after the last signature."""
     signed = max((place for place, part in enumerate(parts) if part.get("thoughtSignature")), default=-1)
     return [part for place, part in enumerate(parts) if place <= signed or not part.get("thought")]
 
 
 def usage_from(reported: dict[str, Any]) -> Usage:
-    """Gemini's counts, as `loads_exact` gives them, in buckets.
+    """Convert Gemini's counts, as `loads_exact` returns them.
 
-    Cached tokens are part of its prompt, thoughts are not part of its candidates.
+    Its prompt count includes cached tokens; its candidates count does not include thoughts.
     """
 
     def count(name: str) -> int:
@@ -307,7 +307,7 @@ def _block_from(part: dict[str, Any], made_id: str | None) -> Block:
 
 
 def mark_signature(text: Any) -> SignatureMark | None:
-    """That there is a signature. Its bytes count: either alphabet of base64, padded or not, gives the same mark."""
+    """Return the mark of a signature. It depends on the bytes, not on the alphabet or padding of the base64."""
     if not isinstance(text, str) or not text:
         return None
     data = decode_signature(text)
@@ -315,7 +315,7 @@ def mark_signature(text: Any) -> SignatureMark | None:
 
 
 def decode_signature(text: str) -> bytes:
-    """The bytes of a signature; what is not base64 stands for itself."""
+    """Return the bytes of a signature; text that is not base64 is used as it is."""
     bare = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)

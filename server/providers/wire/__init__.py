@@ -1,6 +1,8 @@
-"""The wire: HTTP towards providers, with every byte of every answer kept.
+"""HTTP to providers, with every byte of every response recorded.
 
-Both SDKs ride on httpx2 and get a transport of ours, which stands on aiohttp. They make the request: credentials, URL,
-headers, body. The answer of a streamed call is not given to them, since parsing every chunk into their models costs
-more than all the rest of a turn; it goes to whoever opened the `ResponseCapture`, as bytes.
+Both SDKs use httpx2 and get a transport from here (`transport`), which sends with aiohttp. The SDKs make the request:
+credentials, URL, headers, body. The response of a streamed call does not go to the SDK, because parsing every chunk
+into its models costs more than the rest of a turn. It goes as bytes to the open `ResponseCapture`, and a vendor's fold
+turns the bytes into events. `call` is one call as both vendors make it, `replay` a transport that feeds stored
+responses.
 """

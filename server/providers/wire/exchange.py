@@ -1,4 +1,4 @@
-"""One answer on the wire, and what was recorded of it."""
+"""One HTTP exchange with a provider, its recording, and the errors of the network."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,88 +8,89 @@ from typing import Protocol
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """Everything that came back, complete up to the moment it is read: also after a cut, also after a cancel."""
+    """One request and its response. It is complete up to the moment it is read, also after an error or a cancel."""
 
     started_at: datetime
     request_body: bytes = b""
     status: int | None = None
-    """None until an answer begins."""
+    """None until a response begins."""
     headers: Mapping[str, str] = field(default_factory=dict)
     first_byte_at: datetime | None = None
     ended_at: datetime | None = None
-    """None while bytes may still come."""
+    """None while more bytes may arrive."""
     pieces: list[bytes] = field(default_factory=list)
     resent: bool = False
-    """Whether it was sent again because a pooled connection was closed, see `server.providers.wire.transport`."""
-    on_leave: Callable[[], None] | None = None
-    """Called when the request goes out and is recorded. It must neither raise nor wait."""
+    """Whether the request was sent again after a pooled connection was closed, see
+    `server.providers.wire.transport`."""
+    on_sent: Callable[[], None] | None = None
+    """Called when the request is sent and recorded. It must neither raise nor wait."""
 
     @property
     def body(self) -> bytes:
-        """All bytes so far."""
+        """The bytes so far."""
         return b"".join(self.pieces)
 
-    def leave(self, request_body: bytes) -> None:
-        """Notes that the request goes out now."""
+    def begin(self, request_body: bytes) -> None:
+        """Record that the request is sent now."""
         self.started_at = datetime.now(UTC)
         self.ended_at = None
         self.request_body = request_body
-        if self.on_leave is not None:
-            self.on_leave()
+        if self.on_sent is not None:
+            self.on_sent()
 
     def answer(self, status: int, headers: Mapping[str, str]) -> None:
-        """Notes the head of the answer."""
+        """Record the status and the headers of the response."""
         self.status = status
         self.headers = dict(headers)
 
     def append(self, piece: bytes) -> None:
-        """Notes some bytes of the body."""
+        """Record some bytes of the body."""
         if self.first_byte_at is None:
             self.first_byte_at = datetime.now(UTC)
         self.pieces.append(piece)
 
     def end(self) -> None:
-        """Notes that no byte will come any more."""
+        """Record that the response has ended."""
         if self.ended_at is None:
             self.ended_at = datetime.now(UTC)
 
 
 def begin_recording() -> Recording:
-    """A recording of a request that leaves now."""
+    """Return the recording of a request that is sent now."""
     return Recording(started_at=datetime.now(UTC))
 
 
 class Exchange(Protocol):
-    """An answer whose body is still coming."""
+    """A response whose body is still arriving."""
 
     @property
     def recording(self) -> Recording:
-        """What has come so far."""
+        """The recording so far."""
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; each piece is recorded before it is given out.
+        """Yield the body as it arrives. Each piece is recorded before it is yielded.
 
-        Raises `WireCut` where the connection breaks, and `WireTimedOut` where it falls silent.
+        Raises `WireCut` if the connection breaks, and `WireTimedOut` if nothing arrives in time.
         """
         ...
 
     async def close(self) -> None:
-        """Lets go of the connection at once, whether or not the body has ended."""
+        """Close the connection at once, whether or not the body has ended."""
         ...
 
 
 class WireError(Exception):
-    """The network failed, not the provider."""
+    """An error of the network and not of the provider."""
 
 
 class WireUnreachable(WireError):
-    """No connection could be made."""
+    """No connection could be established."""
 
 
 class WireCut(WireError):
-    """The connection ended in the middle."""
+    """The connection ended before the response was complete."""
 
 
 class WireTimedOut(WireError):
-    """Nothing came for too long."""
+    """The response did not arrive in time."""

@@ -1,6 +1,6 @@
-"""Server-sent events: bytes to frames, incrementally.
+"""Server-sent events: an incremental parser from bytes to frames.
 
-Pure. However the bytes are cut into pieces, the frames are the same.
+Pure. The frames do not depend on how the bytes are divided into pieces.
 """
 
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One record off the wire."""
+    """One record of the stream."""
 
     event: str
-    """Empty where the record names none."""
+    """Empty if the record has none."""
     data: bytes
-    """The data lines, joined by newlines. Decoding them is the vendor's business: they may be broken."""
+    """The data lines, joined by newlines. The vendor's fold decodes them; they may be malformed."""
 
 
 class FrameReader:
-    """Collects bytes and gives frames. One that no blank line ended is none: `rest` tells that there was more."""
+    """Parses frames from pieces of bytes. A frame is complete with its blank line; `rest` shows an incomplete one."""
 
     __slots__ = ("_buffer", "_data", "_event", "_searched", "_seen")
 
@@ -28,10 +28,10 @@ class FrameReader:
         self._data: list[bytes] = []
         self._seen = False
         self._searched = 0
-        """How much of the buffer is known to hold no line end, so that a very long line is searched once."""
+        """How much of the buffer has been searched for a line end, so that a very long line is searched once."""
 
     def feed(self, piece: bytes) -> Iterator[Frame]:
-        """The frames that the piece completes."""
+        """Yield the frames that the piece completes."""
         self._buffer += piece
         start, search = 0, self._searched
         while (end := self._buffer.find(b"\n", search)) >= 0:
@@ -45,7 +45,7 @@ class FrameReader:
 
     @property
     def rest(self) -> bool:
-        """Whether bytes have come that belong to no frame yet."""
+        """Whether there are bytes that belong to no complete frame."""
         return bool(self._buffer) or self._seen
 
     def _take_line(self, line: bytes) -> Frame | None:
@@ -69,5 +69,5 @@ class FrameReader:
 
 
 def read_frames(body: bytes) -> list[tuple[str, bytes]]:
-    """The whole frames of a body, each as its event's name and its data."""
+    """Return the complete frames of a body, each as event name and data."""
     return [(frame.event, frame.data) for frame in FrameReader().feed(body)]

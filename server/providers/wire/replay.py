@@ -1,4 +1,4 @@
-"""Stored answers in place of the network: the same SDKs, the same folds, no connection."""
+"""A transport that feeds stored responses to the same SDKs and folds, without a connection."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ from server.providers.wire.transport import answer_sdk, empty_stream, take_reque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
-    """What a call kept."""
+    """A response as a call stored it."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     pieces: Sequence[bytes] = ()
-    """The body, in whatever pieces it should come."""
+    """The body, in the pieces in which it arrives."""
 
 
 class ReplayedAnswer:
@@ -42,12 +42,12 @@ class ReplayedAnswer:
 
 
 class ReplayingTransport(httpx2.AsyncBaseTransport):
-    """Answers each request with the next stored answer. One request more than there are is unreachable."""
+    """Answers each request with the next stored response. Raises `WireUnreachable` when none is left."""
 
     def __init__(self, answers: Iterable[StoredAnswer]) -> None:
         self._answers = deque(answers)
         self.requests: list[bytes] = []
-        """The bodies that were sent, for comparing."""
+        """The bodies of the requests."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         capture, recording = await take_request(request)
@@ -56,7 +56,7 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
         self.requests.append(recording.request_body)
         if not self._answers:
             recording.end()
-            raise WireUnreachable("There is no stored answer left.")
+            raise WireUnreachable("There is no stored response left.")
         stored = self._answers.popleft()
         recording.answer(stored.status, stored.headers)
         return await answer_sdk(capture, ReplayedAnswer(stored, recording), stored.status)

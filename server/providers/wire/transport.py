@@ -1,18 +1,19 @@
-"""The transport under both SDKs.
+"""The HTTP transport of both SDKs.
 
-What differs from an ordinary one: a request that is made while a `ResponseCapture` is open is answered to the tap and
-not to the SDK; the SDK sees an empty answer, which both of them take for a stream that has ended. An answer that is an
-error goes to the SDK too, so that it raises what it would have raised. With a dry tap the request does not leave at
-all.
+It differs from an ordinary transport in one way: the response to a request that is sent while a `ResponseCapture` is
+open goes to the capture and not to the SDK. The SDK gets an empty response, which both SDKs take for a stream that has
+ended. An error response goes to the SDK as well, so that it raises its usual error. In a dry run the request is not
+sent.
 
-Every call is timed here and not by the HTTP library, whose read timeout does not cover a broken transfer coding:
-`WireLimits` bounds the wait for the head of the answer, the silence between two pieces of its body, and the whole call.
+Timeouts are enforced here and not by the HTTP library, whose read timeout does not cover a broken transfer coding:
+`WireLimits` bounds the wait for the head of the response, the silence between two pieces of its body, and the whole
+call.
 
-A request is sent a second time in one case only, on a fresh connection, and never a third time: it went out on a pooled
-connection that had carried a request before, no byte of an answer came, and the provider closed or reset that
-connection within `WireLimits.idle_close_seconds`. That is how it looks when a provider closes a connection that was
-idle for too long while a request is on its way. Whatever fails on a fresh connection, after the first byte of an
-answer, or later than that may have been processed, and so billed: it is not repeated here.
+A request is sent a second time in one case only, on a fresh connection, and never a third time: it was sent on a pooled
+connection that had carried a request before, no byte of a response arrived, and the provider closed or reset that
+connection within `WireLimits.idle_close_seconds`. This is the case when a provider closes an idle connection while a
+request is on its way. A request that fails on a fresh connection, later, or after the first byte of a response may have
+been processed, and billed: it is not repeated here.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-l
 _OK: Final = 200
 _LARGE_BODY_BYTES: Final = 1024 * 1024
 _ERRORS: Final = 400
-_OPEN_CAPTURE: ContextVar["ResponseCapture | None"] = ContextVar("strata_open_tap", default=None)
+_OPEN_CAPTURE: ContextVar["ResponseCapture | None"] = ContextVar("strata_open_capture", default=None)
 _ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
 
 _log = logging.getLogger("strata.wire")
@@ -45,35 +46,34 @@ _log = logging.getLogger("strata.wire")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """How long the network may take."""
+    """Limits on the time that the network may take."""
 
     connect_seconds: float = 10.0
-    """For the resolution of the name, the connection and its TLS handshake."""
+    """Limit for name resolution, connection and TLS handshake."""
     silence_seconds: float = 120.0
-    """For the head of the answer, from the connection on, and between two pieces of a streamed body. A model that
-    thinks sends pings or thoughts; one that sends nothing for so long is gone. An answer that is not streamed, and the
-    body of an error, have to be complete within this time."""
+    """Limit for the head of the response, from the connection on, and between two pieces of a streamed body. A model
+    that thinks sends pings or thoughts, so this much silence means a failure. A response that is not streamed, and the
+    body of an error, must be complete within this time."""
     call_seconds: float = 3600.0
-    """For the whole of a streamed call, however lively it is."""
+    """Limit for a whole streamed call, however active it is."""
     idle_seconds: float = 15.0
-    """How long a connection without a request is kept for the next one. Well below what providers keep, so that they
-    are rarely the ones who close it."""
+    """How long an idle connection is kept. Well below the providers' own limits, so that they rarely close it first."""
     idle_close_seconds: float = 5.0
-    """How soon after a request its pooled connection has to break for the request to be sent again, see the module."""
+    """A request is sent again only if its pooled connection breaks within this time; see the module."""
 
 
 class ResponseCapture:
-    """Receives the answer to the one request that is made while it is open, instead of the SDK that makes it.
+    """Receives the response to the request that is sent while it is open, in place of the SDK that sends it.
 
-    `placeholders` are texts that the SDK was given in place of JSON that has to leave exactly as it is stored: the
-    transport writes the bytes where the SDK wrote the text. So number formats, unknown fields and key order survive,
-    and the SDK need not look at megabytes that it could only change.
+    `placeholders` are texts that the SDK encodes in place of JSON that must be sent exactly as it is stored: the
+    transport replaces the texts by the bytes. Number formats, unknown fields and key order are kept, and the SDK does
+    not spend time on megabytes that it could only change.
     """
 
     def __init__(self, placeholders: dict[str, bytes], *, streamed: bool = True, dry_run: bool = False) -> None:
-        """Unless `streamed`, the holes are filled and the answer goes to the SDK all the same.
+        """If not `streamed`, the placeholders are replaced and the response goes to the SDK.
 
-        `dry_run`: the request is only recorded, and the SDK sees a stream that ends at once.
+        `dry_run`: the request is recorded and not sent, and the SDK gets a stream that ends at once.
         """
         self._placeholders = placeholders
         self.streamed = streamed
@@ -81,7 +81,7 @@ class ResponseCapture:
         self._token: Token[ResponseCapture | None] | None = None
         self.recording: Recording = begin_recording()
         self.answer: Exchange | None = None
-        """The answer, once there is one that is no error."""
+        """The response, after it has begun and if it is not an error."""
 
     def __enter__(self) -> Self:
         self._token = _OPEN_CAPTURE.set(self)
@@ -94,29 +94,28 @@ class ResponseCapture:
             _OPEN_CAPTURE.reset(self._token)
 
     def fill(self, body: bytes) -> bytes:
-        """The body with the stored bytes in their places. Raises `KeyError` for a hole that is not there."""
-        places = sorted((_find_hole(body, placeholder), placeholder) for placeholder in self._placeholders)
-        pieces, behind = [], 0
-        for place, placeholder in places:
-            pieces += [body[behind:place], self._placeholders[placeholder]]
-            behind = place + len(_written(placeholder))
-        return b"".join((*pieces, body[behind:]))
+        """Return the body with the placeholders replaced. Raises `KeyError` if one is missing."""
+        offsets = sorted((_find_offset(body, placeholder), placeholder) for placeholder in self._placeholders)
+        pieces, end = [], 0
+        for offset, placeholder in offsets:
+            pieces += [body[end:offset], self._placeholders[placeholder]]
+            end = offset + len(_as_json(placeholder))
+        return b"".join((*pieces, body[end:]))
 
 
-def _find_hole(body: bytes, placeholder: str) -> int:
-    place = body.find(_written(placeholder))
-    if place < 0:
+def _find_offset(body: bytes, placeholder: str) -> int:
+    offset = body.find(_as_json(placeholder))
+    if offset < 0:
         raise KeyError(placeholder)
-    return place
+    return offset
 
 
-def _written(placeholder: str) -> bytes:
-    """As the SDK has written it."""
+def _as_json(placeholder: str) -> bytes:
     return b'"' + placeholder.encode() + b'"'
 
 
 class LiveAnswer:
-    """An answer whose body is still coming. See `server.providers.wire.exchange.Exchange`."""
+    """Implements `server.providers.wire.exchange.Exchange` on a connection."""
 
     def __init__(
         self,
@@ -127,9 +126,7 @@ class LiveAnswer:
         silence_seconds: float,
         deadline: float,
     ) -> None:
-        """`slots`: where the call's slot goes back to. `deadline`: when the body has to be complete, by the clock of
-        the event loop.
-        """
+        """`slots` gets the call's slot back. `deadline`: when the body must be complete, by the event loop's clock."""
         self._response = response
         self._slots = slots
         self._closed = False
@@ -142,7 +139,7 @@ class LiveAnswer:
         content = self._response.content
         try:
             while True:
-                # Runs only while this waits for the provider, not while whoever takes the pieces is busy.
+                # The time counts only while this waits for the provider, not while the consumer of the pieces is busy.
                 async with asyncio.timeout_at(min(loop.time() + self._silence_seconds, self._deadline)):
                     piece = await content.readany()
                 if not piece:
@@ -152,12 +149,12 @@ class LiveAnswer:
         except TimeoutError as error:
             raise WireTimedOut(self._describe_timeout(loop.time())) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise WireCut("The connection ended in the middle.") from error
+            raise WireCut("The connection ended before the response was complete.") from error
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """Not `release`: that would read on, and a model that is not listened to any more would go on being paid."""
+        """Close the connection. `release` would read on, and the provider would go on generating and billing."""
         self.recording.end()
         if self._closed:
             return
@@ -167,26 +164,26 @@ class LiveAnswer:
         transport = None if connection is None else connection.transport
         self._response.close()
         if transport is not None:
-            # A close alone would wait for a peer that takes nothing more.
+            # `close` alone would wait for a peer that reads nothing more.
             transport.abort()
 
     def _describe_timeout(self, now: float) -> str:
         if now >= self._deadline:
-            return "The answer was not complete in time."
-        return "Nothing came for too long."
+            return "The response was not complete in time."
+        return "The provider sent nothing for too long."
 
 
 async def take_request(request: httpx2.Request) -> tuple[ResponseCapture | None, Recording]:
-    """The open tap, if there is one, and the recording with the body as it leaves."""
+    """Return the open capture, if there is one, and the recording with the body as it is sent."""
     capture = _OPEN_CAPTURE.get()
     body = await request.aread()
     recording = begin_recording() if capture is None else capture.recording
-    recording.leave(body if capture is None else capture.fill(body))
+    recording.begin(body if capture is None else capture.fill(body))
     return capture, recording
 
 
 async def answer_sdk(capture: ResponseCapture | None, answer: Exchange, status: int) -> httpx2.Response:
-    """What the SDK gets to see: all of the answer, or nothing of it where it belongs to a tap."""
+    """Build the response for the SDK: the whole one, or an empty one if a capture gets it."""
     if capture is not None and capture.streamed and status < _ERRORS:
         capture.answer = answer
         return empty_stream(status)
@@ -195,24 +192,24 @@ async def answer_sdk(capture: ResponseCapture | None, answer: Exchange, status: 
 
 
 def empty_stream(status: int = _OK) -> httpx2.Response:
-    """A stream that has ended, as both SDKs take it."""
+    """Build a response that both SDKs take for a stream that has ended."""
     return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What is known about one request on the wire."""
+    """The state of one request that is being sent."""
 
     connection: "_PooledConnection | None" = None
-    """None until there is one."""
+    """None until the request has one."""
     transport: asyncio.BaseTransport | None = None
     sent_at: float = 0.0
     silence_seconds: float = 0.0
     limit: asyncio.Timeout | None = None
-    """How long the head of the answer may take. Shortened when there is a connection."""
+    """The timeout for the head of the response. It is shortened when there is a connection."""
 
     def begin(self, connection: "_PooledConnection") -> None:
-        """The request goes out on this connection now."""
+        """Record that the request is sent on this connection now."""
         self.connection, self.transport = connection, connection.transport
         self.sent_at = asyncio.get_running_loop().time()
         if self.limit is not None:
@@ -220,23 +217,23 @@ class _Attempt:
 
 
 class _PooledConnection(ResponseHandler):
-    """A connection that counts the requests that it carried, and the bytes of the answer to the present one."""
+    """A connection that counts its requests, and the bytes of the response to the current one."""
 
     request_count = 0
-    answer_bytes = 0
+    response_bytes = 0
 
     def set_response_params(self, **options: Any) -> None:
-        """Called by aiohttp when it gives the connection to a request."""
+        """Called by aiohttp when it assigns the connection to a request."""
         self.request_count += 1
-        self.answer_bytes = 0
+        self.response_bytes = 0
         attempt = _ATTEMPT.get()
         if attempt is not None:
             attempt.begin(self)
         super().set_response_params(**options)
 
     def data_received(self, data: bytes) -> None:
-        """Passes a broken transfer coding on to whoever reads the body, whom aiohttp leaves waiting."""
-        self.answer_bytes += len(data)
+        """Report a broken transfer coding to the reader of the body, which aiohttp leaves waiting."""
+        self.response_bytes += len(data)
         payload = self._payload
         super().data_received(data)
         if payload is not None and isinstance(self.exception(), HttpProcessingError) and not payload.is_eof():
@@ -244,20 +241,20 @@ class _PooledConnection(ResponseHandler):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Makes connections that count. aiohttp has no public way to choose their class."""
+    """Makes connections of our class. aiohttp has no public way to choose it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]  # reason: a subclass
 
 
-def _written_in_pieces(body: bytes) -> bytes | io.BytesIO:
-    """A body that is not written in one go if it is large: that would hold up the other calls of the process."""
+def _as_stream(body: bytes) -> bytes | io.BytesIO:
+    """Return a large body as a stream: one large write would block the other calls of the process."""
     return io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
 
 
 class WireTransport(httpx2.AsyncBaseTransport):
-    """One per process and provider; opens its connections on first use. `slots` are shared by all of a process."""
+    """One per process and provider. Opens its connections on first use. All transports of a process share `slots`."""
 
     def __init__(self, limits: WireLimits, slots: CallSlots | None = None) -> None:
         self._limits = limits
@@ -299,7 +296,7 @@ class WireTransport(httpx2.AsyncBaseTransport):
                 raise
         _log.info("provider.request_resent", extra={"host": request.url.host})
         recording.resent = True
-        recording.leave(recording.request_body)
+        recording.begin(recording.request_body)
         if self._fresh_session is None:
             self._fresh_session = self._open_session(force_close=True)
         return await self._send_once(
@@ -307,9 +304,9 @@ class WireTransport(httpx2.AsyncBaseTransport):
         )
 
     def _may_send_again(self, attempt: _Attempt) -> bool:
-        """Whether the pooled connection was closed as an idle one, see the module."""
+        """Whether the pooled connection was closed because it was idle; see the module."""
         connection = attempt.connection
-        if connection is None or connection.request_count == 1 or connection.answer_bytes > 0:
+        if connection is None or connection.request_count == 1 or connection.response_bytes > 0:
             return False
         return asyncio.get_running_loop().time() - attempt.sent_at <= self._limits.idle_close_seconds
 
@@ -323,23 +320,23 @@ class WireTransport(httpx2.AsyncBaseTransport):
                 response = await session.request(
                     request.method,
                     str(request.url),
-                    data=_written_in_pieces(recording.request_body) or None,
-                    # What is stored is what was sent: no compression in between.
+                    data=_as_stream(recording.request_body) or None,
+                    # No compression: the stored bytes are the sent ones.
                     headers=[*headers, ("accept-encoding", "identity")],
                     allow_redirects=False,
                 )
         except (TimeoutError, aiohttp.ServerTimeoutError) as error:
             recording.end()
             if attempt.transport is not None:
-                # A close alone would wait for a peer that does not read the request.
+                # `close` alone would wait for a peer that does not read the request.
                 attempt.transport.abort()  # type: ignore[attr-defined]
-            raise WireTimedOut("No answer came in time.") from error
+            raise WireTimedOut("No response arrived in time.") from error
         except aiohttp.ClientConnectorError as error:
             recording.end()
-            raise WireUnreachable("No connection could be made.") from error
+            raise WireUnreachable("No connection could be established.") from error
         except (aiohttp.ClientError, OSError) as error:
             recording.end()
-            raise WireCut("The connection ended before an answer.") from error
+            raise WireCut("The connection ended before a response.") from error
         finally:
             _ATTEMPT.reset(token)
         recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
@@ -348,9 +345,9 @@ class WireTransport(httpx2.AsyncBaseTransport):
     def _open_session(self, **options: Any) -> aiohttp.ClientSession:
         limits = self._limits
         return aiohttp.ClientSession(
-            # `CallSlots` bounds the number of calls; a limit here would make them wait without being seen.
+            # `CallSlots` limits the number of calls; a limit here would make them wait unseen.
             connector=_Connector(limit=0, **options),
-            # Only the connection is left to aiohttp; what comes after it is timed by us.
+            # aiohttp limits the connection only; the other limits are enforced by this class.
             timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -42,7 +42,7 @@ def test_a_provider_is_chosen(
         (None, "mine", {}, "No provider is chosen"),
         ("gemini", None, ANTHROPIC_KEY, "no key for gemini"),
         ("anthropic", None, {"ANTHROPIC_API_KEY": ""}, "no key for anthropic"),
-        ("openai", "mine", BOTH, "no provider called openai"),
+        ("openai", "mine", BOTH, "no provider named openai"),
     ],
 )
 def test_what_cannot_be_chosen_is_said(

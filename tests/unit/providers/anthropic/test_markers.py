@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from server.caching.policy import LONG_SECONDS, SHORT_SECONDS, place_breakpoints
 from server.conversation.assistant import Tool
 from server.conversation.payload import PIECE_CHARACTERS, CallSettings, Payload, split_static
-from server.providers.anthropic.request import build_extra, build_parameters, join_messages, write_system, write_tools
+from server.providers.anthropic.request import build_extra, build_parameters, encode_system, encode_tools, join_messages
 from server.providers.model_profile import PROFILES
 from tests.contracts.provider_rig import build_payload
 
@@ -70,9 +70,9 @@ def test_four_markers_at_most_and_the_longer_lived_first(drawn: tuple[Payload, A
     parameters = build_parameters(payload, profile)
     body = build_extra(payload, parameters) | parameters
     if payload.static_text:
-        body["system"] = json.loads(write_system(payload, profile))
+        body["system"] = json.loads(encode_system(payload, profile))
     if payload.tools:
-        body["tools"] = json.loads(write_tools(payload, profile))
+        body["tools"] = json.loads(encode_tools(payload, profile))
     sent = json.loads(b"[" + join_messages(payload, profile) + b"]")
     assert "cache_control" not in body
     blocks = [*body.get("tools", []), *body.get("system", []), *(one for message in sent for one in message["content"])]

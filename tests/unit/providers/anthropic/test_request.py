@@ -19,6 +19,8 @@ from server.providers.anthropic.request import (
     build_parameters,
     build_thinking,
     dynamic_message,
+    encode_system,
+    encode_tools,
     find_thoughtless,
     foreign_message,
     join_messages,
@@ -27,8 +29,6 @@ from server.providers.anthropic.request import (
     tool_message,
     unsigned_message,
     user_message,
-    write_system,
-    write_tools,
 )
 from server.providers.model_profile import find_profile
 from tests.contracts.provider_rig import build_payload
@@ -166,10 +166,10 @@ def test_the_parameters_are_those_of_the_payload() -> None:
     assert parameters["stop_sequences"] == ["END"]
     assert "temperature" not in parameters
     marker = {"type": "ephemeral", "ttl": "1h"}
-    assert json.loads(write_system(payload, PROFILE)) == [
+    assert json.loads(encode_system(payload, PROFILE)) == [
         {"type": "text", "text": "You help.", "cache_control": marker}
     ]
-    tools = json.loads(write_tools(payload, PROFILE))
+    tools = json.loads(encode_tools(payload, PROFILE))
     assert [list(tool) for tool in tools] == [["name", "description", "input_schema"]] * 2
 
 
@@ -272,7 +272,7 @@ def test_there_are_never_more_than_four_markers_and_none_where_none_may_be(
     payload = build_payload(MODEL, messages, breakpoints=tuple(breakpoints), static_text=static_text)
     sent = [one for message in joined(payload) for one in message["content"]]
     marked = [one for one in sent if "cache_control" in one]
-    fixed = [*json.loads(write_system(payload, PROFILE)), *json.loads(write_tools(payload, PROFILE))]
+    fixed = [*json.loads(encode_system(payload, PROFILE)), *json.loads(encode_tools(payload, PROFILE))]
     above = [one for one in fixed if "cache_control" in one]
     assert len(marked) + len(above) <= 4
     assert all(one["type"] in {"text", "tool_use"} and one.get("text") != "" for one in marked)

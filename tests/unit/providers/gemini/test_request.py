@@ -18,7 +18,7 @@ from server.providers.gemini.request import (
     build_tools,
     dynamic_message,
     foreign_message,
-    join_contents,
+    join_messages,
     tool_message,
     unsigned_message,
     user_message,
@@ -66,7 +66,7 @@ def test_safety_is_asked_for_by_category() -> None:
     ids=["category", "threshold"],
 )
 def test_a_word_that_gemini_does_not_have_is_refused(safety: dict[str, str]) -> None:
-    with pytest.raises(ValidationFailed, match="of Gemini's"):
+    with pytest.raises(ValidationFailed, match="of Gemini"):
         build_safety(CallSettings(safety=safety))
 
 
@@ -233,7 +233,7 @@ def test_tools_are_one_tool_with_all_functions_and_their_schemas_in_order() -> N
 
 
 def test_contents_are_joined_as_they_are() -> None:
-    assert join_contents(build_payload("gemini-3.8-flash", [b'{"a":1.0}', b'{"b" : 2}'])) == b'{"a":1.0},{"b" : 2}'
+    assert join_messages(build_payload("gemini-3.8-flash", [b'{"a":1.0}', b'{"b" : 2}'])) == b'{"a":1.0},{"b" : 2}'
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

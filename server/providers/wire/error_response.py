@@ -1,7 +1,7 @@
-"""What the error responses of both vendors have in common: how they are read, and what of them is passed on.
+"""Reading error responses, as both vendors do it.
 
-A response is read from its recorded bytes, so that the same is found in a stored one. It may be anything: a gateway's
-page, text that is not UTF-8, JSON that no parser takes.
+A response is read from its recorded bytes, so a stored one gives the same result. It may be anything: the HTML page of
+a gateway, text that is not UTF-8, malformed JSON.
 """
 
 import math
@@ -20,7 +20,7 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202
 
 
 def read_error_body(body: bytes) -> Any:
-    """The JSON of an error response; None for what is not JSON."""
+    """Return the JSON of an error response; None if it is not JSON."""
     try:
         return to_plain(loads_exact(body))
     except ValueError:
@@ -28,7 +28,7 @@ def read_error_body(body: bytes) -> Any:
 
 
 def clean_message(message: object) -> str:
-    """A provider's message as it may be passed on: bounded, without secrets and without control characters."""
+    """Return a provider's message as it may be passed on: bounded, without secrets and control characters."""
     if not isinstance(message, str):
         return ""
     text = redact_text(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", message[: 4 * MAX_MESSAGE_LENGTH])).strip()
@@ -36,7 +36,7 @@ def clean_message(message: object) -> str:
 
 
 def read_delay(text: object, *, unit_seconds: float = 1.0) -> float | None:
-    """Seconds from a number; None for what is no number that anybody could wait for."""
+    """Return the seconds of a delay, at most 31 days; None if it is not a number of at least 0."""
     try:
         seconds = float(str(text)) * unit_seconds
     except ValueError:
@@ -45,15 +45,15 @@ def read_delay(text: object, *, unit_seconds: float = 1.0) -> float | None:
 
 
 def read_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """How long the response asks to wait: `retry-after-ms`, else `retry-after` as seconds or as a date."""
+    """Return the delay in `retry-after-ms`, else in `retry-after`, which has seconds or a date; None if missing."""
     if "retry-after-ms" in headers:
         return read_delay(headers["retry-after-ms"], unit_seconds=0.001)
-    asked = headers.get("retry-after")
-    if asked is None or (seconds := read_delay(asked)) is not None:
-        return None if asked is None else seconds
+    text = headers.get("retry-after")
+    if text is None or (seconds := read_delay(text)) is not None:
+        return None if text is None else seconds
     try:
-        moment = parsedate_to_datetime(asked)
+        retry_at = parsedate_to_datetime(text)
     except (ValueError, TypeError):
         return None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return read_delay(max(0.0, (moment - (now or datetime.now(UTC))).total_seconds()))
+    retry_at = retry_at if retry_at.tzinfo is not None else retry_at.replace(tzinfo=UTC)
+    return read_delay(max(0.0, (retry_at - (now or datetime.now(UTC))).total_seconds()))

@@ -19,8 +19,8 @@ from server.conversation.errors import (
 )
 from server.providers.anthropic.errors import error_from_recording as anthropic_error
 from server.providers.gemini.errors import error_from_recording as gemini_error
+from server.providers.wire.error_response import MAX_MESSAGE_LENGTH, clean_message, read_retry_after
 from server.providers.wire.exchange import Recording
-from server.providers.wire.provider_errors import MAX_MESSAGE_LENGTH, clean_message, read_retry_after
 from server.web.errors import answer_headers, encode_problem
 from tests.support.strategies import json_values
 

@@ -4,9 +4,8 @@ from functools import partial
 
 import pytest
 
-from server.providers.wire.placeholders import Placeholders
+from server.providers.wire.request_parts import EncodedPartCache, Placeholders
 from server.providers.wire.transport import ResponseCapture
-from server.providers.wire.written import WrittenParts
 
 
 def test_a_part_is_written_once() -> None:
@@ -16,24 +15,24 @@ def test_a_part_is_written_once() -> None:
         written.append(name)
         return name.encode()
 
-    parts = WrittenParts()
-    assert [parts.find(name, partial(write, name)) for name in "abaab"] == [b"a", b"b", b"a", b"a", b"b"]
+    parts = EncodedPartCache()
+    assert [parts.load(name, partial(write, name)) for name in "abaab"] == [b"a", b"b", b"a", b"a", b"b"]
     assert written == ["a", "b"]
 
 
 def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
-    parts = WrittenParts(limit_bytes=20)
+    parts = EncodedPartCache(limit_bytes=20)
     for name in ("a", "b", "a", "c"):
-        parts.find(name, lambda: bytes(10))
-    assert parts.find("a", lambda: b"new") == bytes(10)
-    assert parts.find("c", lambda: b"new") == bytes(10)
-    assert parts.find("b", lambda: b"new") == b"new"
+        parts.load(name, lambda: bytes(10))
+    assert parts.load("a", lambda: b"new") == bytes(10)
+    assert parts.load("c", lambda: b"new") == bytes(10)
+    assert parts.load("b", lambda: b"new") == b"new"
 
 
 def test_one_that_is_larger_than_all_room_is_held_all_the_same() -> None:
-    parts = WrittenParts(limit_bytes=1)
-    parts.find("a", lambda: bytes(10))
-    assert parts.find("a", lambda: b"new") == bytes(10)
+    parts = EncodedPartCache(limit_bytes=1)
+    parts.load("a", lambda: bytes(10))
+    assert parts.load("a", lambda: b"new") == bytes(10)
 
 
 def test_holes_are_filled_in_whatever_order_the_sdk_writes_them() -> None:

@@ -1,13 +1,14 @@
-"""One call to a provider: the part that both vendors share.
+"""One call to a provider, as both vendors make it.
 
-A vendor supplies three things: how its SDK makes the request, a fold of the bytes, and what its SDK's errors mean.
+A vendor supplies three things: how its SDK sends the request, a fold of the response bytes, and the translation of its
+SDK's errors.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx2
 
@@ -16,6 +17,7 @@ from server.conversation.errors import (
     CallLimitReached,
     ProviderDisconnected,
     ProviderFailed,
+    ProviderMalformed,
     ProviderTimedOut,
     ProviderUnavailable,
     ValidationFailed,
@@ -28,16 +30,20 @@ from server.providers.wire.transport import ResponseCapture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorCall:
-    """What a vendor supplies for one call."""
+    """One call as a vendor prepares it."""
 
     placeholders: dict[str, bytes] = field(default_factory=dict)
     send: Callable[[], Awaitable[object]]
-    """Makes the SDK send the request; the tap gets the answer."""
+    """Lets the SDK send the request; the open capture gets the response."""
     warnings: Sequence[Mapping[str, JsonValue]] = ()
     translate: Callable[[Exception, Recording], ProviderFailed | None]
-    """What an error of the SDK means, or None for one that is a bug."""
+    """Translates an error of the SDK; returns None for a bug."""
 
 
+Result = TypeVar("Result")
+
+_UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What an SDK raises for a response that is not what it expects: no JSON, no text, an object without its members."""
 _RUNNING: Final = frozenset({StreamState.NEW, StreamState.WAITING, StreamState.STREAMING})
 
 
@@ -54,7 +60,7 @@ class WireStream:
 
     @property
     def answer(self) -> ProviderAnswer:
-        """Built anew on each read while more may come, once when nothing does."""
+        """Built on each read while the stream runs, and once after it has ended."""
         if self.state in _RUNNING:
             return self._fold.answer
         if self._final is None:
@@ -97,7 +103,7 @@ class WireStream:
             await self._close()
 
     def call_when_sent(self, callback: Callable[[], None]) -> None:
-        self._capture.recording.on_leave = callback
+        self._capture.recording.on_sent = callback
 
     async def cancel(self) -> None:
         self._move_to(StreamState.CANCELLED)
@@ -114,7 +120,7 @@ class WireStream:
         try:
             await self._sending
         except asyncio.CancelledError:
-            # Either somebody cancelled the stream, which ends it, or whoever listens, which is theirs to see.
+            # If the stream was cancelled, it ends here. If the task that reads it was cancelled, the error is its own.
             if self.state is not StreamState.CANCELLED or (listener is not None and listener.cancelling() > cancels):
                 raise
         except Exception as error:
@@ -145,7 +151,7 @@ class WireStream:
             self._move_to(StreamState.COMPLETE)
 
     def _fold_whole(self, piece: bytes) -> tuple[list[ProviderEvent], ProviderFailed | None]:
-        """Before anything of a piece is given out: whoever leaves between two events finds the answer as recorded."""
+        """Fold a piece before any of its events is yielded, so that `answer` always matches the recorded bytes."""
         events: list[ProviderEvent] = []
         try:
             events.extend(self._fold.feed(piece))
@@ -154,7 +160,7 @@ class WireStream:
         return events, None
 
     def _move_to(self, state: StreamState) -> None:
-        """What has ended stays as it ended."""
+        """Change the state, unless the stream has ended."""
         if self.state in _RUNNING:
             self.state = state
 
@@ -165,20 +171,39 @@ class WireStream:
 
 
 async def encode_request(call: VendorCall) -> bytes:
-    """The body that the call would send: the SDK writes it as ever, and the transport keeps it to itself.
+    """Return the body that the call would send. The SDK encodes it as usual, and the transport does not send it.
 
-    Raises `ValidationFailed` for a model whose name cannot be asked for.
+    Raises `ValidationFailed` for a model name that cannot be part of a URL.
     """
     with ResponseCapture(call.placeholders, dry_run=True) as capture:
         try:
             await call.send()
         except httpx2.InvalidURL as error:
-            raise ValidationFailed("The model's name cannot stand in an address.") from error
+            raise ValidationFailed("The name of the model cannot be part of a URL.") from error
     return capture.recording.request_body
 
 
+async def call_through(
+    send: Callable[[], Awaitable[Result]],
+    *,
+    placeholders: dict[str, bytes],
+    translate: Callable[[Exception, Recording], ProviderFailed | None],
+) -> Result:
+    """Make a call whose response is not streamed, and return what the SDK makes of it. Raises `ProviderFailed`."""
+    with ResponseCapture(placeholders, streamed=False) as capture:
+        try:
+            return await send()
+        except Exception as error:
+            failure = translate_wire(error) or translate(error, capture.recording)
+            if failure is None and capture.recording.status is not None and isinstance(error, _UNREADABLE):
+                failure = ProviderMalformed()
+            if failure is None:
+                raise
+            raise failure from error
+
+
 def translate_wire(error: BaseException | None) -> ProviderFailed | None:
-    """What the network did, however deep an SDK has wrapped it."""
+    """Translate an error of the network, however deep an SDK has wrapped it; None if there is none."""
     while error is not None:
         if isinstance(error, CallLimitReached):
             return error
