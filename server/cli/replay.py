@@ -24,7 +24,7 @@ from server.conversation.errors import ConversationNotFound
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.replay.conversation_choice import ConversationChoice, find_last_id, find_mark, find_named
-from server.replay.verify.call_walk import CallFilter
+from server.replay.verify.recorded_calls import CallFilter
 
 _STATE_NAME: Final = "replay-verify.json"
 _INTERRUPTED: Final = 130

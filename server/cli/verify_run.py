@@ -25,7 +25,7 @@ from server.conversation.errors import DatabaseUnavailable, Internal
 from server.postgres.engine import Database
 from server.postgres.replay.conversation_choice import ChosenConversation, find_named, list_choice, measure_choice
 from server.replay.verify.verification import Verified, join_verified
-from server.replay.verify.verifier import VerifyOrder
+from server.replay.verify.verifier import VerifyOptions
 
 _BATCH_TURNS: Final = 400
 _BATCH_CONVERSATIONS: Final = 50
@@ -92,7 +92,7 @@ async def run_verification(
     keeper.save()
     context = multiprocessing.get_context("spawn")
     told, telling = context.Pipe(duplex=False)
-    order = VerifyOrder(
+    order = VerifyOptions(
         wanted=state.choice.calls,
         requests=state.requests,
         answers=state.answers,

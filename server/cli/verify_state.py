@@ -18,7 +18,7 @@ import click
 
 from server import __version__
 from server.postgres.replay.conversation_choice import ConversationChoice
-from server.replay.verify.call_walk import CallFilter
+from server.replay.verify.recorded_calls import CallFilter
 from server.replay.verify.verification import UNREADABLE, Verified, verified_from_json, verified_to_json
 
 _FORMAT: Final = 2

@@ -17,25 +17,27 @@ import uvloop
 from server.app.settings import Settings
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.replay.call_walk import PostgresCallWalk
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.replay.verify.verification import Verified
-from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.replay.verify.verifier import Verifier, VerifyOptions
 from server.telemetry.logs import configure_logs
 
 
 class _Worker:
     """What a process keeps between its batches."""
 
-    def __init__(self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None) -> None:
+    def __init__(
+        self, settings: Settings, options: DatabaseOptions, verify_options: VerifyOptions, tenant_id: str | None
+    ) -> None:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._stack = AsyncExitStack()
-        self._verifier = self._runner.run(self._open(settings, options, order, tenant_id))
+        self._verifier = self._runner.run(self._open(settings, options, verify_options, tenant_id))
 
     def verify(self, conversation_ids: Sequence[str]) -> Verified:
         return self._runner.run(self._verifier.verify(conversation_ids))
 
     async def _open(
-        self, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
+        self, settings: Settings, options: DatabaseOptions, verify_options: VerifyOptions, tenant_id: str | None
     ) -> Verifier:
         # The SDKs take seconds to load, and the command itself, which imports this module, needs none of them.
         from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: see above
@@ -43,14 +45,14 @@ class _Worker:
         database = Database(replace(options, pool_size=1))
         self._stack.push_async_callback(database.close)
         offline_providers = await self._stack.enter_async_context(open_offline_providers(settings))
-        return Verifier(PostgresCallWalk(database, tenant_id=tenant_id), offline_providers, order)
+        return Verifier(PostgresRecordedCalls(database, tenant_id=tenant_id), offline_providers, verify_options)
 
 
 _worker: _Worker | None = None
 
 
 def begin_worker(
-    told: Connection, settings: Settings, options: DatabaseOptions, order: VerifyOrder, tenant_id: str | None
+    told: Connection, settings: Settings, options: DatabaseOptions, verify_options: VerifyOptions, tenant_id: str | None
 ) -> None:
     """Once for each process, before its first batch."""
     global _worker  # noqa: PLW0603  reason: what an initializer makes can be kept nowhere else
@@ -58,7 +60,7 @@ def begin_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(told,), daemon=True).start()
     configure_logs("warning", settings.log_format)
-    _worker = _Worker(settings, options, order, tenant_id)
+    _worker = _Worker(settings, options, verify_options, tenant_id)
 
 
 def verify_batch(conversation_ids: Sequence[str]) -> Verified:

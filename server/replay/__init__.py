@@ -1,5 +1,5 @@
 """Batch replay of stored conversations.
 
-`verify` proves offline that every stored answer and request is what its bytes say; `rerun` sends stored conversations
-through a candidate and compares. What a replay writes never mixes with live conversations.
+`verify` checks offline that every stored answer matches its raw bytes and every request can be rebuilt. `rerun` sends
+stored conversations to a candidate and compares the answers. A rerun never writes to live conversations.
 """

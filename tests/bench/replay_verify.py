@@ -39,13 +39,13 @@ from server.inspection.past_payload import rebuild_call
 from server.postgres.archive.exporter import list_conversation_ids
 from server.postgres.codec import decode_raw, encode_raw
 from server.postgres.engine import Database
-from server.postgres.replay.call_walk import PostgresCallWalk
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from server.providers.provider import Provider
 from server.replay.verify.answer_check import fold_raw, is_answer
-from server.replay.verify.call_walk import CallFilter, PastCall
+from server.replay.verify.recorded_calls import CallFilter, RecordedCall
 from server.replay.verify.verification import Counts, add_counts
-from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.replay.verify.verifier import Verifier, VerifyOptions
 from tests.bench.http_turn import in_process
 from tests.bench.long_conversation import serve_emulator
 from tests.support.long_conversation_driver import open_talk
@@ -92,7 +92,7 @@ async def read_rows(database: Database, ids: Sequence[UUID], spent: Spent) -> No
                 await connection.fetch(sql, list(ids))
 
 
-async def do_the_least(calls: Sequence[PastCall], offline_providers: Mapping[str, Provider], spent: Spent) -> None:
+async def do_the_least(calls: Sequence[RecordedCall], offline_providers: Mapping[str, Provider], spent: Spent) -> None:
     """What cannot be left out: folding the bytes of each call, writing its request."""
     for past in calls:
         end, scribe = past.call.end, offline_providers[past.call.start.provider]
@@ -110,7 +110,7 @@ async def do_the_least(calls: Sequence[PastCall], offline_providers: Mapping[str
 
 async def measure(database: Database, settings: Settings, ids: Sequence[str]) -> None:
     async with open_offline_providers(settings) as offline_providers:
-        verifier = Verifier(PostgresCallWalk(database), offline_providers, VerifyOrder())
+        verifier = Verifier(PostgresRecordedCalls(database), offline_providers, VerifyOptions())
         await verifier.verify(ids[:BATCH])
         verifying, floor, counts = Spent(), Spent(), Counts()
         for place in range(0, len(ids), BATCH):
@@ -119,8 +119,8 @@ async def measure(database: Database, settings: Settings, ids: Sequence[str]) ->
                 counts = add_counts(counts, (await verifier.verify(batch)).counts)
             keys = [key for each in batch if (key := decode_id(CONVERSATION, each)) is not None]
             await read_rows(database, keys, floor)
-            async for each in PostgresCallWalk(database).conversations(batch, CallFilter()):
-                calls = [item async for item in each.items() if isinstance(item, PastCall)]
+            async for _, items in PostgresRecordedCalls(database).conversations(batch, CallFilter()):
+                calls = [item async for item in items if isinstance(item, RecordedCall)]
                 await do_the_least(calls, offline_providers, floor)
     count, size = counts.call_count, counts.raw_bytes / 2**20
     show("calls", f"{count:,}, of which {counts.mismatch_count} do not match; {size:.1f} MB of raw bytes")
@@ -134,10 +134,10 @@ async def measure_edges(database: Database, settings: Settings, conversation_id:
     """What the requests of late calls cost to make again beside those of early ones, as CPU: reading included."""
     async with open_offline_providers(settings) as offline_providers:
         spent: list[float] = []
-        async for each in PostgresCallWalk(database).conversations([conversation_id], CallFilter()):
+        async for _, items in PostgresRecordedCalls(database).conversations([conversation_id], CallFilter()):
             began = time.process_time()
-            async for item in each.items():
-                if isinstance(item, PastCall) and item.call.turn_seq > 0:
+            async for item in items:
+                if isinstance(item, RecordedCall) and item.call.turn_seq > 0:
                     payload = rebuild_call(
                         RebuildSource(call=item.call, source=item.source),  # type: ignore[arg-type]  # reason: it is there
                         provider=offline_providers[item.call.start.provider],

@@ -16,9 +16,9 @@ from server.conversation.store import ConversationChange
 from server.conversation.turn import ModelResponseTurn, Turn
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.inspection.past_payload import rebuild_call
-from server.postgres.replay.call_walk import PostgresCallWalk
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.providers.choice import ANTHROPIC, GEMINI
-from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.replay.verify.verifier import Verifier, VerifyOptions
 from server.turns.handle import TurnHandle
 from tests.support.builders import definition
 from tests.support.emulators import BOTH, MODELS, EmulatedProviders
@@ -258,7 +258,7 @@ async def assert_rebuilds(walk: Walk) -> int:
             continue
         _, body = await rebuild(walk, call)
         assert hashlib.sha256(body).digest() == call.start.request_hash, (call.turn_seq, call.start.attempt)
-    verifier = Verifier(PostgresCallWalk(walk.program.database), walk.program.providers.by_name, VerifyOrder())
+    verifier = Verifier(PostgresRecordedCalls(walk.program.database), walk.program.providers.by_name, VerifyOptions())
     verified = await verifier.verify([walk.conversation_id])
     assert verified.mismatches == ()
     assert verified.counts.call_count == len(calls)

@@ -9,9 +9,9 @@ from server.app.providers import open_offline_providers
 from server.app.settings import Settings
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
-from server.postgres.replay.call_walk import PostgresCallWalk
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.replay.verify.verification import Verified
-from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.replay.verify.verifier import Verifier, VerifyOptions
 
 NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_base_url": "http://127.0.0.1:9"}
 """Where nobody listens: whoever asked a provider would hear of it."""
@@ -19,8 +19,8 @@ NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_b
 
 async def verify(database: Database, ids: Sequence[str], *, tenant_id: str | None = None, **order: Any) -> Verified:
     async with open_offline_providers(Settings(**NOWHERE)) as offline_providers:
-        walk = PostgresCallWalk(database, tenant_id=tenant_id)
-        return await Verifier(walk, offline_providers, VerifyOrder(**order)).verify(ids)
+        walk = PostgresRecordedCalls(database, tenant_id=tenant_id)
+        return await Verifier(walk, offline_providers, VerifyOptions(**order)).verify(ids)
 
 
 async def verify_damaged(database: Database, ids: Sequence[str], sql: str, *values: Any) -> Verified:

@@ -1,7 +1,7 @@
-"""What a walk through stored calls reads, and its rows as words.
+"""Statements and pages for reading stored calls.
 
-A page of turns or calls is cut by rows and by bytes, whichever comes first: rows may be of any size. How large a value
-is can be asked without reading it, so what is behind the cut is not read.
+A page of turns or calls is limited by rows and by bytes, because a row may have any size. Postgres returns the size of
+a value without reading it, so values after the limit are not read.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from server.conversation.call import Call
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Statement
 from server.postgres.rows import Row, call_from
-from server.replay.verify.call_walk import Flaw
+from server.replay.verify.recorded_calls import Flaw
 
 PAGE_ROWS: Final = 256
 PAGE_BYTES: Final = 8 * 2**20
@@ -24,7 +24,7 @@ FRAMES: Final = Statement(
     "SELECT * FROM conversations WHERE id = ANY(:conversations::uuid[]) "
     "AND (:tenant::uuid IS NULL OR tenant_id = :tenant)"
 )
-STILL_THERE: Final = Statement("SELECT 1 FROM conversations WHERE id = :conversation")
+EXISTS: Final = Statement("SELECT 1 FROM conversations WHERE id = :conversation")
 EPOCHS: Final = Statement("""
 SELECT conversation_id, number AS epoch_number, reason AS epoch_reason, assistant_version AS epoch_assistant_version,
     generation, segment_count, base_text, static_hash, template_hash, buffer_start_seq AS epoch_buffer_start_seq,
@@ -51,7 +51,7 @@ FROM assistants WHERE id = :assistant AND version = :version
 BLOBS: Final = Statement(
     "SELECT sha256, media_type, data FROM blobs WHERE tenant_id = :tenant AND sha256 = ANY(:hashes::bytea[])"
 )
-# Each conversation's rows are found by its key, row by row; see `server.postgres.payload.loading` for why LATERAL.
+# LATERAL, so that each conversation's rows are found by its key: see `server.postgres.payload.loading`.
 TURNS: Final = Statement("""
 SELECT page.*, (
     SELECT prefix_hash FROM epochs WHERE conversation_id = page.conversation_id AND number = page.epoch
@@ -109,15 +109,15 @@ ORDER BY page.place, page.turn_seq, page.attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRows:
-    """What a page had of one conversation."""
+    """The rows of one conversation on a page."""
 
     rows: Sequence[Row]
     is_all: bool
-    """Whether there are no others."""
+    """Whether the conversation has no other rows."""
 
 
-class WalkPage:
-    """Rows of one conversation or several, cut by rows of each and by bytes of all."""
+class RowPage:
+    """Rows of one conversation or several, limited by rows per conversation and by bytes in total."""
 
     def __init__(self, rows: Sequence[Row], *, page_rows: int, page_bytes: int) -> None:
         self.rows = rows
@@ -131,18 +131,18 @@ class WalkPage:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there may be more."""
+        """Whether there may be more rows."""
         return self._cut_from is not None or any(len(rows) >= self._page_rows for rows in self._by_id.values())
 
     def take(self, conversation: UUID) -> FirstRows:
-        """The conversation's rows, which the page lets go of. Of one behind the cut there may be some, or none."""
+        """Remove and return the rows of a conversation. After the limit, they may be incomplete or missing."""
         rows = self._by_id.pop(conversation, [])
-        is_behind = self._cut_from is not None and (not rows or rows[0]["place"] >= self._cut_from)
-        return FirstRows(rows=rows, is_all=not is_behind and len(rows) < self._page_rows)
+        is_after_limit = self._cut_from is not None and (not rows or rows[0]["place"] >= self._cut_from)
+        return FirstRows(rows=rows, is_all=not is_after_limit and len(rows) < self._page_rows)
 
 
 def read_call(row: Row) -> tuple[Call, tuple[Flaw, ...]]:
-    """The call with its raw bytes, and what is wrong with these."""
+    """Decode a call with its raw bytes, and return the flaws of these."""
     call = call_from(row)
     stored: Any = row["raw_bytes"]
     if call.end is None or stored is None:
@@ -150,10 +150,10 @@ def read_call(row: Row) -> tuple[Call, tuple[Flaw, ...]]:
     try:
         raw = decode_raw(stored)
     except zstandard.ZstdError as error:
-        note = "The raw bytes cannot be decompressed, or are not those that were compressed."
+        note = "The raw bytes cannot be decompressed, or their checksum is wrong."
         return call, (Flaw(place="raw_response", note=note, stored=f"{len(stored)} bytes", found=str(error)[:100]),)
     if len(raw) != row["raw_length"]:
-        note = "There are more or fewer raw bytes than there were."
+        note = "The number of raw bytes differs."
         lengths = {"stored": str(row["raw_length"]), "found": str(len(raw))}
         return call, (Flaw(place="raw_length", note=note, **lengths),)
     return replace(call, end=replace(call.end, raw_response=raw)), ()

@@ -12,7 +12,7 @@ from uuid import UUID
 from server.conversation.errors import AssistantNotFound, ConversationNotFound
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.postgres.engine import Database, Statement
-from server.replay.verify.call_walk import CallFilter
+from server.replay.verify.recorded_calls import CallFilter
 
 _WINDOW_ROWS: Final = 1_000
 _BEFORE_ALL: Final = UUID(int=0)

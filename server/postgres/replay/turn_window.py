@@ -1,4 +1,4 @@
-"""A window over the turns of a conversation, which moves with its calls: a turn is read once unless it goes back."""
+"""A window over the turns of a conversation that moves with its calls. A turn is read once unless it moves back."""
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,14 +10,14 @@ from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.inspection.value_difference import ValueDifference, find_value_difference
 from server.postgres.codec import decode_json
 from server.postgres.rows import Row, json_or_none, text_or_none, usage_from
-from server.replay.verify.call_walk import Flaw, PastAnswer
+from server.replay.verify.recorded_calls import Flaw, RecordedAnswer
 
 ReadTurns: TypeAlias = Callable[[int], Awaitable[Sequence[Row]]]
-"""The turns behind a number, as many as are read at once."""
+"""Reads one page of the turns after a number."""
 
 
 class StoredTurn:
-    """A turn's row, read as far as somebody asks. Reading a damaged one raises `UNREADABLE`."""
+    """A turn's row, decoded on demand. Decoding a damaged one raises one of `UNREADABLE`."""
 
     __slots__ = ("_bare", "_blocks", "_whole", "row", "seq")
 
@@ -29,7 +29,7 @@ class StoredTurn:
         self._whole: BufferedTurn | None = None
 
     def as_buffered(self, provider: str) -> BufferedTurn:
-        """As the payload of an assistant of this provider has it: see `server.postgres.payload.loading`."""
+        """Return the turn as a payload for this provider contains it: see `server.postgres.payload.loading`."""
         row = self.row
         if row["kind"] != TurnKind.MODEL_RESPONSE or (
             row["state"] != TurnState.COMPLETE
@@ -43,10 +43,10 @@ class StoredTurn:
             self._bare = self._buffer(None)
         return self._bare
 
-    def as_answer(self) -> PastAnswer:
-        """Of a model turn."""
+    def as_answer(self) -> RecordedAnswer:
+        """Return a model turn as an answer."""
         row = self.row
-        return PastAnswer(
+        return RecordedAnswer(
             blocks=self._read_blocks(),
             native=row["native"],
             state=TurnState(row["state"]),
@@ -62,16 +62,16 @@ class StoredTurn:
 
     @property
     def images(self) -> Sequence[str]:
-        """The hashes of an input's images."""
+        """The hashes of the images of a user task."""
         if self.row["kind"] != TurnKind.USER_TASK:
             return ()
         return [block.sha256 for block in self._read_blocks() if isinstance(block, ImageBlock)]
 
     def find_twin_difference(self) -> ValueDifference | None:
-        """Where the blocks of an input differ from its native bytes, which are the same blocks."""
-        said = [block_to_json(block_from_json(item)) for item in decode_json(self.row["blocks"])]
+        """Return the first difference between the blocks of an input and its native bytes, which encode the same."""
+        shown = [block_to_json(block_from_json(item)) for item in decode_json(self.row["blocks"])]
         sent = [block_to_json(block) for block in self._read_blocks()]
-        return None if said == sent else find_value_difference(said, sent, "blocks")
+        return None if shown == sent else find_value_difference(shown, sent, "blocks")
 
     def _read_blocks(self) -> tuple[Block, ...]:
         if self._blocks is None:
@@ -105,29 +105,29 @@ class StoredTurn:
 
 
 class TurnWindow:
-    """Turns in their order, without a gap but where one is missing."""
+    """Consecutive turns. A missing one is reported as a flaw."""
 
     def __init__(
-        self, read: ReadTurns, first_rows: Sequence[Row], see: Callable[[StoredTurn], None], *, skips: bool
+        self, read: ReadTurns, first_rows: Sequence[Row], on_turn: Callable[[StoredTurn], None], *, skips: bool
     ) -> None:
-        """`first_rows`: the turns from the first one on, as far as they were read already. `see` is told of each turn
-        when it is read first; with `skips` only of those that somebody needs.
+        """`first_rows`: the first turns, as far as they were read already. `on_turn` is called once for each turn that
+        is read; with `skips`, turns that no call needs are not read.
         """
         self._read = read
-        self._see = see
+        self._on_turn = on_turn
         self._skips = skips
         self._seen_seq = 0
         self._last_seq = 0
-        """As far as was read."""
+        """The last turn that was read."""
         self._flaws: list[Flaw] = []
         self._missing: set[int] = set()
         self.turns: list[StoredTurn] = []
         self._extend(first_rows)
 
     async def move(self, first: int, last: int) -> None:
-        """To the turns from the first to the last, as far as they are there."""
-        goes_back = first <= self._last_seq and (not self.turns or first < self.turns[0].seq)
-        if goes_back or (self._skips and first > self._last_seq + 1):
+        """Move to the turns from `first` to `last`, as far as they exist."""
+        moves_back = first <= self._last_seq and (not self.turns or first < self.turns[0].seq)
+        if moves_back or (self._skips and first > self._last_seq + 1):
             self.turns.clear()
             self._last_seq = first - 1
         self._drop_before(first)
@@ -136,14 +136,14 @@ class TurnWindow:
             self._drop_before(first)
 
     def find(self, seq: int) -> StoredTurn | None:
-        """The turn of this number, where it is in the window."""
+        """Return the turn if it is in the window."""
         place = seq - self.turns[0].seq if self.turns else -1
         if 0 <= place < len(self.turns) and self.turns[place].seq == seq:
             return self.turns[place]
         return next((turn for turn in self.turns if turn.seq == seq), None)
 
     def take_flaws(self) -> list[Flaw]:
-        """What was missing since this was asked last."""
+        """Remove and return the flaws found since the last call."""
         flaws, self._flaws = self._flaws, []
         return flaws
 
@@ -161,4 +161,4 @@ class TurnWindow:
             self.turns.append(turn)
             if turn.seq > self._seen_seq:
                 self._seen_seq = turn.seq
-                self._see(turn)
+                self._on_turn(turn)

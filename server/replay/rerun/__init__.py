@@ -1,1 +1,1 @@
-"""Stored conversations through a candidate: selection, budget, comparison, assertions, judge, report."""
+"""Rerun of stored conversations with a candidate: selection, budget, comparison, assertions, judge, report."""

@@ -1,1 +1,1 @@
-"""The offline proof: raw bytes parsed again, requests built again, both compared with what is stored."""
+"""Offline verification: raw bytes are parsed again, requests are rebuilt, and both are compared with the store."""

@@ -1,17 +1,17 @@
-"""Whether what was stored of an answer is what its bytes say.
+"""Check that a stored answer is the one that its raw bytes give.
 
-What the bytes decide depends on how the turn ended:
+The expected values depend on how the turn ended:
 
-| turn          | blocks, native, usage | stop reason    | error code                                          |
-|---------------|-----------------------|----------------|-----------------------------------------------------|
-| `complete`    | what the bytes say    | the bytes' own | none; the bytes have to be a whole answer           |
-| `failed`      | what had arrived      | `error`        | the one that the bytes say, where they say one; the |
-|               |                       |                | network's and our own are not among the bytes       |
-| `cancelled`   | what had arrived      | `aborted`      | not among the bytes                                 |
-| `interrupted` | what had arrived      | `aborted`      | not among the bytes                                 |
+| turn          | blocks, native, usage   | stop reason    | error code                                         |
+|---------------|-------------------------|----------------|----------------------------------------------------|
+| `complete`    | from the bytes          | from the bytes | none; the bytes must be a complete answer          |
+| `failed`      | from the bytes received | `error`        | from the bytes if they contain one; errors of the  |
+|               |                         |                | network and of the server are not in the bytes     |
+| `cancelled`   | from the bytes received | `aborted`      | not in the bytes                                   |
+| `interrupted` | from the bytes received | `aborted`      | not in the bytes                                   |
 
-Of a call with `answer_unstorable` or `answer_unreadable` nothing but its bytes was stored. Of a status other than 200
-the body is an error's, and nothing of it becomes an answer.
+A call with `answer_unstorable` or `answer_unreadable` has raw bytes and nothing else. The body of a status other than
+200 is an error, and no part of it becomes an answer.
 """
 
 from collections.abc import Callable
@@ -35,15 +35,15 @@ from server.conversation.usage import Usage, add_usages
 from server.inspection.value_difference import ValueDifference, find_byte_difference, find_value_difference, show_value
 from server.providers.continuation import fold_earlier
 from server.providers.provider import Fold, ProviderAnswer
-from server.replay.verify.call_walk import PastAnswer, PastCall
+from server.replay.verify.recorded_calls import RecordedAnswer, RecordedCall
 
 _OK: Final = 200
-_BYTES_SAY: Final = frozenset(
+_CODES_IN_BYTES: Final = frozenset(
     {ProviderEmpty.code, ProviderEndedEarly.code, ProviderMalformed.code, ProviderCallMalformed.code}
 )
-"""Codes that come from nothing but the bytes."""
-_NOT_TAKEN: Final = frozenset({AnswerUnstorable.code, AnswerUnreadable.code})
-"""Codes of calls whose bytes are kept and of which nothing else was taken."""
+"""Error codes that the bytes alone determine."""
+_ONLY_BYTES_STORED: Final = frozenset({AnswerUnstorable.code, AnswerUnreadable.code})
+"""Error codes of calls of which only the raw bytes were stored."""
 _STOPS: Final = {
     TurnState.FAILED: StopReason.ERROR,
     TurnState.CANCELLED: StopReason.ABORTED,
@@ -53,17 +53,17 @@ _STOPS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """What bytes say."""
+    """The result of parsing raw bytes."""
 
     answer: ProviderAnswer
     broken_by: str | None = None
-    """The code of what the stream itself has said, and that ended it."""
+    """The error code that the stream itself contained and that ended it."""
     ended_by: str | None = None
-    """The code of why it is not a whole answer; None where it is."""
+    """The error code of an incomplete answer; None if it is complete."""
 
 
 def fold_raw(fold: Fold, raw: bytes) -> Folded:
-    """Reads bytes from their beginning to their end, or to where they cannot be read on."""
+    """Parse bytes to their end, or to the first error."""
     try:
         for _ in fold.feed(raw):
             pass
@@ -76,8 +76,8 @@ def fold_raw(fold: Fold, raw: bytes) -> Folded:
     return Folded(answer=fold.answer)
 
 
-def check_record(answer: PastAnswer, call: Call, end: CallEnd) -> ValueDifference | None:
-    """The first difference between a turn and the call that gave it, whatever the bytes say: they may be gone."""
+def check_record(answer: RecordedAnswer, call: Call, end: CallEnd) -> ValueDifference | None:
+    """Return the first difference between a turn and the call that produced it, without its bytes."""
     start = call.start
     stored: dict[str, JsonValue] = {
         "provider": answer.provider,
@@ -94,34 +94,36 @@ def check_record(answer: PastAnswer, call: Call, end: CallEnd) -> ValueDifferenc
         "model": start.model,
         "account": start.account,
         "dialect": start.provider,
-        "error_code": end.error_code if not is_interrupted or end.error_code in _NOT_TAKEN else TurnInterrupted.code,
+        "error_code": end.error_code
+        if not is_interrupted or end.error_code in _ONLY_BYTES_STORED
+        else TurnInterrupted.code,
     }
     return find_value_difference(stored, found)
 
 
 def is_answer(end: CallEnd) -> bool:
-    """Whether the body is the model's, and not an error's."""
+    """Return whether the body is an answer of the model and not an error."""
     return end.status in {None, _OK}
 
 
-def check_answer(past: PastCall, end: CallEnd, open_fold: Callable[[], Fold]) -> ValueDifference | None:
-    """The first difference between what is stored and what the raw bytes of a call say. They have to be there."""
-    if end.error_code in _NOT_TAKEN:
-        return None if past.answer is None else _check_content(past.answer, ProviderAnswer())
+def check_answer(recorded: RecordedCall, end: CallEnd, open_fold: Callable[[], Fold]) -> ValueDifference | None:
+    """Return the first difference between the stored answer and the raw bytes of a call, which must be there."""
+    if end.error_code in _ONLY_BYTES_STORED:
+        return None if recorded.answer is None else _check_content(recorded.answer, ProviderAnswer())
     folded = _read(end, open_fold())
-    difference = _check_call(end, folded.answer) or _check_aside(past, end, folded)
-    if difference is not None or past.answer is None or None in past.continued:
+    difference = _check_call(end, folded.answer) or _check_call_only(recorded, end, folded)
+    if difference is not None or recorded.answer is None or None in recorded.continued:
         return difference
-    had_ended = _had_ended_before(past.answer, past.call)
-    if past.continued:
-        folded = _read_continued(past, end, open_fold(), with_last=not had_ended)
+    had_ended = _had_ended_before(recorded.answer, recorded.call)
+    if recorded.continued:
+        folded = _read_continued(recorded, end, open_fold(), with_last=not had_ended)
     elif had_ended:
         folded = Folded(answer=ProviderAnswer())
     return (
-        _check_content(past.answer, folded.answer)
-        or _check_version(past.answer, folded.answer)
-        or _check_end(past.answer, folded)
-        or _check_usage(past.answer, past)
+        _check_content(recorded.answer, folded.answer)
+        or _check_version(recorded.answer, folded.answer)
+        or _check_end(recorded.answer, folded)
+        or _check_usage(recorded.answer, recorded)
     )
 
 
@@ -131,15 +133,15 @@ def _read(end: CallEnd, fold: Fold) -> Folded:
     return fold_raw(fold, end.raw_response)
 
 
-def _read_continued(past: PastCall, end: CallEnd, fold: Fold, *, with_last: bool) -> Folded:
-    """The answer of a turn that took several calls: what their bytes say, one after the other."""
-    fold_earlier(fold, [body or b"" for body in past.continued])
+def _read_continued(recorded: RecordedCall, end: CallEnd, fold: Fold, *, with_last: bool) -> Folded:
+    """Parse the bytes of all calls of a turn that was continued, in order."""
+    fold_earlier(fold, [body or b"" for body in recorded.continued])
     raw = end.raw_response if with_last and is_answer(end) else None
     return fold_raw(fold, raw or b"")
 
 
-def _had_ended_before(answer: PastAnswer, call: Call) -> bool:
-    """A turn whose process died while it waited for its next attempt: of the one that had failed nothing was taken."""
+def _had_ended_before(answer: RecordedAnswer, call: Call) -> bool:
+    """Return whether the process died while it waited for a retry: nothing of the failed attempt was stored."""
     code = None if call.end is None else call.end.error_code
     return answer.state is TurnState.INTERRUPTED and code not in {None, TurnInterrupted.code}
 
@@ -150,31 +152,35 @@ def _check_call(end: CallEnd, answer: ProviderAnswer) -> ValueDifference | None:
     return _compare_usages(end.usage, answer.usage, "call.usage") or find_value_difference(stored, found, "call")
 
 
-def _check_aside(past: PastCall, end: CallEnd, folded: Folded) -> ValueDifference | None:
-    """What only the call itself can say wrong."""
+def _check_call_only(recorded: RecordedCall, end: CallEnd, folded: Folded) -> ValueDifference | None:
+    """Check values that only the call has."""
     if end.status is None and end.raw_response:
         return _differ("call.status", None, str(_OK))
-    if past.answer is None and end.error_code is None and folded.ended_by is not None:
+    if recorded.answer is None and end.error_code is None and folded.ended_by is not None:
         return _differ("call.error_code", None, folded.ended_by)
     return None
 
 
-def _check_content(stored: PastAnswer, found: ProviderAnswer) -> ValueDifference | None:
+def _check_content(stored: RecordedAnswer, found: ProviderAnswer) -> ValueDifference | None:
     native = b"" if found.native is None else found.native.data
     if stored.blocks == found.blocks and stored.native == native:
         return None
-    said, read = ([block_to_json(block) for block in blocks] for blocks in (stored.blocks, found.blocks))
-    return find_value_difference(said, read, "blocks") or find_byte_difference(stored.native, native, "native")
+    stored_blocks, found_blocks = (
+        [block_to_json(block) for block in blocks] for blocks in (stored.blocks, found.blocks)
+    )
+    return find_value_difference(stored_blocks, found_blocks, "blocks") or find_byte_difference(
+        stored.native, native, "native"
+    )
 
 
-def _check_version(stored: PastAnswer, found: ProviderAnswer) -> ValueDifference | None:
-    """Earlier releases did not keep it."""
+def _check_version(stored: RecordedAnswer, found: ProviderAnswer) -> ValueDifference | None:
+    """Compare the model version, which earlier releases did not store."""
     if stored.model_version in {None, found.model_version}:
         return None
     return _differ("model_version", stored.model_version, found.model_version)
 
 
-def _check_end(stored: PastAnswer, folded: Folded) -> ValueDifference | None:
+def _check_end(stored: RecordedAnswer, folded: Folded) -> ValueDifference | None:
     stop_reason = _STOPS.get(stored.state, folded.answer.stop_reason)
     if stored.state is TurnState.COMPLETE and folded.ended_by is not None:
         return _differ("state", stored.state, folded.ended_by)
@@ -185,14 +191,14 @@ def _check_end(stored: PastAnswer, folded: Folded) -> ValueDifference | None:
         return _differ("error_code", code, None)
     if stored.state is not TurnState.FAILED:
         return None
-    said = folded.broken_by or (folded.ended_by if code in _BYTES_SAY else code)
-    return None if code == said else _differ("error_code", code, said)
+    expected = folded.broken_by or (folded.ended_by if code in _CODES_IN_BYTES else code)
+    return None if code == expected else _differ("error_code", code, expected)
 
 
-def _check_usage(stored: PastAnswer, past: PastCall) -> ValueDifference | None:
-    if past.usages is None:
+def _check_usage(stored: RecordedAnswer, recorded: RecordedCall) -> ValueDifference | None:
+    if recorded.usages is None:
         return None
-    return _compare_usages(stored.usage, add_usages(past.usages), "usage")
+    return _compare_usages(stored.usage, add_usages(recorded.usages), "usage")
 
 
 def _compare_usages(stored: Usage, found: Usage, path: str) -> ValueDifference | None:

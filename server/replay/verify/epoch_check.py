@@ -1,7 +1,7 @@
-"""What the epochs of a conversation have to say of themselves and of one another.
+"""Consistency of the epochs of a conversation.
 
-Requests prove what of an epoch was sent. The rest is what the next turn, the next compaction and its undoing go by; it
-is proven here, from what is stored.
+Rebuilt requests verify the parts of an epoch that were sent. The other columns, which the next turn, the next
+compaction and its reversal depend on, are checked here.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from server.conversation.conversation import Conversation
 from server.conversation.epoch import NOTHING_REJECTED, Epoch, EpochReason, Segment
 from server.payload.arguments import hash_arguments
 from server.payload.builder import hash_chain, hash_prefix
-from server.replay.verify.call_walk import Flaw
+from server.replay.verify.recorded_calls import Flaw
 
 
 def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iterator[Flaw]:
-    """Whether all epochs are there, and the present one is where the conversation says. There may be newer ones."""
+    """Check that no epoch is missing, and that the current one has the conversation's buffer. There may be newer."""
     missing = next((number for number in range(1, conversation.epoch + 1) if number not in epochs), None)
     if missing is not None:
         yield Flaw(place=f"epoch {missing}", note="The epoch is missing.")
@@ -24,7 +24,7 @@ def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iter
     if present is not None and present.buffer_start_seq != conversation.buffer_start_seq:
         yield Flaw(
             place="conversation.buffer_start_seq",
-            note="The buffer does not begin where it does in the present epoch.",
+            note="The start of the buffer differs from that of the current epoch.",
             stored=str(conversation.buffer_start_seq),
             found=str(present.buffer_start_seq),
         )
@@ -33,20 +33,20 @@ def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iter
 def check_epoch(
     epoch: Epoch, before: Epoch | None, static_text: str, segments: Sequence[Segment], tools: Sequence[Tool]
 ) -> Iterator[Flaw]:
-    """One epoch, beside the one before it. `segments` and `tools`: its own."""
-    yield from _check_turns_told(epoch, segments)
+    """Check one epoch against its predecessor. `segments` and `tools` are its own."""
+    yield from _check_coverage(epoch, segments)
     if epoch.args is not None and epoch.arguments_hash and hash_arguments(epoch.args) != epoch.arguments_hash:
-        yield _differ(epoch, "args", "The args are not what their hash says.", epoch.arguments_hash)
+        yield _differ(epoch, "args", "The args do not match their hash.", epoch.arguments_hash)
     yield from _check_rejected(epoch, before)
-    # Of a static text that is damaged, that is told where it is read. Empty in an epoch from before it was kept.
+    # A damaged static text is reported by the code that reads it. Old epochs have an empty prefix hash.
     is_whole = hashlib.sha256(static_text.encode("utf-8", "surrogatepass")).digest() == epoch.static_hash
     expected = _expect_prefix(epoch, before, static_text, tools)
     if is_whole and epoch.prefix_hash and epoch.prefix_hash not in expected:
-        yield _differ(epoch, "prefix_hash", "It is not the hash of the static text and the tools.", epoch.prefix_hash)
+        yield _differ(epoch, "prefix_hash", "The hash does not match the static text and the tools.", epoch.prefix_hash)
 
 
-def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]:
-    """Every turn before the buffer is in one segment or in the signed summary, in order."""
+def _check_coverage(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]:
+    """Check that every turn before the buffer is covered once, by a segment or the signed summary, in order."""
     positions = [segment.position for segment in segments]
     if len(positions) != epoch.segment_count or positions != list(range(len(positions))):
         note = "A segment of the epoch is missing."
@@ -56,24 +56,24 @@ def _check_turns_told(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Fla
     spans = [(segment.first_seq, segment.last_seq) for segment in segments]
     if epoch.signed_summary is not None:
         spans.append((epoch.signed_summary.start_seq, epoch.buffer_start_seq - 1))
-    told = 0
+    covered = 0
     for first, last in spans:
-        if first != told + 1 or last < first:
+        if first != covered + 1 or last < first:
             break
-        told = last
+        covered = last
     else:
-        if told == epoch.buffer_start_seq - 1:
+        if covered == epoch.buffer_start_seq - 1:
             return
     yield Flaw(
         place=f"epoch {epoch.number} segments",
-        note="Segments, signed summary and buffer do not follow one another without a gap.",
+        note="There is a gap or an overlap between the segments, the signed summary and the buffer.",
         stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
-        found=f"a buffer from {epoch.buffer_start_seq}, told up to {told}",
+        found=f"a buffer from {epoch.buffer_start_seq}, covered up to {covered}",
     )
 
 
 def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
-    """What was left out once stays out. Only an epoch that begins for that leaves out more."""
+    """Check that rejected content stays excluded. Only an epoch with such a reason may exclude more."""
     was = {} if before is None else before.rejected
     if epoch.rejected == was:
         return
@@ -83,13 +83,13 @@ def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
         for provider, old in was.items()
     )
     if not grows:
-        note = "Not all that was rejected before is left out, or more, without a reason."
+        note = "The rejected content differs from the previous epoch's without a reason."
         yield Flaw(place=f"epoch {epoch.number} rejected", note=note, stored=str(epoch.rejected), found=str(was))
 
 
 def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
-    """With a signed summary it is that of the epoch which the signed summary began with: this one, or the one
-    before's.
+    """Yield the valid prefix hashes. With a signed summary it is that of the epoch in which the summary was created:
+    this one, or the previous one.
     """
     prefix = hash_prefix(static_text, tools)
     if epoch.signed_summary is None:

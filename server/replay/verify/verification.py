@@ -1,4 +1,4 @@
-"""What a verification finds: how much of what is stored holds, and where the rest differs first."""
+"""The result of a verification: counts, and mismatches with their first difference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -8,75 +8,75 @@ from typing import Final
 from server.conversation.block import JsonValue
 
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a damaged value may raise: it parses no longer, or parses as something else."""
+"""Exceptions that reading a damaged value may raise: it does not parse, or parses as something else."""
 
 
-def tell_unreadable(what: str, error: Exception) -> str:
-    """A sentence for what has raised one of these."""
+def describe_unreadable(what: str, error: Exception) -> str:
+    """Return a sentence about a value whose reading raised one of `UNREADABLE`."""
     return f"{what} cannot be read ({type(error).__name__})."
 
 
 class Subject(StrEnum):
-    """What does not hold."""
+    """The kind of a mismatch."""
 
     ANSWER = "answer"
-    """The raw bytes, read again, say something else than what was stored of them."""
+    """The stored answer differs from the raw bytes, parsed again."""
     REQUEST = "request"
-    """The request, made again, is another one."""
+    """The rebuilt request differs from the one that was sent."""
     BYTES = "bytes"
-    """Something stored cannot be read, is missing, or is not what its own hash says."""
+    """A stored value cannot be read, is missing, or does not match its hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Something that does not hold, with its first difference."""
+    """A mismatch, with its first difference."""
 
     conversation_id: str
     turn_seq: int | None
-    """Below zero for a call of no turn, as the call has it; None where it belongs to no call."""
+    """Negative for a background call; None if the mismatch belongs to no call."""
     attempt: int | None
     subject: Subject
     place: str
-    """Where: a path into the answer, a block of the request, a column."""
+    """A path into the answer, a block of the request, or a column."""
     note: str
-    """What is wrong, as a sentence."""
+    """A sentence."""
     stored: str | None = None
     found: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How much was looked at. A call is in `call_count` once, whatever was compared of it."""
+    """How much was checked. `call_count` contains each call once, whatever was compared."""
 
     conversation_count: int = 0
     call_count: int = 0
     request_count: int = 0
-    """Calls whose request was made again and compared."""
+    """Calls whose request was rebuilt and compared."""
     answer_count: int = 0
-    """Calls whose bytes were read again and compared."""
+    """Calls whose raw bytes were parsed again and compared."""
     without_bytes_count: int = 0
     """Calls whose raw bytes retention has removed."""
     running_count: int = 0
-    """Calls that have not ended, or whose process died before it could say; they have no answer to compare."""
+    """Calls that have not ended, or whose process died before it could record the end. They have no answer."""
     unknown_count: int = 0
-    """Calls to providers that this release does not know."""
+    """Calls to providers that this release does not support."""
     raw_bytes: int = 0
-    """Of the answers that were read again, before compression."""
+    """The size of the parsed answers, before compression."""
     mismatch_count: int = 0
     unknown_providers: Mapping[str, int] = field(default_factory=dict)
-    """Their names, each with its calls."""
+    """The number of calls by provider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What came of some conversations."""
+    """The result for some conversations."""
 
     counts: Counts = field(default_factory=Counts)
     mismatches: tuple[Mismatch, ...] = ()
 
 
 def add_counts(one: Counts, other: Counts) -> Counts:
-    """Both together."""
+    """Add all counts."""
     names = [each.name for each in fields(Counts) if each.name != "unknown_providers"]
     providers = {
         name: one.unknown_providers.get(name, 0) + other.unknown_providers.get(name, 0)
@@ -86,14 +86,14 @@ def add_counts(one: Counts, other: Counts) -> Counts:
 
 
 def join_verified(one: Verified, other: Verified, *, limit: int) -> Verified:
-    """Both together. More than `limit` mismatches are counted, and not kept."""
+    """Add two results. At most `limit` mismatches are kept; all are counted."""
     return Verified(
         counts=add_counts(one.counts, other.counts), mismatches=(*one.mismatches, *other.mismatches)[:limit]
     )
 
 
 def verified_to_json(verified: Verified) -> dict[str, JsonValue]:
-    """As a report has it."""
+    """Encode a result as in a report."""
     return {"counts": asdict(verified.counts), "mismatches": [asdict(mismatch) for mismatch in verified.mismatches]}
 
 

@@ -1,8 +1,8 @@
-"""Verifying what is stored: raw bytes read again, requests made again, and both compared. Nobody is asked anything."""
+"""Verification of stored calls: raw bytes are parsed again, requests are rebuilt, and both are compared. Offline."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from server.inspection.past_payload import PastPayload, rebuild_whole
 from server.inspection.value_difference import ValueDifference, find_value_difference
 from server.providers.provider import Provider
 from server.replay.verify.answer_check import check_answer, check_record
-from server.replay.verify.call_walk import CallFilter, CallWalk, Flaw, PastCall, WalkedConversation
+from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedCall, RecordedCalls
 from server.replay.verify.verification import (
     UNREADABLE,
     Counts,
@@ -24,60 +24,58 @@ from server.replay.verify.verification import (
     Subject,
     Verified,
     add_counts,
-    tell_unreadable,
+    describe_unreadable,
 )
 
-_NOT_ITS_BYTES: Final = "The raw bytes say something else than what is stored."
-_NOT_ITS_CALL: Final = "The turn says something else than the call that gave it."
+_NOT_ITS_BYTES: Final = "The stored answer differs from its raw bytes."
+_NOT_ITS_CALL: Final = "The turn differs from the call that produced it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOrder:
-    """What to compare, and of which calls."""
+class VerifyOptions:
+    """What to compare, and for which calls."""
 
     wanted: CallFilter = field(default_factory=CallFilter)
     requests: bool = True
     answers: bool = True
     mismatch_limit: int = 100
-    """So many are kept of the conversations that are given at once; all are counted."""
+    """How many mismatches of one batch of conversations are kept. All are counted."""
 
 
 class Verifier:
     """Checks conversations, call by call."""
 
-    def __init__(self, walk: CallWalk, offline_providers: Mapping[str, Provider], order: VerifyOrder) -> None:
-        """`offline_providers` write requests and read answers, by provider; they need no key."""
-        self._walk = walk
+    def __init__(self, calls: RecordedCalls, offline_providers: Mapping[str, Provider], options: VerifyOptions) -> None:
+        """`offline_providers`: by name; they encode requests and parse answers without a key."""
+        self._calls = calls
         self._offline_providers = offline_providers
-        self._order = order
+        self._options = options
 
     async def verify(self, conversation_ids: Sequence[str]) -> Verified:
-        """What came of these conversations. Those that are not there, or not any more, are left out."""
+        """Verify these conversations. Those that do not exist, or were erased meanwhile, are left out."""
         counts, kept = Counts(), list[Mismatch]()
-        async for conversation in self._walk.conversations(conversation_ids, self._order.wanted):
-            checked = await _Check(conversation, self._offline_providers, self._order).run()
-            if checked.counts.mismatch_count and not await conversation.is_there():
+        async for conversation_id, calls in self._calls.conversations(conversation_ids, self._options.wanted):
+            checked = await _Check(conversation_id, self._offline_providers, self._options).run(calls)
+            if checked.counts.mismatch_count and not await self._calls.has_conversation(conversation_id):
                 continue
             counts = add_counts(counts, checked.counts)
-            kept += checked.mismatches[: self._order.mismatch_limit - len(kept)]
+            kept += checked.mismatches[: self._options.mismatch_limit - len(kept)]
         return Verified(counts=counts, mismatches=tuple(kept))
 
 
 class _Check:
-    """One conversation."""
+    """The verification of one conversation."""
 
-    def __init__(
-        self, conversation: WalkedConversation, offline_providers: Mapping[str, Provider], order: VerifyOrder
-    ) -> None:
-        self._conversation = conversation
+    def __init__(self, conversation_id: str, offline_providers: Mapping[str, Provider], options: VerifyOptions) -> None:
+        self._conversation_id = conversation_id
         self._offline_providers = offline_providers
-        self._order = order
+        self._options = options
         self._counts = Counter(conversation_count=1)
         self._unknown = Counter[str]()
         self._kept: list[Mismatch] = []
 
-    async def run(self) -> Verified:
-        async for item in self._conversation.items():
+    async def run(self, calls: AsyncIterator[RecordedCall | Flaw]) -> Verified:
+        async for item in calls:
             if isinstance(item, Flaw):
                 self._add_flaw(item, None)
             else:
@@ -85,23 +83,23 @@ class _Check:
         counts = Counts(**self._counts, unknown_providers=dict(self._unknown))
         return Verified(counts=counts, mismatches=tuple(self._kept))
 
-    async def _check(self, past: PastCall) -> None:
-        call = past.call
+    async def _check(self, recorded: RecordedCall) -> None:
+        call = recorded.call
         self._count(call_count=1)
-        for flaw in past.flaws:
+        for flaw in recorded.flaws:
             self._add_flaw(flaw, call)
-        scribe = self._offline_providers.get(call.start.provider)
-        if scribe is None:
+        provider = self._offline_providers.get(call.start.provider)
+        if provider is None:
             self._count(unknown_count=1)
             self._unknown[call.start.provider] += 1
             return
-        if self._order.answers:
-            self._check_answer(past, scribe)
-        if self._order.requests and past.source is not None and call.start.request_hash:
-            await self._check_request(past, past.source, scribe)
+        if self._options.answers:
+            self._check_answer(recorded, provider)
+        if self._options.requests and recorded.source is not None and call.start.request_hash:
+            await self._check_request(recorded, recorded.source, provider)
 
-    def _check_answer(self, past: PastCall, scribe: Provider) -> None:
-        end = past.call.end
+    def _check_answer(self, recorded: RecordedCall, provider: Provider) -> None:
+        end = recorded.call.end
         if end is None:
             self._count(running_count=1)
             return
@@ -109,79 +107,79 @@ class _Check:
         if end.raw_response is not None:
             self._count(answer_count=1, raw_bytes=len(end.raw_response))
             try:
-                difference = check_answer(past, end, scribe.open_fold)
-            # A bug of a fold is found out, and told of the call that it meets. The others are looked at all the same.
-            except Exception as error:  # noqa: BLE001  reason: told as a mismatch
-                note = tell_unreadable("What is stored of the answer", error)
-                self._add(past.call, Subject.ANSWER, place="answer", note=note)
-            self._add_difference(past.call, difference, _NOT_ITS_BYTES)
-        elif all(not flaw.place.startswith("raw_") for flaw in past.flaws):
-            # Bytes that are there and cannot be read are a flaw, and not past their time.
+                difference = check_answer(recorded, end, provider.open_fold)
+            # A bug in a fold is reported for the call that triggers it. Other calls are still checked.
+            except Exception as error:  # noqa: BLE001  reason: reported as a mismatch
+                note = describe_unreadable("The stored answer", error)
+                self._add(recorded.call, Subject.ANSWER, place="answer", note=note)
+            self._add_difference(recorded.call, difference, _NOT_ITS_BYTES)
+        elif all(not flaw.place.startswith("raw_") for flaw in recorded.flaws):
+            # Stored bytes that cannot be read are a flaw; they were not removed by retention.
             self._count(without_bytes_count=1)
-        if difference is None and past.answer is not None:
-            self._add_difference(past.call, check_record(past.answer, past.call, end), _NOT_ITS_CALL)
+        if difference is None and recorded.answer is not None:
+            self._add_difference(recorded.call, check_record(recorded.answer, recorded.call, end), _NOT_ITS_CALL)
 
-    async def _check_request(self, past: PastCall, source: PayloadSource, scribe: Provider) -> None:
-        call = past.call
+    async def _check_request(self, recorded: RecordedCall, source: PayloadSource, provider: Provider) -> None:
+        call = recorded.call
         self._count(request_count=1)
         self._check_model(call, source)
         try:
-            rebuild = RebuildSource(call=call, source=source, continued=past.continued)
-            rebuilt = rebuild_whole(rebuild, provider=scribe)
-            body = await scribe.encode_request(rebuilt.payload)
+            rebuild = RebuildSource(call=call, source=source, continued=recorded.continued)
+            rebuilt = rebuild_whole(rebuild, provider=provider)
+            body = await provider.encode_request(rebuilt.payload)
         except RawBytesRemoved:
-            # Nobody can say any more what it said of the answer that it continued.
+            # The request repeats the answer that it continued, and the bytes of that answer were removed.
             self._count(without_bytes_count=1)
         except StrataError as error:
-            self._add(call, Subject.REQUEST, place="request", note=f"It cannot be made again: {error} [{error.code}]")
+            self._add(call, Subject.REQUEST, place="request", note=f"It cannot be rebuilt: {error} [{error.code}]")
         except UNREADABLE as error:
-            note = f"It cannot be made again: what it was made of is damaged ({type(error).__name__})."
+            note = f"It cannot be rebuilt: its source is damaged ({type(error).__name__})."
             self._add(call, Subject.REQUEST, place="request", note=note)
         else:
             found = hashlib.sha256(body).digest()
             if found != call.start.request_hash:
-                self._tell_difference(call, rebuilt, body, found)
+                self._add_request_difference(call, rebuilt, body, found)
             else:
                 self._check_manifest(call, rebuilt.manifest)
 
     def _check_model(self, call: Call, source: PayloadSource) -> None:
-        """Whom it was sent to need not stand in a request."""
+        """Check the provider and the model, which a request does not always contain."""
         definition = source.assistant.definition
         stored = {"provider": call.start.provider, "model": call.start.model}
         difference = find_value_difference(stored, {"provider": definition.provider, "model": definition.model}, "call")
-        self._add_difference(call, difference, "It is not the assistant's.", Subject.REQUEST)
+        self._add_difference(call, difference, "The provider or the model is not the assistant's.", Subject.REQUEST)
 
     def _check_manifest(self, call: Call, rebuilt: Sequence[ManifestEntry]) -> None:
-        """Of a request that is the same: whether it was written down as what it is. Markers follow the release."""
+        """Check the manifest of a request that is the same. Cache markers are ignored: they depend on the release."""
         stored, found = list(call.start.manifest), list(encode_manifest(rebuilt))
         if stored == found:
             return
         try:
             bare = [[replace(entry, marked=False) for entry in each] for each in (decode_manifest(stored), rebuilt)]
         except UNREADABLE as error:
-            self._add(call, Subject.BYTES, place="manifest", note=tell_unreadable("The manifest", error))
+            self._add(call, Subject.BYTES, place="manifest", note=describe_unreadable("The manifest", error))
             return
         one, other = ([*encode_manifest(entries)] for entries in bare)
-        note = "The request is the same, and its manifest says something else of it."
+        note = "The request is the same, but its manifest differs."
         self._add_difference(call, find_value_difference(one, other, "manifest"), note, Subject.BYTES)
 
-    def _tell_difference(self, call: Call, past: PastPayload, body: bytes, found_hash: bytes) -> None:
+    def _add_request_difference(self, call: Call, payload: PastPayload, body: bytes, found_hash: bytes) -> None:
         mismatch = Mismatch(
-            conversation_id=self._conversation.id,
+            conversation_id=self._conversation_id,
             turn_seq=call.turn_seq,
             attempt=call.start.attempt,
             subject=Subject.REQUEST,
             place="request",
-            note="All blocks are the same: the settings, the cache markers or the stored hash are not.",
+            note="All blocks are the same. The settings, the cache markers or the stored hash differ.",
             stored=call.start.request_hash.hex(),
             found=found_hash.hex(),
         )
         try:
             stored = decode_manifest(call.start.manifest)
         except UNREADABLE:
-            self._keep(replace(mismatch, note="The request is another one, and its manifest cannot be read."))
+            self._keep(replace(mismatch, note="The request differs, and its manifest cannot be read."))
             return
-        rebuilt = past.manifest
+        rebuilt = payload.manifest
         place = find_difference(stored, rebuilt)
         if place is None:
             self._keep(mismatch)
@@ -190,7 +188,7 @@ class _Check:
         self._keep(
             replace(
                 mismatch,
-                place=f"block {place + 1} of {len(stored)}{_offset_of(other, past.payload, body)}",
+                place=f"block {place + 1} of {len(stored)}{_offset_of(other, payload.payload, body)}",
                 note=f"The first block that differs is {_name(one or other)}.",
                 stored=_describe(one),
                 found=_describe(other),
@@ -218,7 +216,7 @@ class _Check:
     ) -> None:
         self._keep(
             Mismatch(
-                conversation_id=self._conversation.id,
+                conversation_id=self._conversation_id,
                 turn_seq=None if call is None else call.turn_seq,
                 attempt=None if call is None else call.start.attempt,
                 subject=subject,
@@ -231,7 +229,7 @@ class _Check:
 
     def _keep(self, mismatch: Mismatch) -> None:
         self._count(mismatch_count=1)
-        if len(self._kept) < self._order.mismatch_limit:
+        if len(self._kept) < self._options.mismatch_limit:
             self._kept.append(mismatch)
 
     def _count(self, **counts: int) -> None:
@@ -250,7 +248,7 @@ def _describe(entry: ManifestEntry | None) -> str | None:
 
 
 def _offset_of(entry: ManifestEntry | None, payload: Payload, body: bytes) -> str:
-    """Where the block stands in the request that was made again, as far as it is there literally."""
+    """Return the offset of the block in the rebuilt request, if its bytes occur there."""
     if entry is None or entry.seq is None:
         return ""
     data = next((message.data for message in payload.messages if message.seq == entry.seq), b"")

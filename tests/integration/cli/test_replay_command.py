@@ -20,7 +20,7 @@ from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.replay.conversation_choice import ConversationChoice, find_last_id, list_choice
 from server.providers.choice import ANTHROPIC, GEMINI
-from server.replay.verify.call_walk import CallFilter
+from server.replay.verify.recorded_calls import CallFilter
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import Walk, asks, begin_walk, tells
 from tests.support.emulators import MODELS, EmulatedProviders

@@ -14,8 +14,8 @@ from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.turn import TurnState
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Database, Statement
-from server.postgres.replay.call_walk import PostgresCallWalk
-from server.replay.verify.call_walk import CallFilter, Flaw, PastCall
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
+from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedCall
 from server.replay.verify.verification import Subject, Verified
 from tests.conftest import StrataServer
 from tests.support.archive_driver import steps, take_step
@@ -26,9 +26,9 @@ from tests.support.fakes.compaction_observer import Observed
 from tests.support.verifying import verify, verify_damaged
 
 
-async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[PastCall | Flaw]:
-    walk = PostgresCallWalk(database, **limits)
-    return [item async for each in walk.conversations(ids, CallFilter()) async for item in each.items()]
+async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[RecordedCall | Flaw]:
+    walk = PostgresRecordedCalls(database, **limits)
+    return [item async for _, items in walk.conversations(ids, CallFilter()) async for item in items]
 
 
 async def change(database: Database, sql: str, *values: Any) -> None:

@@ -14,11 +14,11 @@ from server.conversation.event import TurnEnded, TurnEvent
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
 from server.conversation.usage import add_usages
 from server.emulator.reply import Fault, FaultKind, Reply, ToolCall
-from server.postgres.replay.call_walk import PostgresCallWalk
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.providers.choice import ANTHROPIC
 from server.providers.continuation import continued_attempts
 from server.providers.retry_policy import RetryPolicy
-from server.replay.verify.verifier import Verifier, VerifyOrder
+from server.replay.verify.verifier import Verifier, VerifyOptions
 from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import (
@@ -285,7 +285,7 @@ async def test_what_was_continued_is_told_from_its_blocks_when_the_bytes_are_gon
     handle = await walk.program.turn_service.follow_turn(walk.tenant_id, walk.conversation_id, ended.turn.seq)
     later = await read_all(handle)
     assert later[-1][1] == heard[-1][1]
-    verifier = Verifier(PostgresCallWalk(walk.program.database), walk.program.providers.by_name, VerifyOrder())
+    verifier = Verifier(PostgresRecordedCalls(walk.program.database), walk.program.providers.by_name, VerifyOptions())
     verified = await verifier.verify([walk.conversation_id])
     assert verified.mismatches == ()
     assert verified.counts.without_bytes_count

@@ -11,7 +11,7 @@ from server.conversation.usage import Usage
 from server.providers.gemini.stream import GeminiFold
 from server.providers.provider import ProviderAnswer
 from server.replay.verify.answer_check import check_answer, check_record, fold_raw
-from server.replay.verify.call_walk import PastAnswer, PastCall
+from server.replay.verify.recorded_calls import RecordedAnswer, RecordedCall
 from tests.support.builders import call_end, call_start
 
 FIRST = b'data: {"candidates":[{"content":{"parts":[{"text":"It rains."}]}}],"responseId":"r"}\n\n'
@@ -24,7 +24,9 @@ FAILED: dict[str, Any] = {"state": TurnState.FAILED, "stop_reason": StopReason.E
 ABORTED: dict[str, Any] = {"state": TurnState.INTERRUPTED, "stop_reason": StopReason.ABORTED}
 
 
-def stored(raw: bytes, *, status: int | None = 200, code: str | None = None, **turn: Any) -> tuple[PastCall, CallEnd]:
+def stored(
+    raw: bytes, *, status: int | None = 200, code: str | None = None, **turn: Any
+) -> tuple[RecordedCall, CallEnd]:
     """A call and its turn as they would have been written for these bytes, with changes to the turn."""
     read = fold_raw(GeminiFold(), raw).answer if status in {None, 200} else ProviderAnswer()
     end = call_end(
@@ -35,7 +37,7 @@ def stored(raw: bytes, *, status: int | None = 200, code: str | None = None, **t
         response_id=read.response_id,
         error_code=code,
     )
-    answer = PastAnswer(
+    answer = RecordedAnswer(
         blocks=read.blocks,
         native=b"" if read.native is None else read.native.data,
         state=TurnState.COMPLETE,
@@ -48,7 +50,7 @@ def stored(raw: bytes, *, status: int | None = 200, code: str | None = None, **t
         account="acct-1",
     )
     call = Call(turn_seq=2, start=call_start(), end=end)
-    return PastCall(call=call, source=None, answer=replace(answer, **turn), usages=(read.usage,)), end
+    return RecordedCall(call=call, source=None, answer=replace(answer, **turn), usages=(read.usage,)), end
 
 
 def differs_at(raw: bytes, **changes: Any) -> str | None:

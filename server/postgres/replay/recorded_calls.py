@@ -1,9 +1,9 @@
-"""Walking through stored calls, with what each was made of.
+"""Stored calls for verification, each with the source of its request.
 
-Making a single request again means reading all turns of its buffer; doing that for every call would read a long
-conversation again and again. Here the buffer is a window over the turns that moves with the calls: each turn is read
-once, unless a compaction was taken back and the window has to go back too. What many small conversations need is read
-together, so that a batch costs a handful of round trips.
+Rebuilding one request needs all turns of its buffer. Reading them for every call would read a long conversation again
+and again, so the buffer is a window over the turns that moves with the calls. Each turn is read once, unless a
+compaction was reversed and the window moves back. The first pages of many conversations are read together: a batch of
+small conversations costs a few round trips.
 """
 
 import hashlib
@@ -26,23 +26,23 @@ from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
 from server.postgres.paging import ABOVE_ALL_SEQS
 from server.postgres.payload.loading import PayloadStore, load_continued
-from server.postgres.payload.shared_parts import SharedParts
-from server.postgres.replay import call_rows as walk_rows
-from server.postgres.replay.call_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, WalkPage, read_call
+from server.postgres.replay import call_rows
+from server.postgres.replay.call_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, RowPage, read_call
+from server.postgres.replay.shared_parts import SharedParts
 from server.postgres.replay.turn_audit import TurnAudit
 from server.postgres.replay.turn_window import TurnWindow
 from server.postgres.rows import Row, assistant_from, conversation_from, epoch_from
-from server.replay.verify.call_walk import CallFilter, Flaw, PastAnswer, PastCall
 from server.replay.verify.epoch_check import check_epoch, check_order
-from server.replay.verify.verification import UNREADABLE, tell_unreadable
+from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedAnswer, RecordedCall
+from server.replay.verify.verification import UNREADABLE, describe_unreadable
 
 _ASSISTANTS: Final = 200
 _BEFORE_TURNS: Final = (0, 0)
 _BEFORE_ALL: Final = (-ABOVE_ALL_SEQS, -1)
 
 
-class PostgresCallWalk:
-    """The port, on Postgres. Bound to a tenant, or to none."""
+class PostgresRecordedCalls:
+    """Implements `server.replay.verify.recorded_calls.RecordedCalls`, for one tenant or for all."""
 
     def __init__(
         self,
@@ -57,45 +57,49 @@ class PostgresCallWalk:
         self._tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
         self._assistants: dict[tuple[UUID, int], Assistant | None] = {}
         self._templates: set[bytes] = set()
-        """Those that are there and what their hash says."""
+        """Hashes of templates that exist and match."""
 
     async def conversations(
         self, conversation_ids: Sequence[str], wanted: CallFilter
-    ) -> AsyncIterator["PostgresWalkedConversation"]:
-        """See the port."""
+    ) -> AsyncIterator[tuple[str, AsyncIterator[RecordedCall | Flaw]]]:
         ids = [found for each in conversation_ids if (found := decode_id(CONVERSATION, each)) is not None]
-        frames = await self._database.run(walk_rows.FRAMES, conversations=ids, tenant=self._tenant)
+        frames = await self._database.run(call_rows.FRAMES, conversations=ids, tenant=self._tenant)
         by_id = {row["id"]: row for row in frames}
-        there = [each for each in ids if each in by_id]
-        if not there:
+        existing = [each for each in ids if each in by_id]
+        if not existing:
             return
-        epochs = await self._database.run(walk_rows.EPOCHS, conversations=there)
-        turns = await self.read_turns(there, after_seq=0)
-        calls = await self.read_calls(there, wanted, after=_BEFORE_TURNS)
-        aside = await self.read_calls(there, wanted, after=_BEFORE_ALL, until_seq=0)
-        kept = await self._read_references(there)
-        for each in there:
-            yield PostgresWalkedConversation(
-                walk=self,
+        epochs = await self._database.run(call_rows.EPOCHS, conversations=existing)
+        turns = await self.read_turns(existing, after_seq=0)
+        calls = await self.read_calls(existing, wanted, after=_BEFORE_TURNS)
+        background = await self.read_calls(existing, wanted, after=_BEFORE_ALL, until_seq=0)
+        references = await self._read_references(existing)
+        for each in existing:
+            conversation = _ConversationCalls(
+                store=self,
                 database=self._database,
                 wanted=wanted,
                 row=by_id[each],
                 epoch_rows=[row for row in epochs if row["conversation_id"] == each],
                 first_turns=turns.take(each),
                 first_calls=calls.take(each),
-                first_aside=aside.take(each),
-                references=kept.get(each, {}),
+                first_background=background.take(each),
+                references=references.get(each, {}),
             )
+            yield conversation.id, conversation.items()
 
-    async def read_turns(self, conversations: Sequence[UUID], *, after_seq: int) -> WalkPage:
-        """The turns behind this one, as many as are read at once."""
+    async def has_conversation(self, conversation_id: str) -> bool:
+        key = decode_id(CONVERSATION, conversation_id)
+        return bool(await self._database.run(call_rows.EXISTS, conversation=key))
+
+    async def read_turns(self, conversations: Sequence[UUID], *, after_seq: int) -> RowPage:
+        """Read one page of the turns after this one."""
         rows = await self._database.run(
-            walk_rows.TURNS,
+            call_rows.TURNS,
             conversations=list(conversations),
             after_seq=after_seq,
             **self._limits,
         )
-        return WalkPage(rows, **self._limits)
+        return RowPage(rows, **self._limits)
 
     async def read_calls(
         self,
@@ -104,10 +108,10 @@ class PostgresCallWalk:
         *,
         after: tuple[int, int],
         until_seq: int = ABOVE_ALL_SEQS,
-    ) -> WalkPage:
-        """The calls behind this one, in the same way."""
+    ) -> RowPage:
+        """Read one page of the calls after this one."""
         rows = await self._database.run(
-            walk_rows.CALLS,
+            call_rows.CALLS,
             conversations=list(conversations),
             after_seq=after[0],
             after_attempt=after[1],
@@ -118,13 +122,13 @@ class PostgresCallWalk:
             started_before=wanted.started_before,
             **self._limits,
         )
-        return WalkPage(rows, **self._limits)
+        return RowPage(rows, **self._limits)
 
     async def load_assistant(self, assistant: UUID, version: int) -> Assistant | None:
-        """A version, which never changes. None where it is not there or cannot be read."""
+        """Load a version, which never changes. None if it is missing or cannot be read."""
         key = (assistant, version)
         if key not in self._assistants:
-            rows = await self._database.run(walk_rows.ASSISTANT, assistant=assistant, version=version)
+            rows = await self._database.run(call_rows.ASSISTANT, assistant=assistant, version=version)
             if len(self._assistants) >= _ASSISTANTS:
                 self._assistants.clear()
             try:
@@ -134,36 +138,36 @@ class PostgresCallWalk:
         return self._assistants[key]
 
     async def has_template(self, template_hash: bytes) -> bool:
-        """Whether the template is there, and what its hash says."""
+        """Return whether the template exists and matches its hash."""
         if template_hash not in self._templates:
-            rows = await self._database.run(walk_rows.TEMPLATE, template_hash=template_hash)
+            rows = await self._database.run(call_rows.TEMPLATE, template_hash=template_hash)
             sources = [decode_text(row["source"]).encode("utf-8", "surrogatepass") for row in rows]
             self._templates |= {hashlib.sha256(source).digest() for source in sources}
         return template_hash in self._templates
 
     async def _read_references(self, conversations: Sequence[UUID]) -> dict[UUID, dict[int, frozenset[str]]]:
-        """By conversation and turn the images that are kept for it."""
+        """Return the image references by conversation and turn."""
         found: dict[UUID, dict[int, frozenset[str]]] = {}
-        for row in await self._database.run(walk_rows.REFERENCES, conversations=list(conversations)):
-            kept = found.setdefault(row["conversation_id"], {})
-            kept[row["seq"]] = kept.get(row["seq"], frozenset()) | {row["sha256"].hex()}
+        for row in await self._database.run(call_rows.REFERENCES, conversations=list(conversations)):
+            turns = found.setdefault(row["conversation_id"], {})
+            turns[row["seq"]] = turns.get(row["seq"], frozenset()) | {row["sha256"].hex()}
         return found
 
 
 @dataclass(slots=True, kw_only=True)
-class PostgresWalkedConversation:
-    """Implements `replay.verify.call_walk.WalkedConversation`. The rows are a first page, as far as it reached."""
+class _ConversationCalls:
+    """The calls of one conversation. The rows given are those of the first pages."""
 
-    walk: PostgresCallWalk
+    store: PostgresRecordedCalls
     database: Database
     wanted: CallFilter
     row: Row
     epoch_rows: Sequence[Row]
     first_turns: FirstRows
     first_calls: FirstRows
-    first_aside: FirstRows
+    first_background: FirstRows
     references: Mapping[int, frozenset[str]]
-    _roll: TurnAudit = field(init=False)
+    _audit: TurnAudit = field(init=False)
     _window: TurnWindow = field(init=False)
     _shared: SharedParts = field(init=False)
     _epochs: dict[int, Epoch] = field(default_factory=dict)
@@ -174,62 +178,57 @@ class PostgresWalkedConversation:
     def id(self) -> str:
         return encode_id(CONVERSATION, self.row["id"])
 
-    async def is_there(self) -> bool:
-        """See the port."""
-        return bool(await self.database.run(walk_rows.STILL_THERE, conversation=self.row["id"]))
-
-    async def items(self) -> AsyncIterator[PastCall | Flaw]:
-        """See the port."""
-        self._roll = TurnAudit(self.row, self.references)
+    async def items(self) -> AsyncIterator[RecordedCall | Flaw]:
+        self._audit = TurnAudit(self.row, self.references)
         self._window = TurnWindow(
-            self._read_turns, self.first_turns.rows, self._roll.see, skips=not self.wanted.is_open
+            self._read_turns, self.first_turns.rows, self._audit.add_turn, skips=not self.wanted.is_open
         )
         self._shared = SharedParts(self.database, self.row)
         try:
             self._conversation = conversation_from(self.row)
             self._epochs = {row["epoch_number"]: epoch_from(row) for row in self.epoch_rows}
         except UNREADABLE as error:
-            yield Flaw(place="conversation", note=tell_unreadable("The conversation or one of its epochs", error))
+            yield Flaw(place="conversation", note=describe_unreadable("The conversation or one of its epochs", error))
             return
         async for row in self._pages(self.first_calls, ABOVE_ALL_SEQS):
             item = await self._read(row)
             for flaw in self._take_flaws():
                 yield flaw
             yield item
-        async for row in self._pages(self.first_aside, 0):
+        async for row in self._pages(self.first_background, 0):
             yield await self._read(row)
         if self.wanted.is_open:
             try:
-                flaws = await self._check_the_rest(self._conversation)
+                flaws = await self._check_remaining(self._conversation)
             except UNREADABLE as error:
-                flaws = [Flaw(place="conversation", note=tell_unreadable("The conversation", error))]
+                flaws = [Flaw(place="conversation", note=describe_unreadable("The conversation", error))]
             for flaw in flaws:
                 yield flaw
 
     def _take_flaws(self) -> list[Flaw]:
-        return [*self._window.take_flaws(), *self._roll.take_flaws(), *self._shared.take_flaws()]
+        return [*self._window.take_flaws(), *self._audit.take_flaws(), *self._shared.take_flaws()]
 
-    async def _check_the_rest(self, conversation: Conversation) -> list[Flaw]:
-        """What no call has asked for: turns behind the last one, and what epochs say beside their texts."""
+    async def _check_remaining(self, conversation: Conversation) -> list[Flaw]:
+        """Check what no call needed: the turns after the last call, and the epochs."""
         last_seq = conversation.next_seq - 1
         if last_seq:
             await self._window.move(last_seq, last_seq)
-        self._roll.end()
+        self._audit.end()
         flaws = list(check_order(conversation, self._epochs))
         for number, epoch in sorted(self._epochs.items()):
             text, segments = await self._shared.static_text(epoch), await self._shared.load_segments(epoch)
-            assistant = await self.walk.load_assistant(self.row["assistant_id"], epoch.assistant_version)
+            assistant = await self.store.load_assistant(self.row["assistant_id"], epoch.assistant_version)
             if assistant is None:
-                flaws.append(_miss_assistant(epoch))
+                flaws.append(_missing_assistant(epoch))
                 continue
             before = self._epochs.get(number - 1)
             flaws += check_epoch(epoch, before, text, segments, assistant.definition.tools)
-            if not await self.walk.has_template(epoch.template_hash):
-                flaws.append(_miss_template(epoch.template_hash.hex()))
+            if not await self.store.has_template(epoch.template_hash):
+                flaws.append(_missing_template(epoch.template_hash.hex()))
         return [*self._take_flaws(), *flaws]
 
     async def _pages(self, first: FirstRows, until_seq: int) -> AsyncIterator[Row]:
-        """The rows that are there, and those behind them."""
+        """Yield the rows of the first page, and of the pages after it."""
         rows, is_all = first.rows, first.is_all
         after = _BEFORE_TURNS if until_seq else _BEFORE_ALL
         while True:
@@ -238,30 +237,31 @@ class PostgresWalkedConversation:
                 yield row
             if is_all:
                 return
-            page = await self.walk.read_calls([self.row["id"]], self.wanted, after=after, until_seq=until_seq)
+            page = await self.store.read_calls([self.row["id"]], self.wanted, after=after, until_seq=until_seq)
             rows, is_all = page.rows, not page.is_cut
 
-    async def _read(self, row: Row) -> PastCall | Flaw:
+    async def _read(self, row: Row) -> RecordedCall | Flaw:
         try:
             call, flaws = read_call(row)
-            return await (self._read_aside(call, flaws) if call.turn_seq < 0 else self._read_own(call, flaws))
+            return await (
+                self._read_background_call(call, flaws) if call.turn_seq < 0 else self._read_turn_call(call, flaws)
+            )
         except UNREADABLE as error:
             place = f"call {row['attempt']} of turn {row['turn_seq']}"
-            return Flaw(place=place, note=tell_unreadable("The call, or what it was made of,", error))
+            return Flaw(place=place, note=describe_unreadable("The call or its source", error))
 
-    async def _read_own(self, call: Call, flaws: tuple[Flaw, ...]) -> PastCall:
-        """A call of a turn."""
+    async def _read_turn_call(self, call: Call, flaws: tuple[Flaw, ...]) -> RecordedCall:
         epoch = await self._find_epoch(call.start.epoch)
         if epoch is None:
-            missing = Flaw(place=f"epoch {call.start.epoch}", note="The epoch that the call was made in is missing.")
-            return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, missing))
+            missing = Flaw(place=f"epoch {call.start.epoch}", note="The epoch of the call is missing.")
+            return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, missing))
         await self._window.move(epoch.buffer_start_seq, call.turn_seq)
         if self.wanted.is_open:
-            self._roll.meet(call)
+            self._audit.add_call(call)
         found: list[Flaw] = []
         answer = self._find_answer(call, found)
         source = await self._build_source(call, epoch, found)
-        return PastCall(
+        return RecordedCall(
             call=call,
             source=source,
             answer=answer,
@@ -271,69 +271,70 @@ class PostgresWalkedConversation:
         )
 
     async def _load_continued(self, call: Call, flaws: list[Flaw]) -> tuple[bytes | None, ...]:
-        """There are few, so each reads them by itself."""
         try:
             return await load_continued(self.database, self.row["id"], call)
         except zstandard.ZstdError:
-            flaws.append(Flaw(place="continuation", note="The raw bytes of a call that it continues are damaged."))
+            flaws.append(Flaw(place="continuation", note="The raw bytes of a continued call are damaged."))
             return (None,)
 
     async def _find_epoch(self, number: int) -> Epoch | None:
-        """A turn that was taken meanwhile may have begun one."""
+        """Find an epoch. A turn that was taken meanwhile may have started a new one."""
         if number not in self._epochs:
-            rows = await self.database.run(walk_rows.EPOCHS, conversations=[self.row["id"]])
+            rows = await self.database.run(call_rows.EPOCHS, conversations=[self.row["id"]])
             self._epochs |= {row["epoch_number"]: epoch_from(row) for row in rows}
         return self._epochs.get(number)
 
     async def _read_turns(self, after_seq: int) -> Sequence[Row]:
-        return (await self.walk.read_turns([self.row["id"]], after_seq=after_seq)).rows
+        return (await self.store.read_turns([self.row["id"]], after_seq=after_seq)).rows
 
-    async def _read_aside(self, call: Call, flaws: tuple[Flaw, ...]) -> PastCall:
-        """A call of no turn. There are few, so each reads what it was made of by itself."""
+    async def _read_background_call(self, call: Call, flaws: tuple[Flaw, ...]) -> RecordedCall:
+        """Read a background call. There are few, so each loads its own source."""
         if self.wanted.is_open:
-            self._roll.meet_aside(call)
+            self._audit.add_background_call(call)
         for warning in call.start.warnings:
-            if "template_hash" in warning and not await self.walk.has_template(bytes.fromhex(warning["template_hash"])):
-                flaws = (*flaws, _miss_template(warning["template_hash"]))
+            if "template_hash" in warning and not await self.store.has_template(
+                bytes.fromhex(warning["template_hash"])
+            ):
+                flaws = (*flaws, _missing_template(warning["template_hash"]))
         tenant_id = encode_id(TENANT, self.row["tenant_id"])
         try:
             rebuild = await PayloadStore(self.database).load_rebuild_source(
                 tenant_id, self.id, call.turn_seq, call.start.attempt
             )
         except NotFound as error:
-            flaw = Flaw(place="request", note=f"What it was made of is gone: {error} [{error.code}]")
-            return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
+            flaw = Flaw(place="request", note=f"The source is missing: {error} [{error.code}]")
+            return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
         except UNREADABLE as error:
-            flaw = Flaw(place="request", note=tell_unreadable("What the request was made of", error))
-            return PastCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
-        return PastCall(call=call, source=rebuild.source, answer=None, usages=None, flaws=flaws)
+            flaw = Flaw(place="request", note=describe_unreadable("The source of the request", error))
+            return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
+        return RecordedCall(call=call, source=rebuild.source, answer=None, usages=None, flaws=flaws)
 
-    def _find_answer(self, call: Call, flaws: list[Flaw]) -> PastAnswer | None:
+    def _find_answer(self, call: Call, flaws: list[Flaw]) -> RecordedAnswer | None:
         turn = self._window.find(call.turn_seq)
         if turn is None or turn.row["attempt"] != call.start.attempt:
             return None
         try:
             return turn.as_answer()
         except UNREADABLE as error:
-            flaws.append(Flaw(place=f"turn {turn.seq}", note=tell_unreadable("The turn", error)))
+            flaws.append(Flaw(place=f"turn {turn.seq}", note=describe_unreadable("The turn", error)))
             return None
 
     async def _build_source(self, call: Call, epoch: Epoch, flaws: list[Flaw]) -> PayloadSource | None:
-        assistant = await self.walk.load_assistant(self.row["assistant_id"], epoch.assistant_version)
+        assistant = await self.store.load_assistant(self.row["assistant_id"], epoch.assistant_version)
         if assistant is None or self._conversation is None:
-            flaws.append(_miss_assistant(epoch))
+            flaws.append(_missing_assistant(epoch))
             return None
         sent = [turn for turn in self._window.turns if epoch.buffer_start_seq <= turn.seq <= call.trigger_seq]
         try:
             buffered = tuple(turn.as_buffered(assistant.definition.provider) for turn in sent)
             images = list(dict.fromkeys(image for turn in sent for image in turn.images))
         except UNREADABLE as error:
-            flaws.append(Flaw(place="turns", note=tell_unreadable("A turn of the request", error)))
+            flaws.append(Flaw(place="turns", note=describe_unreadable("A turn of the request", error)))
             return None
-        blobs = await self._shared.hold_blobs(images)
-        gone = [image for image in images if image not in blobs]
-        if gone:
-            flaws += [Flaw(place="image", note="The image is missing.", stored=image) for image in gone]
+        blobs = await self._shared.load_blobs(images)
+        missing = [image for image in images if image not in blobs]
+        if missing:
+            flaws += [Flaw(place="image", note="The image is missing.", stored=image) for image in missing]
             return None
         return PayloadSource(
             conversation=self._conversation,
@@ -348,7 +349,7 @@ class PostgresWalkedConversation:
         )
 
     def _add_usage(self, call: Call) -> tuple[Usage, ...] | None:
-        """Those of the turn so far. None where a call before this one was not met."""
+        """Return the usages of the turn so far. None if an earlier call of it was not read."""
         seq, usages = self._usages
         if seq != call.turn_seq:
             usages = {}
@@ -357,11 +358,11 @@ class PostgresWalkedConversation:
         return tuple(usages.values()) if len(usages) == call.start.attempt else None
 
 
-def _miss_template(template_hash: str) -> Flaw:
-    note = "The template that something was rendered from is missing, or not what its hash says."
+def _missing_template(template_hash: str) -> Flaw:
+    note = "The template is missing, or does not match its hash."
     return Flaw(place="template", note=note, stored=template_hash)
 
 
-def _miss_assistant(epoch: Epoch) -> Flaw:
-    note = "The assistant's version of the epoch is missing, or cannot be read."
+def _missing_assistant(epoch: Epoch) -> Flaw:
+    note = "The assistant version is missing, or cannot be read."
     return Flaw(place=f"assistant version {epoch.assistant_version}", note=note)
