@@ -29,10 +29,10 @@ from server.compaction.watch import CompactionWatch
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.conversation.shutdown import Shutdown
 from server.inspection.admin_sessions import SessionLimits
-from server.inspection.assistant_editor import AssistantEditor, EditorTools
-from server.inspection.call_view import CallInspector
-from server.inspection.index_watch import IndexWatch
-from server.inspection.job_watch import JobWatch
+from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.calls import CallInspector
+from server.inspection.job_report import JobStatus
+from server.inspection.watch import Watch, report_all_jobs
 from server.jobs.compaction import SentCompactions
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
@@ -46,14 +46,11 @@ from server.postgres.archive.exporter import PostgresArchives
 from server.postgres.caching.register import PostgresCacheRegister
 from server.postgres.connections import DatabaseOptions, connect, translated_errors
 from server.postgres.engine import Database
-from server.postgres.inspection.assistants import PostgresAssistantInspector
 from server.postgres.inspection.audit_log import PostgresAuditLog
-from server.postgres.inspection.indexer import find_progress
 from server.postgres.inspection.inspector import PostgresInspector
-from server.postgres.inspection.job_reports import PostgresJobReports
-from server.postgres.inspection.overviews import PostgresOverviews
+from server.postgres.inspection.overviews import PostgresCompactionAlarms
 from server.postgres.inspection.saved_views import PostgresSavedViews
-from server.postgres.inspection.usage_reports import PostgresUsageReports
+from server.postgres.inspection.search_index import load_lag_seconds
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.notifications import PostgresNotifications
 from server.postgres.probe import DatabaseProbe
@@ -98,8 +95,8 @@ class Program:
     lengths: TypicalLengths
     replays: ReplayParts
     jobs: tuple[Job, ...]
-    job_watch: JobWatch
-    index_watch: IndexWatch
+    job_watch: Watch[Sequence[JobStatus]]
+    index_watch: Watch[float]
     template_workers: WorkerPool
     owner: str
     """The name of this process on the leases that it holds."""
@@ -147,7 +144,7 @@ async def open_program(
             services.estimate,
             alarm_tokens=settings.compaction_alarm_tokens,
             lengths=services.lengths,
-            alarms=PostgresOverviews(database),
+            alarms=PostgresCompactionAlarms(database),
         )
         tools = _build_turn_tools(services, notifications, cache_maintainer, compaction_watch, metrics, tracing)
         running_turns = RunningTurns()
@@ -176,8 +173,11 @@ async def open_program(
             lengths=services.lengths,
             replays=replays,
             jobs=jobs,
-            job_watch=JobWatch(PostgresJobReports(database), metrics.jobs, names=[job.name for job in jobs]),
-            index_watch=IndexWatch(partial(find_progress, database)),
+            job_watch=Watch(
+                partial(report_all_jobs, PostgresInspector(database).report_jobs, [job.name for job in jobs]),
+                metrics.jobs.publish,
+            ),
+            index_watch=Watch(partial(load_lag_seconds, database)),
             template_workers=services.renderer.pool,
             owner=tools.owner,
             metrics=metrics,
@@ -186,8 +186,8 @@ async def open_program(
         _add_gauges(program, web.bodies)
         watches = {
             "reaper": Reaper(tools).watch,
-            "job watch": program.job_watch.watch,
-            "index watch": program.index_watch.watch,
+            "job watch": program.job_watch.run,
+            "index watch": program.index_watch.run,
             "cache keeper": cache_maintainer.watch,
         }
         for name, watch in watches.items():
@@ -277,9 +277,7 @@ def _build_web_parts(
         compactor=services.compactor,
         renderer=services.renderer,
         rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
-        usage_reports=PostgresUsageReports(database),
         inspector=inspector,
-        overviews=PostgresOverviews(database),
         saved_views=PostgresSavedViews(database),
         replay_service=replays.service,
         replay_calls=ReplayCalls(
@@ -288,11 +286,9 @@ def _build_web_parts(
             CallInspector(replays.replay_inspector, replays.replay_store, offline_providers, read_frames, estimate),
         ),
         call_inspector=CallInspector(inspector, store, offline_providers, read_frames, estimate),
-        job_reports=PostgresJobReports(database),
         archives=PostgresArchives(database),
-        assistant_inspector=PostgresAssistantInspector(database),
         assistant_editor=AssistantEditor(
-            EditorTools(store=store, renderer=services.renderer, estimate=estimate, audit_log=audit_log)
+            store=store, renderer=services.renderer, estimate=estimate, audit_log=audit_log
         ),
         admin_sessions=PostgresAdminSessions(
             database,
@@ -354,7 +350,7 @@ def _add_gauges(program: Program, bodies: BodyBudget) -> None:
     gauge(
         "strata_index_lag_seconds",
         "How far the lists and searches of operators lag behind the turns.",
-        lambda: program.index_watch.lag_seconds,
+        lambda: float("nan") if program.index_watch.value is None else program.index_watch.value,
     )
     gauge("strata_http_body_bytes", "Bytes of large request bodies that are read now.", lambda: bodies.in_use_bytes)
     gauge("strata_http_bodies_waiting", "Large request bodies that wait to be read.", lambda: bodies.waiting)

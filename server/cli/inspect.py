@@ -17,8 +17,9 @@ from server.cli.run import begin_quietly, run
 from server.cli.spans import TimeParam
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.turn import StopReason
-from server.inspection.call_view import CallInspection, CallInspector
-from server.inspection.port import TIMELINE_LIMIT, InspectedState, InspectionFilter, InspectionPage, Timeline
+from server.inspection.calls import CallInspector, InspectedCall
+from server.inspection.conversation_list import InspectedState, InspectionFilter, InspectionPage
+from server.inspection.timeline import TIMELINE_LIMIT, Timeline
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.store import PostgresStore
@@ -176,7 +177,7 @@ async def _load(
         )
 
 
-async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> CallInspection:
+async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> InspectedCall:
     from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: only calls have to wait for the SDKs
 
     async with open_database(settings) as database, open_offline_providers(settings) as offline_providers:

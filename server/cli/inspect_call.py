@@ -1,4 +1,4 @@
-"""What `strata inspect call` shows: what happened, the proof, the cache, the cost; then what it was made of."""
+"""One call of `strata inspect call` in the terminal: outcome, proof, cache and cost first, then the contents."""
 
 import json
 from collections.abc import Iterator
@@ -9,20 +9,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from server.cli.chat_text import one_line
-from server.cli.inspect_text import cut, describe_blocks, describe_outline, describe_tokens, show_time
-from server.inspection.call_explanation import (
-    CacheVerdict,
-    OutcomeKind,
-    explain_cache,
-    explain_error,
-    explain_outcome,
-    explain_repair,
-    explain_template,
-    explain_warning,
-)
-from server.inspection.call_view import CallInspection, RequestProof
-from server.inspection.manifest_difference import BlockChange, DifferenceRow, summarize_difference
-from server.inspection.signature_report import PartSignature, SignatureState
+from server.cli.inspect_screen import describe_blocks, describe_outline, describe_tokens, shorten, show_time
+from server.inspection.call_explanation import CacheVerdict, OutcomeKind
+from server.inspection.calls import InspectedCall, RequestProof
+from server.inspection.manifest_difference import BlockChange, DifferenceRow
+from server.inspection.signatures import SignatureState
 
 _LAYER_STYLES: Final = {"static": "blue", "dynamic": "magenta", "buffered": "cyan", "trigger": "green"}
 _OUTCOME_STYLES: Final = {
@@ -39,32 +30,32 @@ _PROOF_STYLES: Final = {
     RequestProof.IMPOSSIBLE: "yellow",
 }
 _CACHE_STYLES: Final = {CacheVerdict.MISS: "bold red", CacheVerdict.LESS: "yellow"}
-_FATES: Final = {
+_CHANGES: Final = {
     BlockChange.SAME: ("=", "dim"),
     BlockChange.CHANGED: ("~", "yellow"),
     BlockChange.ADDED: ("+", "green"),
     BlockChange.REMOVED: ("-", "red"),
 }
 _SIGNATURE_STYLES: Final = {SignatureState.MISSING: "bold red", SignatureState.WITHHELD: "yellow"}
-_ROWS: Final = 60
+_MAX_ROWS: Final = 60
 _NAME_WIDTH: Final = 10
 
 
-def show_call(console: Console, found: CallInspection) -> None:
-    """A call under the lens."""
+def show_call(console: Console, found: InspectedCall) -> None:
+    """Print a call."""
     for line in (*_head(found), *_outcome(found), *_proof(found), *_cache(found), *_times(found)):
         console.print(line)
     console.print(_layers(found))
-    if found.bill:
-        console.print(_bill(found))
+    if found.cost_lines:
+        console.print(_costs(found))
     for line in (*_difference(found), *_signatures(found), *_notes(found), *_answer(found)):
         console.print(line)
 
 
-def _head(found: CallInspection) -> Iterator[Text]:
+def _head(found: InspectedCall) -> Iterator[Text]:
     start = found.call.start
     of_all = f" of {len(found.attempts)}" if len(found.attempts) > 1 else ""
-    turn = f"Turn {found.call.turn_seq}" if found.call.turn_seq > 0 else f"Call of no turn ({found.call.turn_seq})"
+    turn = f"Turn {found.call.turn_seq}" if found.call.turn_seq > 0 else f"Background call {found.call.turn_seq}"
     yield Text(
         one_line(
             f"{turn}, attempt {start.attempt}{of_all}: {start.provider}, {start.model}, {show_time(start.started_at)}"
@@ -76,42 +67,42 @@ def _head(found: CallInspection) -> Iterator[Text]:
             yield _line("attempt", describe_outline(outline), "dim")
 
 
-def _outcome(found: CallInspection) -> Iterator[Text]:
-    stop_reason = None if found.folded is None else found.folded.answer.stop_reason
-    outcome, end = explain_outcome(found.call, found.turn, stop_reason), found.call.end
-    code = f" [{end.error_code or stop_reason}]" if end is not None and (end.error_code or stop_reason) else ""
+def _outcome(found: InspectedCall) -> Iterator[Text]:
+    outcome, end = found.outcome, found.call.end
+    code = f" [{outcome.code}]" if end is not None and outcome.code else ""
     status = f" HTTP {end.status}." if end is not None and end.status is not None else ""
-    yield _line(
-        "outcome", f"{outcome.kind}{code}. {outcome.words} {outcome.advice}{status}", _OUTCOME_STYLES[outcome.kind]
-    )
+    text = f"{outcome.kind}{code}. {outcome.explanation} {outcome.advice}{status}"
+    yield _line("outcome", text, _OUTCOME_STYLES[outcome.kind])
     if found.differs_from_turn:
-        yield _line("answer", "the bytes, read again now, say something else than the stored turn", "bold red")
+        yield _line("answer", "the bytes give another answer than the stored turn", "bold red")
 
 
-def _proof(found: CallInspection) -> Iterator[Text]:
+def _proof(found: InspectedCall) -> Iterator[Text]:
     request, style = found.request, _PROOF_STYLES[found.request.proof]
     match request.proof:
         case RequestProof.EQUAL:
             yield _line("request", f"equal, {len(request.body or b''):,} bytes, sha256 {request.stored_hash}", style)
         case RequestProof.DIFFERENT:
-            place = "around the blocks" if request.first_difference is None else f"block {request.first_difference}"
-            yield _line("request", f"different, first at {place}", style)
-            yield _line("", f"sent       sha256 {request.stored_hash}", style)
-            yield _line("", f"made again sha256 {request.rebuilt_hash}", style)
+            first = "outside the blocks" if request.first_difference is None else f"block {request.first_difference}"
+            yield _line("request", f"different, first at {first}", style)
+            yield _line("", f"sent    sha256 {request.stored_hash}", style)
+            yield _line("", f"rebuilt sha256 {request.rebuilt_hash}", style)
         case RequestProof.IMPOSSIBLE:
-            code = request.error_code or ""
-            yield _line("request", f"impossible to make again [{code}] {explain_error(code).message}", style)
+            yield _line("request", f"cannot be rebuilt [{request.error_code or ''}] {request.error}", style)
 
 
-def _cache(found: CallInspection) -> Iterator[Text]:
-    explained, end, expected = explain_cache(found.call), found.call.end, found.call.start.cache_expected_tokens
-    numbers = "" if end is None else f", expected {_count(expected)}, read {end.usage.cache_read_tokens:,}"
-    reason = "" if end is None or end.cache_miss_reason is None else f" [{end.cache_miss_reason}]"
-    style = _CACHE_STYLES.get(explained.verdict, "")
-    yield _line("cache", f"{explained.verdict}{numbers}{reason}. {explained.words}", style)
+def _cache(found: InspectedCall) -> Iterator[Text]:
+    cache, end = found.cache, found.call.end
+    numbers = ""
+    if end is not None:
+        expected = "unknown" if cache.expected_tokens is None else f"{cache.expected_tokens:,}"
+        numbers = f", expected {expected}, read {end.usage.cache_read_tokens:,}"
+    reason = "" if cache.miss_reason is None else f" [{cache.miss_reason}]"
+    text = f"{cache.verdict}{numbers}{reason}. {cache.explanation}"
+    yield _line("cache", text, _CACHE_STYLES.get(cache.verdict, ""))
 
 
-def _times(found: CallInspection) -> Iterator[Text]:
+def _times(found: InspectedCall) -> Iterator[Text]:
     end, started_at = found.call.end, found.call.start.started_at
     if end is None:
         return
@@ -125,7 +116,7 @@ def _times(found: CallInspection) -> Iterator[Text]:
     yield _line("cost", f"{usd} USD for {describe_tokens(end.usage)}")
 
 
-def _layers(found: CallInspection) -> Table:
+def _layers(found: InspectedCall) -> Table:
     unit = "tokens" if found.are_tokens_reported else "tokens (estimate)"
     table = Table("layer", *(Column(name, justify="right") for name in ("blocks", "bytes", unit)))
     for share in found.layers:
@@ -134,9 +125,9 @@ def _layers(found: CallInspection) -> Table:
     return table
 
 
-def _bill(found: CallInspection) -> Table:
+def _costs(found: InspectedCall) -> Table:
     table = Table("bucket", *(Column(name, justify="right") for name in ("tokens", "USD per million", "USD")))
-    for line in found.bill:
+    for line in found.cost_lines:
         price = "unknown" if line.usd_per_million is None else f"{line.usd_per_million:,.3f}"
         usd = "unknown" if line.usd is None else f"{line.usd:,.6f}"
         if line.token_count:
@@ -144,76 +135,65 @@ def _bill(found: CallInspection) -> Table:
     return table
 
 
-def _difference(found: CallInspection) -> Iterator[Text]:
+def _difference(found: InspectedCall) -> Iterator[Text]:
     previous = found.previous
     if previous is None:
         return
-    rows = summarize_difference(found.difference)
     yield Text(f"Compared with turn {previous.turn_seq}, attempt {previous.start.attempt}:", style="bold")
-    for row in rows[:_ROWS]:
+    for row in found.difference[:_MAX_ROWS]:
         if row.is_first_break:
-            yield Text("  first difference: what stands behind it cannot come from the cache", style="bold yellow")
+            text = "  first difference: everything after it cannot be read from the cache"
+            yield Text(text, style="bold yellow")
         yield _describe_row(row)
-    if len(rows) > _ROWS:
-        yield Text(f"  {len(rows) - _ROWS:,} rows more", style="dim")
+    yield from _more(len(found.difference))
 
 
 def _describe_row(row: DifferenceRow) -> Text:
-    mark, style = _FATES[row.change]
-    entry = row.current or row.previous
+    mark, style = _CHANGES[row.change]
+    entry = row.entry
     if row.change is BlockChange.SAME or entry is None:
-        return Text(f"{mark} {row.count:,} block{'' if row.count == 1 else 's'} the same", style=style)
+        return Text(f"{mark} {row.count:,} equal block{'' if row.count == 1 else 's'}", style=style)
     seq = "" if entry.seq is None else f" turn {entry.seq}"
     was = f"{row.previous.length:,} -> " if row.change is BlockChange.CHANGED and row.previous is not None else ""
-    told = f"{entry.layer} {entry.kind} {entry.role}{seq}, {was}{entry.length:,} bytes, {entry.hash[:12]}"
-    return Text(f"{mark} {one_line(told)}", style=style)
+    text = f"{entry.layer} {entry.kind} {entry.role}{seq}, {was}{entry.length:,} bytes, {entry.hash[:12]}"
+    return Text(f"{mark} {one_line(text)}", style=style)
 
 
-def _signatures(found: CallInspection) -> Iterator[Text]:
-    parts = [*(("received", part) for part in found.received_signatures)]
-    parts += [*(("sent back", part) for part in found.sent_signatures)]
-    if parts:
+def _signatures(found: InspectedCall) -> Iterator[Text]:
+    listed = found.signatures
+    if listed:
         yield Text("Signatures:", style="bold")
-    for direction, part in parts[:_ROWS]:
-        yield _describe_signature(direction, part)
-    if len(parts) > _ROWS:
-        yield Text(f"  {len(parts) - _ROWS:,} more", style="dim")
+    for each in listed[:_MAX_ROWS]:
+        signature = each.signature
+        direction = "received" if each.is_received else "sent"
+        mark = "" if signature.length is None else f", {signature.length} bytes, {signature.fingerprint}"
+        reason = f" ({each.reason})" if each.reason else ""
+        text = f"turn {signature.seq} {signature.block_type}, {direction}: {signature.state}{reason}{mark}"
+        yield Text(f"  {one_line(text)}", style=_SIGNATURE_STYLES.get(signature.state, ""))
+    yield from _more(len(listed))
 
 
-def _describe_signature(direction: str, part: PartSignature) -> Text:
-    mark = "" if part.length is None else f", {part.length} bytes, {part.fingerprint}"
-    reason = "" if part.reason is None else f" ({part.reason})"
-    told = one_line(f"turn {part.seq} {part.block_type}, {direction}: {part.state}{reason}{mark}")
-    return Text(f"  {told}", style=_SIGNATURE_STYLES.get(part.state, ""))
+def _notes(found: InspectedCall) -> Iterator[Text]:
+    for note in found.notes[:_MAX_ROWS]:
+        details = json.dumps(dict(note.details), ensure_ascii=False)
+        yield Text(shorten(f"{note.group} {note.kind}: {note.explanation} {details}"), style="yellow")
+    yield from _more(len(found.notes))
 
 
-def _notes(found: CallInspection) -> Iterator[Text]:
-    start = found.call.start
-    notes = [
-        *(("repair", note, explain_repair(note)) for note in start.repairs),
-        *(("template failure", note, explain_template(note)) for note in start.template_failures),
-        *(("warning", note, explain_warning(note)) for note in start.warnings),
-    ]
-    for name, note, words in notes[:_ROWS]:
-        details = {key: value for key, value in note.items() if key != "kind"}
-        told = f"{name} {note.get('kind')}: {words} {json.dumps(details, ensure_ascii=False)}"
-        yield Text(cut(told), style="yellow")
-    if len(notes) > _ROWS:
-        yield Text(f"{len(notes) - _ROWS:,} notes more", style="dim")
-
-
-def _answer(found: CallInspection) -> Iterator[Text]:
+def _answer(found: InspectedCall) -> Iterator[Text]:
     if found.folded is None:
         return
     yield Text("Answer:", style="bold")
     if found.folded.error_code is not None:
-        yield Text(one_line(f"reading ended early [{found.folded.error_code}]"), style="bold red")
+        text = f"the response could not be read to its end [{found.folded.error_code}]"
+        yield Text(one_line(text), style="bold red")
     yield from describe_blocks(found.folded.answer.blocks)
 
 
-def _line(name: str, words: str, style: str = "") -> Text:
-    return Text(f"{name:<{_NAME_WIDTH}}{one_line(words)}", style=style)
+def _more(count: int) -> Iterator[Text]:
+    if count > _MAX_ROWS:
+        yield Text(f"  {count - _MAX_ROWS:,} more", style="dim")
 
 
-def _count(number: int | None) -> str:
-    return "unknown" if number is None else f"{number:,}"
+def _line(name: str, text: str, style: str = "") -> Text:
+    return Text(f"{name:<{_NAME_WIDTH}}{one_line(text)}", style=style)

@@ -14,9 +14,9 @@ from server.app.settings import Settings
 from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
 from server.cli.terminal import open_console
-from server.inspection.job_report import LATELY_HOURS, JobStatus
+from server.inspection.job_report import FAILURE_HOURS, JobStatus
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.postgres.inspection.job_reports import PostgresJobReports
+from server.postgres.inspection.inspector import PostgresInspector
 
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE
@@ -45,7 +45,7 @@ def jobs(tenant: str | None, *, as_json: bool) -> None:
 async def _report(settings: Settings, tenant: str | None) -> Sequence[JobStatus]:
     async with open_database(settings) as database:
         tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
-        return await PostgresJobReports(database).report_jobs(tenant_id)
+        return await PostgresInspector(database).report_jobs(tenant_id)
 
 
 def _print(statuses: Sequence[JobStatus]) -> None:
@@ -67,7 +67,7 @@ def _print(statuses: Sequence[JobStatus]) -> None:
             _error(status, now),
         )
     open_console().print(table)
-    click.echo(f"Failed: in the last {LATELY_HOURS} hours. The log of the worker says more.")
+    click.echo(f"Failed: in the last {FAILURE_HOURS} hours. The log of the worker says more.")
 
 
 def _error(status: JobStatus, now: datetime) -> str:

@@ -17,9 +17,9 @@ from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
 from server.cli.spans import TimeParam
 from server.cli.terminal import open_console
-from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReport, UsageRow
+from server.inspection.usage_report import DEFAULT_PERIOD, MAX_PERIOD, ROW_LIMIT, UsageBy, UsageReport, UsageRow
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.postgres.inspection.usage_reports import PostgresUsageReports
+from server.postgres.inspection.inspector import PostgresInspector
 
 _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
 
@@ -71,11 +71,11 @@ def usage(
 def _read_time(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
     end = until or datetime.now(UTC)
     try:
-        first = since or end - USUAL_TIME
+        first = since or end - DEFAULT_PERIOD
     except OverflowError:
         raise click.UsageError("--to is too early.") from None
-    if not timedelta() < end - first <= LONGEST_TIME:
-        raise click.UsageError(f"--from has to be before --to, by {LONGEST_TIME.days} days at most.")
+    if not timedelta() < end - first <= MAX_PERIOD:
+        raise click.UsageError(f"--from has to be before --to, by {MAX_PERIOD.days} days at most.")
     return first, end
 
 
@@ -84,7 +84,7 @@ async def _report(
 ) -> UsageReport:
     async with open_database(settings) as database:
         tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
-        return await PostgresUsageReports(database).report_usage(tenant_id, by, since=since, until=until, limit=limit)
+        return await PostgresInspector(database).report_usage(tenant_id, by, since=since, until=until, limit=limit)
 
 
 def _print(report: UsageReport, by: str, since: datetime, until: datetime) -> None:

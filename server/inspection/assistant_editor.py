@@ -1,4 +1,4 @@
-"""Trying out and saving the instructions of an assistant: what a page or a program does before it makes a version."""
+"""Checking, previewing and saving the instructions of an assistant."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,72 +17,63 @@ from server.inspection.template_checks import (
     TemplateProblem,
     find_args,
     find_missing,
-    tell_failures,
-    tell_problems,
+    list_failures,
+    list_problems,
 )
 from server.payload.arguments import build_static_arguments
 from server.payload.renderer import ReferencedName, Renderer
 from server.providers.token_estimate import TokenEstimate
 
 EXAMPLE_CONVERSATION: Final = "conv_example"
-"""The id that templates see where no conversation is named."""
+"""The conversation id in a preview without a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedInstructions:
-    """What can be said of instructions without rendering them."""
+    """The result of checking instructions without rendering them."""
 
     problems: tuple[TemplateProblem, ...]
     names: tuple[ReferencedName, ...]
     args: tuple[str, ...]
-    """What a conversation can bring."""
+    """Args that a conversation can set."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether nothing keeps them from being saved."""
+        """Whether they can be saved."""
         return not any(problem.severity is Severity.ERROR for problem in self.problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
-    """The static layer as a conversation would begin with it; history would follow."""
+    """The static layer at the start of a conversation, before any history."""
 
     text: str
     size_bytes: int
     token_count: int
-    """About."""
+    """An estimate."""
     sha256: str
     args: Mapping[str, JsonValue]
-    """Those that it was rendered with."""
+    """The args that it was rendered with."""
     problems: tuple[TemplateProblem, ...]
-    """Templates that fell back to their source."""
+    """Templates that failed, so that their source was used."""
     missing: tuple[str, ...]
-    """Names that stood for nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditorTools:
-    """What the editor is made of."""
-
-    store: Store
-    renderer: Renderer
-    estimate: TokenEstimate
-    audit_log: AuditLog
+    """Names that had no value."""
 
 
 class AssistantEditor:
-    """Checks, renders and saves."""
+    """Checks, renders and saves instructions."""
 
-    __slots__ = ("_tools",)
-
-    def __init__(self, tools: EditorTools) -> None:
-        self._tools = tools
+    def __init__(self, *, store: Store, renderer: Renderer, estimate: TokenEstimate, audit_log: AuditLog) -> None:
+        self._store = store
+        self._renderer = renderer
+        self._estimate = estimate
+        self._audit_log = audit_log
 
     async def check(self, tenant_id: str, definition: AssistantDefinition) -> CheckedInstructions:
-        """All that is wrong with the instructions, and what they ask for."""
-        inspected = await self._tools.renderer.inspect_instructions(tenant_id, definition.instructions)
+        """List the problems of the instructions and the names that they use."""
+        inspected = await self._renderer.inspect_instructions(tenant_id, definition.instructions)
         return CheckedInstructions(
-            problems=tell_problems(definition.instructions, inspected, definition.variables),
+            problems=list_problems(definition.instructions, inspected, definition.variables),
             names=inspected.names,
             args=find_args(inspected.names, definition.variables),
         )
@@ -95,40 +86,39 @@ class AssistantEditor:
         args: Mapping[str, JsonValue] | None = None,
         conversation_id: str | None = None,
     ) -> RenderedPrompt:
-        """The static text as a conversation with these args would get it.
+        """Render the static text for a conversation with these args.
 
-        With a conversation its args, mode and the rest are taken, and `args` go over its own. Raises
+        With a conversation id, its args and other members are used, and `args` override them. Raises
         `ConversationNotFound`.
         """
-        tools, definition = self._tools, assistant.definition
+        definition = assistant.definition
         conversation = (
             _example_of(assistant)
             if conversation_id is None
-            else await tools.store.load_conversation(tenant_id, conversation_id)
+            else await self._store.load_conversation(tenant_id, conversation_id)
         )
         conversation = replace(conversation, args={**conversation.args, **(args or {})})
         arguments = build_static_arguments(assistant=assistant, conversation=conversation)
-        rendered = await tools.renderer.render_static(tenant_id, definition.provider, definition, arguments)
-        inspected = await tools.renderer.inspect_instructions(tenant_id, definition.instructions)
+        rendered = await self._renderer.render_static(tenant_id, definition.provider, definition, arguments)
+        inspected = await self._renderer.inspect_instructions(tenant_id, definition.instructions)
         data = rendered.text.encode("utf-8", "surrogatepass")
         return RenderedPrompt(
             text=rendered.text,
             size_bytes=len(data),
-            token_count=tools.estimate.estimate(definition.model, len(data)),
+            token_count=self._estimate.estimate(definition.model, len(data)),
             sha256=hashlib.sha256(data).hexdigest(),
             args=conversation.args,
-            problems=tuple(tell_failures(definition.instructions, rendered.failures)),
+            problems=tuple(list_failures(definition.instructions, rendered.failures)),
             missing=find_missing(inspected.names, arguments),
         )
 
     async def save(
         self, tenant_id: str, actor: Actor, assistant_id: str, definition: AssistantDefinition, *, expected_version: int
     ) -> Assistant:
-        """The next version, with a row in the audit log. The definition has been checked.
+        """Save a checked definition as the next version, with an entry in the audit log.
 
-        Raises `AssistantNotFound` and `AssistantRevised`, after the log has its row.
+        Raises `AssistantNotFound` and `AssistantRevised`, after the failure is logged.
         """
-        tools = self._tools
 
         def draft(outcome: Outcome, **details: object) -> AuditDraft:
             return AuditDraft(
@@ -141,18 +131,18 @@ class AssistantEditor:
             )
 
         try:
-            saved = await tools.store.revise_assistant(
+            saved = await self._store.revise_assistant(
                 tenant_id, assistant_id, definition, expected_version=expected_version
             )
         except StrataError as error:
-            await tools.audit_log.append(draft(Outcome.FAILED, code=error.code))
+            await self._audit_log.append(draft(Outcome.FAILED, code=error.code))
             raise
-        await tools.audit_log.append(draft(Outcome.DONE, version=saved.version))
+        await self._audit_log.append(draft(Outcome.DONE, version=saved.version))
         return saved
 
 
 def _example_of(assistant: Assistant) -> Conversation:
-    """A conversation that nobody has held, which begins now."""
+    """A new conversation for a preview."""
     now = datetime.now(UTC)
     return Conversation(
         id=EXAMPLE_CONVERSATION,

@@ -1,4 +1,4 @@
-"""What became of a call, in words: why it ended, why the cache missed, what was done to the history before it left."""
+"""Explanations of recorded codes for operators: outcomes, cache misses, errors, repairs, warnings and signatures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ NOT_RECORDED: Final = "request_not_recorded"
 
 
 class CacheVerdict(StrEnum):
-    """How what came from the cache compares with what should have."""
+    """How the tokens read from the cache compare with the expectation."""
 
     AS_EXPECTED = "as expected"
     MORE = "more than expected"
     LESS = "less than possible"
-    """For a reason that was known when it left."""
+    """For a reason that was known before the call."""
     MISS = "missed"
-    """It should have come, and did not."""
+    """Tokens were expected from the cache and not read."""
     NOTHING = "nothing expected"
     UNKNOWN = "not known"
 
@@ -35,167 +35,183 @@ class OutcomeKind(StrEnum):
 
     ANSWERED = "answered"
     STOPPED = "stopped"
-    """Somebody stopped it, or the process that made it; what had arrived is kept."""
+    """The turn was cancelled, or the process was stopped. The received part is stored."""
     FAILED = "failed"
     RUNNING = "running"
     LOST = "lost"
-    """The process that made it died before it could write down how it ended."""
-    UNKNOWN = "asked, outcome unknown"
-    """The process that made it died, and nothing of an answer was kept. It may be billed."""
+    """The process died before it recorded how the call ended."""
+    UNKNOWN = "outcome unknown"
+    """The process died, and no part of an answer was stored. The call may be billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a call ended, in words."""
+    """How a call ended."""
 
     kind: OutcomeKind
-    words: str
+    explanation: str
     advice: str = ""
+    code: str | None = None
+    """The error code, or the stop reason of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheExplanation:
-    """The verdict, and a sentence for it."""
+    """What was read from the cache, compared with the expectation."""
 
     verdict: CacheVerdict
-    words: str
+    explanation: str
+    expected_tokens: int | None
+    read_tokens: int | None
+    """None if the provider has reported no tokens."""
+    miss_reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorExplanation:
-    """What an error code means."""
+    """What an error code means. Both members are empty for an unknown code."""
 
     message: str
     advice: str
 
 
 _MISSES: Final[Mapping[str, str]] = {
-    MissReason.MODEL_CHANGED: "The call before went to another model, and models share no cache.",
-    MissReason.ACCOUNT_CHANGED: "The call before was made with other credentials, and accounts share no cache.",
+    MissReason.MODEL_CHANGED: "The previous call went to another model. Models do not share a cache.",
+    MissReason.ACCOUNT_CHANGED: "The previous call used other credentials. Accounts do not share a cache.",
     MissReason.EPOCH_BEGAN: "A new epoch began: the static text, the tools or the signed summary changed on purpose.",
-    MissReason.ORDER_CHANGED: "The layers stand in another order than in the call before.",
-    MissReason.PREFIX_BREAK: "A block changed that should not have: see the first break in the difference below.",
-    MissReason.TTL_EXPIRED: "Too much time passed since the call before; the provider had let go of it.",
-    MissReason.BELOW_MINIMUM: "The request before was shorter than the provider caches at all.",
-    MissReason.CACHE_GONE: "The explicit cache that stood for it was expired or deleted.",
-    MissReason.UNKNOWN: "Nothing here explains it: the provider did not find what it should still have had.",
+    MissReason.ORDER_CHANGED: "The order of the layers differs from the previous call.",
+    MissReason.PREFIX_BREAK: "A block changed that should not have changed. See the first break in the difference.",
+    MissReason.TTL_EXPIRED: "The time since the previous call was longer than the provider keeps its cache.",
+    MissReason.BELOW_MINIMUM: "The previous request was shorter than the minimum that the provider caches.",
+    MissReason.CACHE_GONE: "The explicit cache had expired or was deleted.",
+    MissReason.UNKNOWN: "No reason is known: the provider should still have had this prefix in its cache.",
 }
 _KNOWN_BEFORE: Final = frozenset(MissReason) - {MissReason.PREFIX_BREAK, MissReason.CACHE_GONE, MissReason.UNKNOWN}
-"""Reasons that are nobody's fault."""
+"""Reasons that are known before the call and do not indicate a problem."""
 _WITHHELD: Final[Mapping[str, str]] = {
-    WithheldReason.PROVIDER: "another vendor made it",
-    WithheldReason.FAMILY: "a model made it whose signatures this one does not read",
+    WithheldReason.PROVIDER: "another provider made it",
+    WithheldReason.FAMILY: "a model made it whose signatures this model does not accept",
     WithheldReason.ACCOUNT: "it was made with other credentials",
-    WithheldReason.PREFIX: "it was made behind another static text or other tools",
-    WithheldReason.REJECTED: "the provider rejected signatures of this history, and they are not sent again",
-    WithheldReason.UNSIGNED: "the first call of the answer came without the signature that the model insists on",
+    WithheldReason.PREFIX: "it was made with another static text or other tools",
+    WithheldReason.REJECTED: "the provider rejected signatures of this history",
+    WithheldReason.UNSIGNED: "the first tool call of the answer has no signature, which the model requires",
 }
 _REPAIRS: Final[Mapping[str, str]] = {
-    "answer_left_out": "An answer had nothing that could be sent back, and was left out.",
-    "task_joined": "A task stood behind results that nothing had answered, and went out together with them.",
-    "task_supplied": "An answer stood behind nothing it could answer; a task was put before it.",
-    "call_abandoned": "A new task came before the calls were answered; a result that says so was put in.",
-    "result_supplied": "A call had no result; one that says so was put in.",
-    "orphan_result_dropped": "A result answered no call, and was left out.",
-    "repeated_result_dropped": "A call had several results; the first was sent.",
-    "calls_as_text": "Calls and their results went out as text, since the provider rejected them as calls.",
-    "call_renamed": "The id of a call was taken already; it went out under another.",
+    "answer_left_out": "An answer had no content that can be sent back. It was left out.",
+    "task_joined": "A user task followed tool results that had no answer. Both were sent as one message.",
+    "task_supplied": "An answer had no input before it. A user task was inserted.",
+    "call_abandoned": "A user task came before the results of tool calls. Results that say so were inserted.",
+    "result_supplied": "A tool call had no result. A result that says so was inserted.",
+    "orphan_result_dropped": "A tool result belonged to no tool call. It was left out.",
+    "repeated_result_dropped": "A tool call had several results. The first one was sent.",
+    "calls_as_text": "Tool calls and results were sent as text, because the provider rejected them as calls.",
+    "call_renamed": "The id of a tool call was already in use. It was sent with another id.",
 }
 _WARNINGS: Final[Mapping[str, str]] = {
-    "token_count_out_of_range": "The provider reported a token count that cannot be one; another one was counted.",
-    "profile_assumed": "The model is not listed; it was called as the newest of its family would be.",
+    "token_count_out_of_range": "The provider reported an impossible token count. It was replaced.",
+    "profile_assumed": "The model has no profile. The profile of the newest model of its family was used.",
     "thinking_switched_off": "The open tool loop does not begin with thinking, so thinking was off for this request.",
-    "prefix_break": "The request does not begin like the one before, where it should.",
-    "signatures_rejected": "The attempt before was rejected for its signatures or unknown parts; this one has none.",
-    "signatures_withheld": "Answers went back without their signatures: {reason}.",
-    "summary": "A call of no turn: it sums up the oldest history.",
-    "signed_compaction": "A call of no turn: it asks for a signed block in place of old turns.",
-    "judge": "A call of no turn: it asks a judge about an answer.",
-    "not_asked": "Nobody was asked: it stands in the place of a recorded call.",
+    "prefix_break": "The request does not begin like the previous one, although it should.",
+    "signatures_rejected": "The previous attempt was rejected for its signatures or unknown parts. This one has none.",
+    "signatures_withheld": "Answers were sent without their signatures: {reason}.",
+    "summary": "This call belongs to no turn. It summarizes the oldest history.",
+    "signed_compaction": "This call belongs to no turn. It requests a signed summary of old turns.",
+    "judge": "This call belongs to no turn. A judge compares two answers.",
+    "not_asked": "No request was sent. The call stands for a recorded one.",
 }
 _TEMPLATES: Final[Mapping[str, str]] = {
-    "parse": "It does not parse; its own text was sent.",
-    "render": "It could not be rendered; its own text was sent.",
-    "too_long": "It took too long; its own text was sent.",
-    "too_large": "It grew too large; its own text was sent.",
-    "not_json": "What it gave is no JSON.",
+    "parse": "The template does not parse. Its source was sent instead.",
+    "render": "The template could not be rendered. Its source was sent instead.",
+    "too_long": "Rendering took too long. The source of the template was sent instead.",
+    "too_large": "The result was too large. The source of the template was sent instead.",
+    "not_json": "The result is not JSON.",
 }
 _STOPS: Final[Mapping[str, str]] = {
     "end_turn": "The model finished.",
-    "tool_use": "The model asks for tools.",
+    "tool_use": "The model called tools.",
     "length": "The answer reached its length limit.",
     "refusal": "The model declined to answer.",
-    "paused": "The model paused and would go on.",
-    "error": "It ended with an error.",
-    "aborted": "It was stopped.",
+    "paused": "The model paused and can continue.",
+    "error": "The answer ended with an error.",
+    "aborted": "The answer was stopped.",
 }
 _PROOFS: Final[Mapping[str, str]] = {
-    PROVIDER_UNKNOWN: "This release does not speak with the provider.",
+    PROVIDER_UNKNOWN: "This release does not support the provider.",
     NOT_RECORDED: "The server died before it had recorded the request.",
-    UNREADABLE: "What is stored for it cannot be read; the server's log says what of it.",
-    "not_asked": "Nobody was asked: it stands in the place of a recorded call.",
-    "call_lost": "The process that made it died before its answer could be read. It was asked once more.",
+    UNREADABLE: "The stored data cannot be read. The server log has the reason.",
+    "not_asked": "No request was sent. The call stands for a recorded one.",
+    "call_lost": "The process died before it could read the answer. The call was repeated.",
 }
 _STOPPED: Final[Mapping[TurnState, str]] = {
-    TurnState.CANCELLED: "Somebody cancelled the turn. What had arrived is kept.",
-    TurnState.INTERRUPTED: "The process that ran the turn ended. What had arrived is kept.",
+    TurnState.CANCELLED: "The turn was cancelled. The received part is stored.",
+    TurnState.INTERRUPTED: "The process that ran the turn ended. The received part is stored.",
 }
 _EXPECTED_SHARE: Final = 0.95
-"""As `server.caching.expectation` has it: tokens of a part are estimated by its bytes."""
+"""Tolerance for estimates, as in `server.caching.expectation`."""
 
 
 def explain_outcome(call: Call, turn: ModelResponseTurn | None, stop_reason: str | None) -> Outcome:
-    """How a call ended. `turn` is what the turn came to; `stop_reason` what the answer says of itself."""
+    """Explain how a call ended. `turn` is the stored answer, `stop_reason` that of the call's own answer."""
     if call.end is None:
         if turn is None:
-            return Outcome(kind=OutcomeKind.RUNNING, words="It has not ended. Load the page again to see more.")
-        words = "The process that made the call died before it could write down how it ended."
-        return Outcome(kind=OutcomeKind.LOST, words=words)
+            return Outcome(kind=OutcomeKind.RUNNING, explanation="The call has not ended. Reload to see more.")
+        explanation = "The process died before it recorded how the call ended."
+        return Outcome(kind=OutcomeKind.LOST, explanation=explanation, code=stop_reason)
+    code = call.end.error_code or stop_reason
     unknown = next((note for note in call.start.warnings if note.get("kind") == OUTCOME_UNKNOWN), None)
     if unknown is not None:
-        return Outcome(kind=OutcomeKind.UNKNOWN, words=explain_warning(unknown))
+        return Outcome(kind=OutcomeKind.UNKNOWN, explanation=explain_warning(unknown), code=code)
     if call.end.error_code is not None:
-        found = explain_error(call.end.error_code)
-        return Outcome(kind=OutcomeKind.FAILED, words=found.message, advice=found.advice)
+        error = explain_error(call.end.error_code)
+        return Outcome(kind=OutcomeKind.FAILED, explanation=error.message, advice=error.advice, code=code)
     is_last = turn is not None and turn.attempt == call.start.attempt
     if is_last and turn is not None and turn.state in _STOPPED:
-        return Outcome(kind=OutcomeKind.STOPPED, words=_STOPPED[turn.state])
-    return Outcome(kind=OutcomeKind.ANSWERED, words=explain_stop(stop_reason) or "It ended as it should.")
+        return Outcome(kind=OutcomeKind.STOPPED, explanation=_STOPPED[turn.state], code=code)
+    explanation = explain_stop(stop_reason) or "The call ended normally."
+    return Outcome(kind=OutcomeKind.ANSWERED, explanation=explanation, code=code)
 
 
 def explain_cache(call: Call) -> CacheExplanation:
-    """What came from the cache, against what should have."""
+    """Compare what was read from the cache with the expectation."""
+    verdict, explanation = _judge_cache(call)
+    end = call.end
+    return CacheExplanation(
+        verdict=verdict,
+        explanation=explanation,
+        expected_tokens=call.start.cache_expected_tokens,
+        read_tokens=end.usage.cache_read_tokens if end is not None and end.usage.input_tokens else None,
+        miss_reason=None if end is None else end.cache_miss_reason,
+    )
+
+
+def _judge_cache(call: Call) -> tuple[CacheVerdict, str]:
     expected, end = call.start.cache_expected_tokens, call.end
     if end is None:
-        return CacheExplanation(verdict=CacheVerdict.UNKNOWN, words="The call has not said yet.")
+        return CacheVerdict.UNKNOWN, "The call has not ended."
     if not end.usage.input_tokens:
-        return CacheExplanation(verdict=CacheVerdict.UNKNOWN, words="The provider reported no tokens.")
+        return CacheVerdict.UNKNOWN, "The provider reported no tokens."
     read = end.usage.cache_read_tokens
     if end.cache_miss_reason is not None:
         is_known = end.cache_miss_reason in _KNOWN_BEFORE and read >= (expected or 0) * _EXPECTED_SHARE
-        verdict = CacheVerdict.LESS if is_known else CacheVerdict.MISS
-        return CacheExplanation(verdict=verdict, words=explain_miss(end.cache_miss_reason))
+        return CacheVerdict.LESS if is_known else CacheVerdict.MISS, explain_miss(end.cache_miss_reason)
     if expected is None:
-        words = "The call before was not answered, so nobody can say what should have come."
-        return CacheExplanation(verdict=CacheVerdict.UNKNOWN, words=words)
+        return CacheVerdict.UNKNOWN, "The previous call was not answered, so there is no expectation."
     if read > expected:
-        words = "Other conversations, or an earlier call, had kept the same text warm."
-        return CacheExplanation(verdict=CacheVerdict.MORE, words=words)
+        return CacheVerdict.MORE, "Another conversation or an earlier call had put the same prefix into the cache."
     if expected == 0:
-        words = "No call before it had left anything that it could read."
-        return CacheExplanation(verdict=CacheVerdict.NOTHING, words=words)
+        return CacheVerdict.NOTHING, "No earlier call had put anything into the cache that this one could read."
     if read < expected * _EXPECTED_SHARE:
-        return CacheExplanation(verdict=CacheVerdict.MISS, words=explain_miss(MissReason.UNKNOWN))
-    return CacheExplanation(verdict=CacheVerdict.AS_EXPECTED, words="All that should have come from the cache did.")
+        return CacheVerdict.MISS, explain_miss(MissReason.UNKNOWN)
+    return CacheVerdict.AS_EXPECTED, "Everything expected was read from the cache."
 
 
 def explain_miss(reason: str) -> str:
-    """Why the cache missed. A provider's own reason stands in its own words."""
-    return _MISSES.get(reason, f"The provider says: {reason}.")
+    """Explain why the cache was missed. A provider's own reason is quoted."""
+    return _MISSES.get(reason, f"The provider's reason: {reason}.")
 
 
 def explain_error(code: str) -> ErrorExplanation:
-    """What an error code means, and what to do about it; empty for one that this release does not have."""
+    """Explain an error code. Both texts are empty for a code that this release does not have."""
     found: type[StrataError] | None = next((kind for kind in every_error() if kind.code == code), None)
     if found is None:
         return ErrorExplanation(message=_PROOFS.get(code, ""), advice="")
@@ -203,38 +219,33 @@ def explain_error(code: str) -> ErrorExplanation:
 
 
 def explain_stop(reason: str | None) -> str:
-    """Why the model stopped."""
+    """Explain a stop reason; empty for an unknown one."""
     return _STOPS.get(reason or "", "")
 
 
 def explain_withheld(reason: str) -> str:
-    """Why signatures were not sent."""
+    """Explain why signatures were not sent."""
     return _WITHHELD.get(reason, reason)
 
 
 def explain_repair(note: Mapping[str, JsonValue]) -> str:
-    """What was done to the history; empty for a repair that this release does not know."""
+    """Explain a repair of the history; empty for an unknown one."""
     return _REPAIRS.get(str(note.get("kind")), "")
 
 
 def explain_warning(note: Mapping[str, JsonValue]) -> str:
-    """What was assumed or done without; empty for a warning that this release does not know."""
+    """Explain a warning; empty for an unknown one."""
     if note.get("kind") == OUTCOME_UNKNOWN:
-        return _explain_unknown(note)
+        cost = note.get("estimated_cost_usd")
+        estimate = f"{note.get('estimated_input_tokens')} input tokens" + ("" if cost is None else f", {cost} USD")
+        return (
+            "The server died during the request, and no part of an answer was stored. It is not known whether the call "
+            f"was billed. If it was, the input alone is about {estimate}."
+        )
     reason = explain_withheld(str(note.get("reason")))
     return _WARNINGS.get(str(note.get("kind")), "").format(reason=reason)
 
 
-def _explain_unknown(note: Mapping[str, JsonValue]) -> str:
-    cost = note.get("estimated_cost_usd")
-    least = f"about {note.get('estimated_input_tokens')} input tokens"
-    least += "" if cost is None else f", {cost} USD"
-    return (
-        "The server died while the provider was asked, and nothing of an answer was kept. Whether it was billed is not "
-        f"known; if it was, the input alone is {least} (estimated)."
-    )
-
-
 def explain_template(note: Mapping[str, JsonValue]) -> str:
-    """What a template failed at."""
+    """Explain a template failure; empty for an unknown one."""
     return _TEMPLATES.get(str(note.get("kind")), "")

@@ -1,14 +1,13 @@
-"""Reports of background jobs: what waits, what runs, what failed lately, and whose it is."""
+"""The state of background jobs, for operators."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final
 
-LATELY_HOURS: Final = 24
-"""For how long a failure counts."""
-JOB_LIMIT: Final = 100_000
-"""So many jobs of the queue are looked at. Of a longer one the counts are of these."""
+FAILURE_HOURS: Final = 24
+"""Failures older than this are not reported."""
+MAX_JOBS: Final = 100_000
+"""Maximum number of queued jobs that a report reads. If the queue is longer, the counts cover these only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,37 +16,17 @@ class JobStatus:
 
     name: str
     waiting_count: int = 0
-    """Those that could begin now."""
+    """Jobs that could start now."""
     running_count: int = 0
-    """Also those of a worker that has died, until another one takes them over."""
+    """Includes the jobs of a worker that has died, until another worker takes them over."""
     later_count: int = 0
-    """Those that wait for their time."""
+    """Jobs that are scheduled for a later time."""
     postponed_count: int = 0
-    """Of those that wait, how many were tried before."""
+    """Queued jobs that were tried before."""
     failed_count: int = 0
-    """Those that were given up in the last hours, see `LATELY_HOURS`."""
+    """Jobs that were given up in the last `FAILURE_HOURS`."""
     oldest_waiting_at: datetime | None = None
-    """Since when the first of those that wait could have begun. None where none waits."""
+    """Since when the oldest waiting job could have started. None if no job is waiting."""
     last_error: str | None = None
-    """Why one was given up or postponed last: the code of one of our errors, or the class of another."""
+    """Why a job was last given up or postponed: an error code, or the name of an exception class."""
     last_error_at: datetime | None = None
-
-
-class JobReports(Protocol):
-    """Where reports come from. Raises `DatabaseUnavailable`."""
-
-    async def report_jobs(self, tenant_id: str | None) -> Sequence[JobStatus]:
-        """By name, those of which there is something to tell. Of one tenant's jobs, or of all with those of nobody."""
-        ...
-
-
-class JobObserver(Protocol):
-    """Told about the queue now and then. Neither raises nor waits."""
-
-    def jobs_counted(self, statuses: Sequence[JobStatus]) -> None:
-        """The whole queue, as it was just now."""
-        ...
-
-    def jobs_unknown(self) -> None:
-        """Nobody can say how it is: what was told before is no longer true."""
-        ...

@@ -1,209 +1,35 @@
-"""The inspection port: read-only views for operators, over what turns have left behind.
+"""The inspection port: read-only views for operators.
 
-What every implementation promises:
+Every implementation guarantees:
 
-- **Bound to a tenant.** With a tenant's id everything else does not exist. None means all tenants; whoever passes it
-  has seen to it that the caller may see them all.
-- **Bounded.** No method reads more rows than a page, a window or a cap allows, however many there are. Counts are
-  estimates of the planner unless they say that they are exact.
-- **Behind the turns.** Lists and searches show what the indexer has counted, some seconds late; timelines and calls
-  read the rows themselves.
+- **Tenant scope.** With a tenant id, data of other tenants does not exist. None means all tenants; the caller has
+  checked that this is allowed.
+- **Bounded reads.** No method reads more rows than a page, a window or a cap allows, however many there are. Counts are
+  estimates of the query planner unless they are documented as exact.
+- **Delay.** Lists and searches show what the indexer has counted, a few seconds after the turns. Timelines, calls and
+  reports read the rows themselves.
 
-Every method raises `DatabaseUnavailable` when the database does not answer.
+Every method raises `DatabaseUnavailable` if the database does not answer.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from decimal import Decimal
-from enum import StrEnum
-from typing import Final, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
 
-from server.conversation.block import JsonValue
 from server.conversation.call import Call
-from server.conversation.conversation import Conversation, ConversationFacts, ConversationState
-from server.conversation.epoch import EpochReason
-from server.conversation.payload import LayerOrder
-from server.conversation.store import EpochOutline
-from server.conversation.turn import StopReason, Turn
-from server.conversation.usage import Usage
-
-TIMELINE_LIMIT: Final = 100
-"""More turns than this are never read at once."""
-TIMELINE_BYTES: Final = 4 * 1024 * 1024
-"""Turns that take more than this in the store are read in smaller parts; one is always read."""
-
-
-class InspectedState(StrEnum):
-    """What a conversation can be looked for by: how any of its answers ended, or what it does now."""
-
-    COMPLETE = "complete"
-    INTERRUPTED = "interrupted"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    RUNNING = "running"
-    AWAITING_TOOLS = "awaiting_tools"
+from server.conversation.page import Page
+from server.inspection.assistants import AssistantOutline, InspectedAssistant, VersionOutline
+from server.inspection.conversation_list import InspectionFilter, InspectionPage
+from server.inspection.job_report import JobStatus
+from server.inspection.overview import Overview, OverviewBy
+from server.inspection.timeline import CallOutline, Timeline
+from server.inspection.usage_report import UsageBy, UsageReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectionFilter:
-    """Which conversations a list shows. What is None or False does not matter; all that is said has to hold."""
-
-    assistant_id: str | None = None
-    model: str | None = None
-    provider: str | None = None
-    state: InspectedState | None = None
-    stop_reason: StopReason | None = None
-    error_code: str | None = None
-    tool_name: str | None = None
-    has_repairs: bool = False
-    has_missing_signature: bool = False
-    has_withheld_signature: bool = False
-    has_prefix_break: bool = False
-    was_recovered: bool = False
-    cost_from: Decimal | None = None
-    """In USD, of the calls whose price is known; itself included, and so is `cost_to`."""
-    cost_to: Decimal | None = None
-    tokens_from: int | None = None
-    """Of all buckets together."""
-    tokens_to: int | None = None
-    active_after: datetime | None = None
-    """The newest turn came then or later."""
-    active_before: datetime | None = None
-    """The newest turn came before."""
-    active_within: timedelta | None = None
-    """The newest turn is no older than this, whenever it is asked."""
-    text: str | None = None
-    """Words that one turn has, all of them; `or` and `-word` as in a web search."""
-    phrase: str | None = None
-    """What one turn says, literally but for case."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectedConversation:
-    """A conversation in a list."""
-
-    id: str
-    tenant_id: str
-    tenant_name: str
-    assistant_id: str
-    assistant_name: str
-    """As it is called now."""
-    identifier: str | None
-    state: ConversationState
-    created_at: datetime
-    facts: ConversationFacts
-    is_counted: bool
-    """False: there are newer turns than the facts tell of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectionPage:
-    """Conversations, newest activity first."""
-
-    items: Sequence[InspectedConversation]
-    next_cursor: str | None
-    """None on the last page. A page may be short, or empty, and have one: see `searched_until`."""
-    estimated_count: int
-    """How many there are in all, about."""
-    is_count_exact: bool
-    searched_until: datetime | None = None
-    """Where filters that many pass made it look through a part only: how far back. The cursor goes on from there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOutline:
-    """A call without its large parts."""
-
-    turn_seq: int
-    attempt: int
-    provider: str
-    model: str
-    epoch: int
-    layer_order: LayerOrder
-    dynamic: str
-    """The dynamic layer as it was sent."""
-    started_at: datetime
-    first_byte_at: datetime | None
-    ended_at: datetime | None
-    status: int | None
-    error_code: str | None
-    usage: Usage | None
-    """None while it runs."""
-    cost_usd: Decimal | None
-    cache_expected_tokens: int | None
-    cache_miss_reason: str | None
-    raw_length: int | None
-    repair_count: int
-    template_failure_count: int
-    warning_kinds: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochMark:
-    """How the epoch of a call began."""
-
-    number: int
-    reason: EpochReason
-    assistant_version: int
-    buffer_start_seq: int
-    created_at: datetime
-    args: Mapping[str, JsonValue] | None
-    """The conversation's args that its text was rendered with; None where they were not kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineTurn:
-    """A turn with the calls that were made for it, oldest first."""
-
-    turn: Turn
-    calls: Sequence[CallOutline] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTurn:
-    """The turn that is being answered now."""
-
-    seq: int
-    owner: str
-    """The process that runs it."""
-    lease_expires_at: datetime
-    cancel_requested_at: datetime | None
-    calls: Sequence[CallOutline] = field(default=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """A part of a conversation as it went."""
-
-    tenant_id: str
-    tenant_name: str
-    conversation: Conversation
-    assistant_name: str
-    facts: ConversationFacts | None
-    """None before the indexer has seen it."""
-    turns: Sequence[TimelineTurn]
-    """In their order."""
-    earlier_seq: int | None
-    """Of the newest turn before these; None where they begin the conversation."""
-    later_seq: int | None
-    """Of the first turn after these; None where they end it."""
-    running: RunningTurn | None
-    epochs: Sequence[EpochOutline]
-    """Compactions and the like, newest first: each says where the buffer began from then on."""
-    background_calls: Sequence[CallOutline]
-    """Those of no turn, such as summaries, newest first."""
-    last_seq: int = 0
-    """Of the newest turn of the whole conversation; 0 before the first."""
-    earlier_call: CallOutline | None = None
-    """The newest call for a turn before these: what the first of them is compared with."""
-    call_epochs: Mapping[int, EpochMark] = field(default_factory=dict)
-    """The epochs in which these calls were made, by number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPlace:
-    """Where a call is found in its conversation."""
+class CallKey:
+    """The turn and attempt of a call, which identify it within its conversation."""
 
     turn_seq: int
     attempt: int
@@ -211,20 +37,24 @@ class CallPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCall:
-    """A call with all that is kept of it, and the one that was made before it."""
+    """A call with everything that is stored of it, and its neighbours."""
 
     tenant_id: str
     call: Call
     previous: Call | None
-    """The newest earlier call of the conversation that belongs to a turn, without its raw bytes."""
-    next_place: CallPlace | None
-    """Of the first later call of the conversation that belongs to a turn; None for a call of no turn."""
+    """The last earlier call of the conversation that belongs to a turn, without its raw bytes."""
+    next_call: CallKey | None
+    """The first later call of the conversation that belongs to a turn. None for a call that belongs to no turn."""
     attempts: Sequence[CallOutline]
-    """All calls for the same turn, this one included."""
+    """All calls of the same turn, including this one."""
 
 
 class Inspector(Protocol):
-    """See the module for what holds for all methods."""
+    """Reads conversations, calls, assistants and reports. The module states what holds for all methods."""
+
+    async def find_tenant(self, conversation_id: str) -> str | None:
+        """Return the tenant of a conversation. For callers that may see all tenants."""
+        ...
 
     async def list_conversations(
         self,
@@ -234,7 +64,7 @@ class Inspector(Protocol):
         cursor: str | None = None,
         limit: int = 20,
     ) -> InspectionPage:
-        """Raises `CursorInvalid`."""
+        """List conversations, latest activity first. Raises `CursorInvalid`."""
         ...
 
     async def load_timeline(
@@ -247,8 +77,7 @@ class Inspector(Protocol):
         around_seq: int | None = None,
         limit: int = 50,
     ) -> Timeline:
-        """The turns behind `after_seq`, those before `before_seq`, those around `around_seq` or, where there is no such
-        turn, around the nearest that there is; or the newest. Fewer where they are very large.
+        """Load the turns after, before or around a turn, or the newest turns. Fewer than `limit` if they are large.
 
         Raises `ConversationNotFound`.
         """
@@ -257,9 +86,39 @@ class Inspector(Protocol):
     async def load_stored_call(
         self, tenant_id: str | None, conversation_id: str, turn_seq: int, attempt: int
     ) -> StoredCall:
-        """Raises `ConversationNotFound`, `CallNotFound`."""
+        """Load one call. Raises `ConversationNotFound` and `CallNotFound`."""
         ...
 
-    async def find_tenant(self, conversation_id: str) -> str | None:
-        """Whose conversation it is. For callers that may see all tenants."""
+    async def list_assistants(
+        self, tenant_id: str | None, *, cursor: str | None = None, limit: int = 20
+    ) -> Page[AssistantOutline]:
+        """List assistants, newest first. Raises `CursorInvalid`."""
+        ...
+
+    async def load_assistant(
+        self, tenant_id: str | None, assistant_id: str, version: int | None = None
+    ) -> InspectedAssistant:
+        """Load a version of an assistant, by default the newest. Raises `AssistantNotFound`."""
+        ...
+
+    async def list_versions(
+        self, tenant_id: str | None, assistant_id: str, *, cursor: str | None = None, limit: int = 20
+    ) -> Page[VersionOutline]:
+        """List the versions of an assistant, newest first. Raises `AssistantNotFound` and `CursorInvalid`."""
+        ...
+
+    async def load_overview(
+        self, tenant_id: str | None, by: OverviewBy, *, since: datetime, until: datetime
+    ) -> Overview:
+        """Summarize the calls that started at `since` or later and before `until`."""
+        ...
+
+    async def report_usage(
+        self, tenant_id: str | None, by: UsageBy, *, since: datetime, until: datetime, limit: int = 100
+    ) -> UsageReport:
+        """Report tokens and cost of the calls that started at `since` or later and before `until`."""
+        ...
+
+    async def report_jobs(self, tenant_id: str | None) -> Sequence[JobStatus]:
+        """Report background jobs by name. Without a tenant, also the jobs that belong to none."""
         ...

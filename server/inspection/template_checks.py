@@ -1,7 +1,7 @@
-"""What is wrong with the instructions of an assistant, told before anybody saves or renders them.
+"""Checks of an assistant's instructions before they are saved or rendered.
 
-An error keeps them from being saved. A warning names what is likely a mistake: a name that stands for nothing is an
-empty text, and nobody would notice.
+Instructions with an error cannot be saved. A warning names a likely mistake, such as an unknown name, which would
+silently render as an empty text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,23 +20,23 @@ STATIC_MEMBERS: Final[Mapping[str, frozenset[str]]] = {
     "conversation": frozenset({"id", "identifier", "source", "direction", "created_date"}),
     "session": frozenset({"mode"}),
 }
-"""What the namespaces of the static layer have, beside `args`."""
+"""The members of the namespaces in the static layer, apart from `args`."""
 _VOLATILE: Final = frozenset({"system", "message", "conversation.updated_date", "conversation.duration"})
-"""Named by an error already."""
+"""Names that are reported as errors already."""
 _SOURCE_CHARS: Final = 300
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """How severe a problem is."""
 
     ERROR = "error"
-    """It cannot be saved, or falls back to its source when it is rendered."""
+    """The instructions cannot be saved, or the source is used instead of the rendered text."""
     WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateProblem:
-    """Something that an author should look at."""
+    """A problem in a template."""
 
     template: str
     """`roles`, `procedure`, `constraints`, or the name of a file."""
@@ -46,15 +46,15 @@ class TemplateProblem:
     message: str
     line: int | None = None
     source: str = ""
-    """That line, or the beginning of it."""
+    """The line, truncated if it is long."""
 
 
-def tell_problems(
+def list_problems(
     instructions: Instructions, inspected: InspectedInstructions, variables: Iterable[str]
 ) -> tuple[TemplateProblem, ...]:
-    """Errors first, each kind in the order of the text."""
-    found = [*tell_failures(instructions, inspected.failures), *_tell_unknown(instructions, inspected, set(variables))]
-    order = {name: place for place, (name, _) in enumerate(list_instructions(instructions))}
+    """List errors first, then warnings, each in the order of the text."""
+    found = [*list_failures(instructions, inspected.failures), *_list_unknown(instructions, inspected, set(variables))]
+    order = {name: index for index, (name, _) in enumerate(list_instructions(instructions))}
     return tuple(
         sorted(
             found,
@@ -67,8 +67,8 @@ def tell_problems(
     )
 
 
-def tell_failures(instructions: Instructions, failures: Iterable[TemplateFailure]) -> Iterator[TemplateProblem]:
-    """Failures with the line that they are in."""
+def list_failures(instructions: Instructions, failures: Iterable[TemplateFailure]) -> Iterator[TemplateProblem]:
+    """Turn failures into problems with the line of the template."""
     for failure in failures:
         yield TemplateProblem(
             template=failure.template,
@@ -81,7 +81,7 @@ def tell_failures(instructions: Instructions, failures: Iterable[TemplateFailure
 
 
 def list_instructions(instructions: Instructions) -> tuple[tuple[str, str], ...]:
-    """The texts by name, in the order in which they are sent."""
+    """Return the texts by name, in the order in which they are sent."""
     return (
         ("roles", instructions.roles),
         ("procedure", instructions.procedure),
@@ -90,27 +90,27 @@ def list_instructions(instructions: Instructions) -> tuple[tuple[str, str], ...]
 
 
 def find_args(names: Sequence[ReferencedName], variables: Iterable[str]) -> tuple[str, ...]:
-    """The args that a conversation can bring: what is asked for and nobody else provides."""
+    """List the args that a conversation can set: names that neither a variable nor a namespace defines."""
     known = set(variables) | NAMESPACES
     wanted = [name.path.removeprefix("args.") for name in names if _is_arg(name, known)]
     return tuple(dict.fromkeys(wanted))
 
 
 def find_missing(names: Sequence[ReferencedName], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-    """Names that stand for nothing among these arguments, and that the text does not expect to be missing."""
+    """List names without a value in these arguments, unless the text handles that they may be missing."""
     missing = (name.path for name in names if not name.is_guarded and not _is_there(name.path, arguments))
     return tuple(dict.fromkeys(missing))
 
 
-def _tell_unknown(
+def _list_unknown(
     instructions: Instructions, inspected: InspectedInstructions, variables: set[str]
 ) -> Iterator[TemplateProblem]:
-    told = set()
+    reported = set()
     for name in inspected.names:
-        message = None if name.is_guarded else _doubt(name.path, variables)
-        if message is None or (name.template, name.path) in told:
+        message = None if name.is_guarded else _find_doubt(name.path, variables)
+        if message is None or (name.template, name.path) in reported:
             continue
-        told.add((name.template, name.path))
+        reported.add((name.template, name.path))
         yield TemplateProblem(
             template=name.template,
             severity=Severity.WARNING,
@@ -121,17 +121,21 @@ def _tell_unknown(
         )
 
 
-def _doubt(path: str, variables: set[str]) -> str | None:
-    """What may be wrong with a name; None where nothing is."""
+def _find_doubt(path: str, variables: set[str]) -> str | None:
+    """Return a warning for a name, or None if it is fine."""
     root, _, member = path.partition(".")
     if path in _VOLATILE or root in _VOLATILE or path == "args":
         return None
     if root in STATIC_MEMBERS:
         is_known = not member or member in STATIC_MEMBERS[root]
-        return None if is_known else f"There is no `{path}`: it is empty."
+        return None if is_known else f"`{path}` does not exist. It renders as empty text."
     if root == "args":
-        return f"`{path}` is empty unless the conversation brings it as an arg; variables are not in `args`."
-    return None if root in variables else f"No variable is called `{root}`: it is empty unless an arg brings it."
+        return f"`{path}` is empty unless the conversation sets this arg. Variables are not in `args`."
+    return (
+        None
+        if root in variables
+        else f"There is no variable `{root}`. It is empty unless the conversation sets this arg."
+    )
 
 
 def _is_arg(name: ReferencedName, known: set[str]) -> bool:

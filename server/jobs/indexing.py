@@ -8,7 +8,7 @@ from typing import Final
 
 from server.jobs.job import Job
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all, index_news
+from server.postgres.inspection.search_index import index_all, index_new
 
 _EVERY_TEN_SECONDS: Final = "* * * * * */10"
 _DAILY: Final = "29 4 * * *"
@@ -19,7 +19,7 @@ def index_job(database: Database) -> Job:
     """Build the job that indexes what was added since its last run."""
 
     async def run(_payload: bytes) -> None:
-        report = await index_news(database)
+        report = await index_new(database)
         if report.conversation_count:
             _log_report("index.counted", report.conversation_count, report.turn_count)
 

@@ -228,7 +228,7 @@ class Database:
 
 
 class StorePart:
-    """Base of the classes that make up `server.postgres.store.PostgresStore`: methods over one database."""
+    """Base of the classes that make up `PostgresStore` and `PostgresInspector`: methods over one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

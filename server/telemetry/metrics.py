@@ -148,16 +148,14 @@ class JobMetrics:
             registry=registry,
         )
 
-    def jobs_counted(self, statuses: Sequence[JobStatus]) -> None:
-        self.jobs_unknown()
-        for status in statuses:
+    def publish(self, statuses: Sequence[JobStatus] | None) -> None:
+        """Replace the numbers. None: the queue cannot be read, and old numbers would be wrong."""
+        self._waiting.clear()
+        self._oldest.clear()
+        for status in statuses or ():
             name = self._names.admit(status.name)
             self._waiting.labels(name).inc(status.waiting_count)
             self._oldest.labels(name).set_function(partial(_age_seconds, status.oldest_waiting_at))
-
-    def jobs_unknown(self) -> None:
-        self._waiting.clear()
-        self._oldest.clear()
 
 
 def _age_seconds(since: datetime | None) -> float:

@@ -21,13 +21,9 @@ from server.conversation.store import Store
 from server.inspection.actions import Archives
 from server.inspection.admin_sessions import AdminSessions
 from server.inspection.assistant_editor import AssistantEditor
-from server.inspection.assistants import AssistantInspector
-from server.inspection.call_view import CallInspector
-from server.inspection.job_report import JobReports
-from server.inspection.overview import Overviews
+from server.inspection.calls import CallInspector
 from server.inspection.port import Inspector
 from server.inspection.saved_views import SavedViews
-from server.inspection.usage_report import UsageReports
 from server.payload.renderer import Renderer
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.service import ReplayService
@@ -143,16 +139,12 @@ class WebParts:
     compactor: Compactor
     renderer: Renderer
     rate_limiter: RateLimiter
-    usage_reports: UsageReports
-    job_reports: JobReports
     inspector: Inspector
     call_inspector: CallInspector
-    overviews: Overviews
     saved_views: SavedViews
     replay_service: ReplayService
     replay_calls: ReplayCalls
     archives: Archives
-    assistant_inspector: AssistantInspector
     assistant_editor: AssistantEditor
     admin_sessions: AdminSessions
     audit_log: AuditLog
@@ -246,7 +238,6 @@ def _values(parts: WebParts) -> dict[str, object]:
         "tenant_boundary": TenantBoundary(
             inspector=parts.inspector,
             replay_service=parts.replay_service,
-            assistant_inspector=parts.assistant_inspector,
             audit_log=parts.audit_log,
         ),
         "metrics": parts.metrics,
@@ -255,13 +246,9 @@ def _values(parts: WebParts) -> dict[str, object]:
         "turn_service": parts.turn_service,
         "compactor": parts.compactor,
         "renderer": parts.renderer,
-        "usage_reports": parts.usage_reports,
-        "job_reports": parts.job_reports,
         "inspector": parts.inspector,
         "call_inspector": parts.call_inspector,
-        "overviews": parts.overviews,
         "saved_views": parts.saved_views,
-        "assistant_inspector": parts.assistant_inspector,
         "assistant_editor": parts.assistant_editor,
         "archives": parts.archives,
         "replay_service": parts.replay_service,

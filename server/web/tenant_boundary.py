@@ -15,7 +15,6 @@ from server.conversation.api_key import ApiKey, Scope
 from server.conversation.audit import Action, Actor, AuditDraft, AuditLog
 from server.conversation.errors import NotFound, OtherTenantReadOnly, ValidationFailed
 from server.conversation.lru import LruCache
-from server.inspection.assistants import AssistantInspector
 from server.inspection.port import Inspector
 from server.replay.rerun.service import ReplayService
 
@@ -73,13 +72,11 @@ class TenantBoundary:
         *,
         inspector: Inspector,
         replay_service: ReplayService,
-        assistant_inspector: AssistantInspector,
         audit_log: AuditLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inspector = inspector
         self._replay_service = replay_service
-        self._assistant_inspector = assistant_inspector
         self._audit_log = audit_log
         self._clock = clock
         self._audited: LruCache[_Read, float] = LruCache(_MAX_REMEMBERED)
@@ -129,7 +126,7 @@ class TenantBoundary:
                 case {"replay_id": str(replay_id)}:
                     return replay_id, (await self._replay_service.replays.load_replay(None, replay_id)).tenant_id
                 case {"assistant_id": str(assistant_id)}:
-                    return assistant_id, (await self._assistant_inspector.load_assistant(None, assistant_id)).tenant_id
+                    return assistant_id, (await self._inspector.load_assistant(None, assistant_id)).tenant_id
                 case _:
                     return None
         except NotFound:

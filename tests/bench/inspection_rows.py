@@ -20,12 +20,11 @@ from uuid import UUID
 from asyncpg import Record
 
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.inspection.overview import OverviewBy
-from server.inspection.port import InspectedState, InspectionFilter
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection.inspector import PostgresInspector
-from server.postgres.inspection.overviews import PostgresOverviews
 
 SAMPLE = 2000
 _NOT_TABLES = frozenset({"CTE Scan", "Subquery Scan", "Function Scan", "Values Scan", "WorkTable Scan"})
@@ -163,7 +162,7 @@ async def measure(
     database: WatchedDatabase, tenant_id: str, wanted: Wanted, overview: timedelta = timedelta(days=1)
 ) -> dict[str, Reading]:
     """What every page needs. An overview is of the newest time that is so long."""
-    inspector, overviews = PostgresInspector(database), PostgresOverviews(database)
+    inspector = PostgresInspector(database)
 
     async def show_list(whose: str | None, filters: InspectionFilter) -> int:
         return len((await inspector.list_conversations(whose, filters=filters, limit=50)).items)
@@ -178,7 +177,7 @@ async def measure(
 
     async def show_overview(whose: str | None, by: OverviewBy) -> int:
         until = wanted.newest_at + timedelta(seconds=1)
-        return (await overviews.load_overview(whose, by, since=until - overview, until=until)).total.call_count
+        return (await inspector.load_overview(whose, by, since=until - overview, until=until)).total.call_count
 
     pages: dict[str, Callable[[], Awaitable[int]]] = {
         "timeline, newest": show_timeline,

@@ -55,10 +55,10 @@ async def test_a_call_is_proven_compared_and_taken_apart(
         await visit.look("call-open")
 
     # By keyboard, and back.
-    await page.get_by_role("link", name="Call before").focus()
+    await page.get_by_role("link", name="Previous call").focus()
     await page.keyboard.press("Enter")
     await expect(page.locator("h1")).to_contain_text("turn 4")
-    await page.get_by_role("link", name="Call after").click()
+    await page.get_by_role("link", name="Next call").click()
     async with page.expect_download() as sent:
         await page.get_by_role("link", name=re.compile("Download all [0-9,]+ bytes")).click()
     assert (await sent.value).suggested_filename == "request-6-1.bin"
@@ -89,7 +89,7 @@ async def test_a_request_that_differs_from_what_was_sent_says_so_and_where(
     assert len(set(hashes)) == 2
     await proof.get_by_role("link", name="number 4").click()
     await expect(visit.page.locator("#block-4")).to_contain_text("differs")
-    await expect(visit.page.locator("#request")).to_contain_text("This is not what was sent")
+    await expect(visit.page.locator("#request")).to_contain_text("Not the request that was sent")
     # What is wrong stands first.
     await expect(visit.page.locator("#signatures tbody tr").first).to_contain_text("missing")
     await visit.look("call-different")
@@ -118,7 +118,7 @@ async def test_a_turn_that_was_tried_again_and_then_switched_shows_errors_signat
     await expect(page.locator("#cache")).to_contain_text("As expected")
 
     await open_call(visit, walk, 6)
-    await expect(page.locator("#signatures")).to_contain_text("withheld another vendor made it")
+    await expect(page.locator("#signatures")).to_contain_text("withheld another provider made it")
     await expect(page.locator("#cache")).to_contain_text("model_changed")
     await expect(page.locator("#notes")).to_contain_text("signatures_withheld")
     await visit.look("call-switched")

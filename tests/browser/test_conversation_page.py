@@ -10,7 +10,7 @@ from server.emulator.gemini.app import build_gemini_app
 from server.emulator.latency import Latency
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection.search_index import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
 from tests.support.builders import create_conversation, take_exchange

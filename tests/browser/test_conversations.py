@@ -8,7 +8,7 @@ from playwright.async_api import expect
 from server.conversation.block import TextBlock
 from server.conversation.turn import TurnState
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection.search_index import index_all
 from tests.browser.conftest import Visit
 from tests.support.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
 

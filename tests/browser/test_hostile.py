@@ -15,7 +15,7 @@ from server.conversation.block import (
 from server.conversation.conversation import ConversationDraft
 from server.conversation.turn import TurnKind, TurnState
 from server.emulator.reply import Reply, ToolCall
-from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection.search_index import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import DESK, Visit
 from tests.support.builders import accept, answer, call_end, call_start, user_input

@@ -10,8 +10,8 @@ from playwright.async_api import expect
 from server.conversation.conversation import ConversationDraft
 from server.conversation.usage import Usage
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all
-from server.postgres.inspection.overviews import PostgresOverviews
+from server.postgres.inspection.overviews import PostgresCompactionAlarms
+from server.postgres.inspection.search_index import index_all
 from tests.browser.conftest import Visit
 from tests.support.builders import call_end, call_start, create_assistant, take_exchange
 
@@ -53,7 +53,7 @@ async def fill(visit: Visit, database: Database) -> list[str]:
             )
             made.append(conversation.id)
     await index_all(database)
-    await PostgresOverviews(database).record_blocked(
+    await PostgresCompactionAlarms(database).record_blocked(
         tenant_id, made[0], reason="blocked_by_open_call", request_tokens=210_000, seq=2, epoch=0
     )
     return made

@@ -564,7 +564,7 @@ class TestRecovery:
             outcome = explain_outcome(call, await _find_answer(rig, conversation.id, 4), None)
             assert outcome.kind is OutcomeKind.UNKNOWN
             (note,) = call.start.warnings
-            assert str(note["estimated_cost_usd"]) in outcome.words
+            assert str(note["estimated_cost_usd"]) in outcome.explanation
             ended = await say(rig.service, rig.tenant_id, user_task(conversation.id, "And then?"))
             assert ended.turn.state is TurnState.COMPLETE
             assert (await verify(rig.database, [conversation.id])).mismatches == ()

@@ -22,7 +22,7 @@ from server.postgres.codec import encode_raw
 from server.postgres.connections import Connection
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import APPEND, audit_values
-from server.postgres.inspection.indexer import index_conversation
+from server.postgres.inspection.search_index import index_conversation
 from server.providers.model_name import find_name_fault
 
 _BATCH_ROWS: Final = 500

@@ -1,4 +1,4 @@
-"""Assistants for operators, on Postgres."""
+"""Assistants for operators on Postgres."""
 
 from typing import Any, Final
 
@@ -7,13 +7,13 @@ from server.conversation.identifiers import ASSISTANT, TENANT, decode_id, encode
 from server.conversation.page import Page
 from server.inspection.assistants import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
 from server.postgres.codec import decode_cursor, decode_text
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import before_id, bounded, page_of
 from server.postgres.rows import Row, assistant_from
 
 _LARGEST_VERSION: Final = 2**31 - 1
 
-# From assistant to assistant, by the index: however many versions one has, only its newest is read.
+# Skips from assistant to assistant by the index: only the newest version of each is read.
 _LIST: Final = """
 WITH RECURSIVE heads AS (
     (
@@ -69,11 +69,8 @@ ORDER BY a.version DESC LIMIT :count
 """)
 
 
-class PostgresAssistantInspector:
-    """Implements `server.inspection.assistants.AssistantInspector`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class AssistantReader(StorePart):
+    """Reads assistants; see `server.inspection.port.Inspector`."""
 
     async def list_assistants(
         self, tenant_id: str | None, *, cursor: str | None = None, limit: int = 20
@@ -118,7 +115,7 @@ class PostgresAssistantInspector:
 
 
 def _key(tenant_id: str | None, assistant_id: str) -> dict[str, Any]:
-    """An id that cannot be one finds nothing, rather than everything."""
+    """A malformed id must match no row, rather than all."""
     return {
         "assistant": decode_id(ASSISTANT, assistant_id) or new_uuid(),
         "sees_all": tenant_id is None,

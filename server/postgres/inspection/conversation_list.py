@@ -1,12 +1,15 @@
 """The list of conversations for operators, with filters that combine, in a bounded number of rows.
 
-What few conversations pass is found by index: labels and words each have one, and at most a cap of rows is taken from
-it. An index reads all its entries of a word or label before the first row comes of it, so it is not asked where the
-planner knows that there are very many. What more than the cap pass is found by walking the conversations from the
-newest back, a window at a time: then matches are frequent and a window has them, or the page says how far it has
-looked. Either way the rows that are read do not depend on how many there are.
+Filters that few conversations pass are answered by an index: labels and words each have one, and at most `CAP` rows are
+read from it. An index reads all its entries for a word or label before it returns the first row, so it is not used if
+the planner expects very many. Filters that many conversations pass are answered by a scan of the conversations from the
+newest back, one window at a time: matches are then frequent, or the page reports how far it has searched. Either way
+the number of rows read does not depend on how many conversations there are.
 """
 
+import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,19 +18,25 @@ from uuid import UUID
 from server.conversation.conversation import ConversationState
 from server.conversation.errors import CursorInvalid
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
-from server.inspection.port import InspectedConversation, InspectedState, InspectionFilter, InspectionPage
+from server.inspection.conversation_list import InspectedConversation, InspectedState, InspectionFilter, InspectionPage
 from server.postgres.codec import decode_cursor, decode_text, encode_cursor
-from server.postgres.engine import Database, Statement
-from server.postgres.inspection.fact_rows import FLAGS, facts_from, label, tenant_label, tenant_word
-from server.postgres.inspection.text_estimate import MANY, are_rare, planned_rows
+from server.postgres.engine import Statement, StorePart
+from server.postgres.inspection.search_index import FLAGS, facts_from, label, tenant_label, tenant_word
 from server.postgres.paging import bounded
 from server.postgres.rows import Row, text_or_none
 
 CAP: Final = 2000
-"""More rows than this are not taken from an index for one page."""
+"""Maximum number of rows that one page reads from an index."""
 WINDOW: Final = 2000
+"""Maximum number of conversations that one page scans."""
 TEXT_WINDOW: Final = 200
-"""Of a walk that has to look into texts."""
+"""The same for a scan that has to search texts."""
+MANY: Final = 4000
+"""An index is not used if the planner expects more rows than this."""
+ENTRIES: Final = 50_000
+"""Nor if even the rarest word has more entries than this: all of them are read before other words exclude any."""
+_MAX_WORDS: Final = 8
+_WORD: Final = re.compile(r"(-?)(\w+)")
 _END_OF_TIME: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _BEGINNING: Final = datetime(1, 1, 2, tzinfo=UTC)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +96,7 @@ WHERE (last_activity_at, conversation_id) < (:at, :before)
 ORDER BY last_activity_at DESC, conversation_id DESC
 LIMIT :count
 """)  # noqa: S608  reason: constants of this module only
-_WALK_SQL: Final = f"""
+_SCAN_SQL: Final = f"""
 WITH q AS MATERIALIZED {_QUERY},
 seen AS MATERIALIZED (
     {_FACTS}
@@ -103,7 +112,7 @@ found AS (
     SELECT {_SHOWN}
     FROM seen f JOIN conversations c ON c.id = f.conversation_id JOIN tenants n ON n.id = f.tenant_id
     WHERE {_PASSES}
-        -- One by one: as a join it would begin with all texts that have the words.
+        -- As a subquery per conversation: a join would start with all texts that contain the words.
         AND (:words = '' AND :phrase = '' OR (
             SELECT true FROM turn_texts x, q WHERE x.conversation_id = f.conversation_id AND {_SAYS} LIMIT 1
         ) IS TRUE)
@@ -115,15 +124,23 @@ SELECT edge.edge_at, edge.seen_count,
 FROM edge LEFT JOIN found ON true
 ORDER BY found.last_activity_at DESC, found.conversation_id DESC
 """  # noqa: S608  reason: constants of this module only
-_WALK_ONE: Final = Statement(_WALK_SQL.replace("%mine%", "tenant_id = :tenant AND"))
-_WALK_ALL: Final = Statement(_WALK_SQL.replace("%mine%", ""))
-_ESTIMATE: Final = Statement("EXPLAIN (FORMAT JSON) SELECT FROM conversation_facts WHERE labels @> :labels::text[]")
+_SCAN_ONE: Final = Statement(_SCAN_SQL.replace("%mine%", "tenant_id = :tenant AND"))
+_SCAN_ALL: Final = Statement(_SCAN_SQL.replace("%mine%", ""))
+_ESTIMATE_LABELS: Final = Statement(
+    "EXPLAIN (FORMAT JSON) SELECT FROM conversation_facts WHERE labels @> :labels::text[]"
+)
 _ESTIMATE_ALL: Final = Statement("EXPLAIN (FORMAT JSON) SELECT FROM conversation_facts WHERE true")
+_ESTIMATE_WORDS: Final = Statement("""
+EXPLAIN (FORMAT JSON) SELECT FROM turn_texts
+WHERE tsv @@ (websearch_to_tsquery('simple', :words) && plainto_tsquery('simple', :phrase)
+    && CASE WHEN :tenant_word::text IS NULL THEN ''::tsquery ELSE ('''' || :tenant_word || '''')::tsquery END)
+""")
+_TENANT: Final = Statement("SELECT tenant_id FROM conversations WHERE id = :conversation")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a list goes on: behind this conversation."""
+class _Position:
+    """The conversation after which a page starts."""
 
     at: datetime = _END_OF_TIME
     before: UUID = _ABOVE_ALL_IDS
@@ -134,74 +151,108 @@ class _Place:
         return encode_cursor(f"{micros}:{self.before.hex}")
 
 
-async def list_conversations(
-    database: Database, tenant_id: str | None, filters: InspectionFilter, cursor: str | None, limit: int
-) -> InspectionPage:
-    """See the port."""
-    tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
-    labels = _labels_of(tenant, filters)
-    if labels is None or (tenant_id is not None and tenant is None):
-        return InspectionPage(items=[], next_cursor=None, estimated_count=0, is_count_exact=True)
-    values = _values_of(tenant, labels, filters, _read_cursor(cursor), limit)
-    estimate = await _estimate(database, labels)
-    is_rare = len(labels) > (tenant is not None) and estimate <= MANY
-    ids = await _find_candidates(database, values, is_rare=is_rare)
-    if ids is not None:
-        rows = await database.run(_AMONG, ids=ids, **_only(_AMONG, values))
-        page = _page_of(rows, limit)
-        total = rows[0]["total"] if rows else 0
+class ConversationReader(StorePart):
+    """Lists conversations; see `server.inspection.port.Inspector`."""
+
+    async def find_tenant(self, conversation_id: str) -> str | None:
+        rows = await self._database.run(_TENANT, conversation=decode_id(CONVERSATION, conversation_id))
+        return encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
+
+    async def list_conversations(
+        self,
+        tenant_id: str | None,
+        *,
+        filters: InspectionFilter = InspectionFilter(),  # noqa: B008  reason: frozen
+        cursor: str | None = None,
+        limit: int = 20,
+    ) -> InspectionPage:
+        tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
+        labels = _labels_of(tenant, filters)
+        if labels is None or (tenant_id is not None and tenant is None):
+            return InspectionPage(items=[], next_cursor=None, estimated_count=0, is_count_exact=True)
+        values = _values_of(tenant, labels, filters, _read_cursor(cursor), limit)
+        estimate = await self._estimate_count(labels)
+        is_rare = len(labels) > (tenant is not None) and estimate <= MANY
+        ids = await self._find_candidates(values, is_rare=is_rare)
+        if ids is None:
+            return await self._scan(values, _window_of(values, filters), limit, estimate)
+        rows = await self._database.run(_AMONG, ids=ids, **_only(_AMONG, values))
         return InspectionPage(
-            items=page, next_cursor=_cursor_of(rows, limit), estimated_count=total, is_count_exact=cursor is None
+            items=_page_of(rows, limit),
+            next_cursor=_cursor_of(rows, limit),
+            estimated_count=rows[0]["total"] if rows else 0,
+            is_count_exact=cursor is None,
         )
-    return await _walk(database, values, _window_of(values, filters), limit, estimate)
+
+    async def _scan(self, values: dict[str, Any], window: int, limit: int, estimated_count: int) -> InspectionPage:
+        statement = _SCAN_ALL if values["tenant"] is None else _SCAN_ONE
+        rows = await self._database.run(statement, window=window, **_only(statement, values))
+        edge = rows[0]
+        found = [row for row in rows if row["conversation_id"] is not None]
+        next_cursor, searched_until = _cursor_of(found, limit), None
+        if next_cursor is None and edge["seen_count"] == window:
+            searched_until = edge["edge_at"]
+            next_cursor = _Position(edge["edge_at"], edge["edge_id"]).cursor
+        return InspectionPage(
+            items=_page_of(found, limit),
+            next_cursor=next_cursor,
+            estimated_count=estimated_count,
+            is_count_exact=False,
+            searched_until=searched_until,
+        )
+
+    async def _find_candidates(self, values: dict[str, Any], *, is_rare: bool) -> list[UUID] | None:
+        """Return a superset of the matching conversations, or None if no index has few enough."""
+        words, phrase = values["words"], values["phrase"]
+        if (words or phrase) and await self._are_words_rare(words, phrase, values["tenant_word"]):
+            row = (await self._database.run(_WITH_WORDS, cap=CAP, **_only(_WITH_WORDS, values)))[0]
+            if not row["is_capped"]:
+                ids: list[UUID] = row["ids"]
+                return ids
+        # Texts are searched by the scan only.
+        if not is_rare or words or phrase:
+            return None
+        rows = await self._database.run(_WITH_LABELS, labels=values["labels"], cap=CAP)
+        return None if len(rows) > CAP else [row["conversation_id"] for row in rows]
+
+    async def _estimate_count(self, labels: list[str]) -> int:
+        """Return the planner's estimate of the number of conversations, without reading rows."""
+        if labels:
+            return _planned_rows(await self._database.run(_ESTIMATE_LABELS, labels=labels))
+        return _planned_rows(await self._database.run(_ESTIMATE_ALL))
+
+    async def _are_words_rare(self, words: str, phrase: str, tenant_word: str | None) -> bool:
+        """Whether the planner expects few enough entries for the words to read them from the index."""
+        if await self._estimate_texts(words, phrase, tenant_word) > MANY:
+            return False
+        required = list_required(words, phrase)
+        for word in required:
+            if await self._estimate_texts("", word, tenant_word) <= ENTRIES:
+                return True
+        return not required
+
+    async def _estimate_texts(self, words: str, phrase: str, tenant_word: str | None) -> int:
+        return _planned_rows(
+            await self._database.run(_ESTIMATE_WORDS, words=words, phrase=phrase, tenant_word=tenant_word)
+        )
 
 
-async def _walk(
-    database: Database, values: dict[str, Any], window: int, limit: int, estimated_count: int
-) -> InspectionPage:
-    statement = _WALK_ALL if values["tenant"] is None else _WALK_ONE
-    rows = await database.run(statement, window=window, **_only(statement, values))
-    edge = rows[0]
-    found = [row for row in rows if row["conversation_id"] is not None]
-    next_cursor, searched_until = _cursor_of(found, limit), None
-    if next_cursor is None and edge["seen_count"] == window:
-        searched_until = edge["edge_at"]
-        next_cursor = _Place(edge["edge_at"], edge["edge_id"]).cursor
-    return InspectionPage(
-        items=_page_of(found, limit),
-        next_cursor=next_cursor,
-        estimated_count=estimated_count,
-        is_count_exact=False,
-        searched_until=searched_until,
-    )
+def list_required(words: str, phrase: str) -> Sequence[str]:
+    """List the words that a text must contain, longest first, since long words are usually rare. Empty with `or`."""
+    found = [word for minus, word in _WORD.findall(words) if not minus]
+    if any(word.lower() == "or" for word in found):
+        found = []
+    return sorted({*found, *(word for _, word in _WORD.findall(phrase))}, key=len, reverse=True)[:_MAX_WORDS]
 
 
-async def _find_candidates(database: Database, values: dict[str, Any], *, is_rare: bool) -> list[UUID] | None:
-    """The conversations of which alone a page can be made; None where no index has few enough."""
-    words, phrase = values["words"], values["phrase"]
-    if (words or phrase) and await are_rare(database, words, phrase, values["tenant_word"]):
-        row = (await database.run(_WITH_WORDS, cap=CAP, **_only(_WITH_WORDS, values)))[0]
-        if not row["is_capped"]:
-            ids: list[UUID] = row["ids"]
-            return ids
-    # Where texts have to be looked into, the walk does that.
-    if not is_rare or words or phrase:
-        return None
-    rows = await database.run(_WITH_LABELS, labels=values["labels"], cap=CAP)
-    return None if len(rows) > CAP else [row["conversation_id"] for row in rows]
-
-
-async def _estimate(database: Database, labels: list[str]) -> int:
-    """The planner's idea of how many there are: no row is read for it."""
-    if labels:
-        rows = await database.run(_ESTIMATE, labels=labels)
-    else:
-        rows = await database.run(_ESTIMATE_ALL)
-    return planned_rows(rows)
+def _planned_rows(rows: Sequence[Row]) -> int:
+    """Return the row estimate of an EXPLAIN."""
+    plan: dict[str, Any] = json.loads(rows[0][0])[0]["Plan"]
+    return int(plan["Plan Rows"])
 
 
 def _labels_of(tenant: UUID | None, filters: InspectionFilter) -> list[str] | None:
-    """The labels that a conversation must have; None where no conversation can have them."""
+    """List the labels that a conversation must have, or None if no conversation can have them."""
     named = {
         "model": filters.model,
         "provider": filters.provider,
@@ -224,13 +275,13 @@ _LIVE_STATES: Final = (InspectedState.RUNNING, InspectedState.AWAITING_TOOLS)
 
 
 def _values_of(
-    tenant: UUID | None, labels: list[str], filters: InspectionFilter, place: _Place, limit: int
+    tenant: UUID | None, labels: list[str], filters: InspectionFilter, position: _Position, limit: int
 ) -> dict[str, Any]:
     return {
         "tenant": tenant,
         "tenant_word": None if tenant is None else tenant_word(tenant),
         "labels": labels,
-        # Phrases have a filter of their own, which stays bounded.
+        # Quoted phrases have a filter of their own, whose cost is bounded.
         "words": (filters.text or "").replace('"', " ").strip(),
         "phrase": (filters.phrase or "").strip(),
         "cost_from": filters.cost_from,
@@ -241,8 +292,8 @@ def _values_of(
         "awaiting": True if filters.state is InspectedState.AWAITING_TOOLS else None,
         "since": _since(filters),
         "until": filters.active_before or _END_OF_TIME,
-        "at": place.at,
-        "before": place.before,
+        "at": position.at,
+        "before": position.before,
         "count": bounded(limit) + 1,
     }
 
@@ -253,7 +304,7 @@ def _since(filters: InspectionFilter) -> datetime:
 
 
 def _window_of(values: dict[str, Any], filters: InspectionFilter) -> int:
-    """How many are looked through: a page of them where everything passes."""
+    """How many conversations to scan: one page if every conversation matches."""
     if values["words"] or values["phrase"]:
         return TEXT_WINDOW
     is_filtered = len(values["labels"]) > (values["tenant"] is not None) or filters.state in _LIVE_STATES
@@ -266,12 +317,12 @@ def _only(statement: Statement, values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in statement.names if name in values}
 
 
-def _read_cursor(cursor: str | None) -> _Place:
+def _read_cursor(cursor: str | None) -> _Position:
     if cursor is None:
-        return _Place()
+        return _Position()
     micros, _, hexed = decode_cursor(cursor, str).partition(":")
     try:
-        return _Place(_EPOCH + timedelta(microseconds=int(micros)), UUID(hex=hexed))
+        return _Position(_EPOCH + timedelta(microseconds=int(micros)), UUID(hex=hexed))
     except (ValueError, OverflowError) as error:
         raise CursorInvalid from error
 
@@ -281,7 +332,7 @@ def _cursor_of(rows: list[Row], limit: int) -> str | None:
     if len(rows) <= shown:
         return None
     last = rows[shown - 1]
-    return _Place(last["last_activity_at"], last["conversation_id"]).cursor
+    return _Position(last["last_activity_at"], last["conversation_id"]).cursor
 
 
 def _page_of(rows: list[Row], limit: int) -> list[InspectedConversation]:

@@ -1,8 +1,7 @@
-"""Reports of jobs on Postgres. The tables are pgqueuer's; see the migration, and `server.jobs.queue` for what we put
-into them.
+"""Job reports on Postgres. The tables belong to pgqueuer; `server.jobs.queue` describes the rows.
 
-The queue holds what is not over yet, so it is short as a rule; a bound keeps a report quick where it is not. What
-became of jobs that are over is in the log, by time.
+The queue contains only jobs that have not ended, so it is usually short; a limit keeps the report fast if it is not.
+Ended jobs are in the log, by time.
 """
 
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from typing import Final
 
 import asyncpg
 
-from server.inspection.job_report import JOB_LIMIT, LATELY_HOURS, JobStatus
-from server.postgres.engine import Database, Statement
+from server.inspection.job_report import FAILURE_HOURS, MAX_JOBS, JobStatus
+from server.postgres.engine import Statement, StorePart
 
 _REPORT: Final = Statement("""
 WITH held AS MATERIALIZED (
@@ -31,7 +30,7 @@ counted AS (
     GROUP BY entrypoint
 ),
 given_up AS MATERIALIZED (
-    -- The message is the error's name, and whose job it was.
+    -- The message is the name of the error, followed by the tenant.
     SELECT entrypoint, created, split_part(traceback ->> 'exception_message', ' ', 1) AS error
     FROM pgqueuer_log
     WHERE status = 'exception' AND created > now() - make_interval(hours => :hours)
@@ -64,16 +63,12 @@ ORDER BY entrypoint
 """)
 
 
-class PostgresJobReports:
-    """Implements `server.inspection.job_report.JobReports`."""
-
-    def __init__(self, database: Database, *, job_limit: int = JOB_LIMIT) -> None:
-        self._database = database
-        self._job_limit = job_limit
+class JobReader(StorePart):
+    """Reports jobs; see `server.inspection.port.Inspector`."""
 
     async def report_jobs(self, tenant_id: str | None) -> Sequence[JobStatus]:
         rows = await self._database.run(
-            _REPORT, everybody=tenant_id is None, tenant=tenant_id, hours=LATELY_HOURS, job_limit=self._job_limit
+            _REPORT, everybody=tenant_id is None, tenant=tenant_id, hours=FAILURE_HOURS, job_limit=MAX_JOBS
         )
         return [_status(row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""Overviews on Postgres: one pass over the calls of a time, which an index by ranges of pages finds."""
+"""Overviews on Postgres: one pass over the calls of a period, found by a BRIN index, and alarms."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
+from server.inspection.conversation_list import InspectionFilter
 from server.inspection.overview import (
     ALARM_LIMIT,
     CELL_KEY_LIMIT,
@@ -21,17 +22,16 @@ from server.inspection.overview import (
     TopConversation,
     choose_step,
 )
-from server.inspection.port import InspectionFilter
 from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
-from server.postgres.inspection.conversation_list import list_conversations
+from server.postgres.inspection.conversation_list import ConversationReader
 from server.postgres.rows import Row, text_or_none, usage_from
 
-_OF_THE_TIME: Final = """
+_OF_PERIOD: Final = """
 FROM calls k JOIN conversations c ON c.id = k.conversation_id
 WHERE k.started_at >= :since AND k.started_at < :until
     AND (:everybody::boolean OR c.tenant_id = :tenant::uuid) IS TRUE
-    -- What a fork brought along was paid for by its source; below zero are summaries of its own.
+    -- A fork does not count the calls copied from its source. Negative numbers are its own background calls.
     AND (k.turn_seq < 0 OR k.turn_seq > coalesce(c.forked_from_seq, 0))
 """
 _NAME: Final = "(SELECT a.name FROM assistants a WHERE a.id = c.assistant_id ORDER BY a.version DESC LIMIT 1)"
@@ -40,7 +40,7 @@ WITH counted AS (
     SELECT date_trunc(:step, k.started_at, 'UTC') AS at, %key% AS key, k.*,
         extract(epoch FROM k.ended_at - k.started_at)::float8 AS seconds,
         extract(epoch FROM k.first_byte_at - k.started_at)::float8 AS first_seconds
-    {_OF_THE_TIME}
+    {_OF_PERIOD}
 ),
 grouped AS MATERIALIZED (
     SELECT at, key, grouping(at) = 1 AS is_whole_time, grouping(key) = 1 AS is_all,
@@ -80,16 +80,16 @@ _CELLS: Final = {
 _TOP_SQL: Final = f"""
 SELECT c.id, {_NAME} AS assistant_name, count(*) AS call_count, coalesce(sum(k.cost_usd), 0) AS cost_usd,
     max(extract(epoch FROM k.ended_at - k.started_at))::float8 AS slowest_seconds
-{_OF_THE_TIME}
+{_OF_PERIOD}
 GROUP BY c.id
 ORDER BY %order% DESC NULLS LAST, c.id
 LIMIT :limit
 """  # noqa: S608  reason: constants of this module only
-_MAX_EXPENSIVE: Final = Statement(_TOP_SQL.replace("%order%", "sum(k.cost_usd)"))
+_MOST_EXPENSIVE: Final = Statement(_TOP_SQL.replace("%order%", "sum(k.cost_usd)"))
 _SLOWEST: Final = Statement(_TOP_SQL.replace("%order%", "max(k.ended_at - k.started_at)"))
 _ERRORS: Final = Statement(f"""
 SELECT k.error_code, count(*) AS call_count, max(k.started_at) AS last_at
-{_OF_THE_TIME} AND k.error_code IS NOT NULL
+{_OF_PERIOD} AND k.error_code IS NOT NULL
 GROUP BY k.error_code
 ORDER BY count(*) DESC, k.error_code
 LIMIT :limit
@@ -101,7 +101,7 @@ _STUCK: Final = Statement("""
 SELECT a.conversation_id, a.reason, a.request_tokens, a.began_at
 FROM compaction_alarms a JOIN conversations c ON c.id = a.conversation_id
 WHERE (:everybody::boolean OR a.tenant_id = :tenant::uuid) IS TRUE
-    -- Still so: no other epoch, and no answer since that had nothing to say of it.
+    -- Still true: no new epoch, and no later answer without the problem.
     AND c.epoch = a.epoch AND c.next_seq - CASE WHEN c.lease_token IS NULL THEN 1 ELSE 3 END <= a.seq
 ORDER BY a.began_at DESC
 LIMIT :limit
@@ -112,7 +112,7 @@ SELECT id, tenant_id, :reason, :request_tokens, :seq, :epoch
 FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR KEY SHARE
 ON CONFLICT (conversation_id) DO UPDATE SET reason = excluded.reason, request_tokens = excluded.request_tokens,
     seq = excluded.seq, epoch = excluded.epoch,
-    -- The turn before it had it too: it is the same trouble.
+    -- The previous turn had it too: it is the same problem.
     began_at = CASE WHEN known.epoch = excluded.epoch AND known.seq >= excluded.seq - 2 THEN known.began_at
         ELSE excluded.began_at END
 WHERE known.seq <= excluded.seq
@@ -120,30 +120,27 @@ WHERE known.seq <= excluded.seq
 _ALARMS: Final = ("has_prefix_break", "has_missing_signature", "has_withheld_signature", "was_recovered")
 
 
-class PostgresOverviews:
-    """Implements `server.inspection.overview.Overviews` and `server.compaction.report.CompactionAlarms`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class OverviewReader(ConversationReader):
+    """Reads overviews; see `server.inspection.port.Inspector`."""
 
     async def load_overview(
         self, tenant_id: str | None, by: OverviewBy, *, since: datetime, until: datetime
     ) -> Overview:
-        whose: dict[str, Any] = {
+        scope: dict[str, Any] = {
             "everybody": tenant_id is None,
             "tenant": None if tenant_id is None else decode_id(TENANT, tenant_id),
         }
-        time: dict[str, Any] = {"since": since, "until": until}
+        period: dict[str, Any] = {"since": since, "until": until}
         step = choose_step(since, until)
         rows = await self._database.run(
-            _CELLS[by], step=step.value, keys=KEY_LIMIT, cell_keys=CELL_KEY_LIMIT, **whose, **time
+            _CELLS[by], step=step.value, keys=KEY_LIMIT, cell_keys=CELL_KEY_LIMIT, **scope, **period
         )
         names = await self._load_names(rows) if by is OverviewBy.ASSISTANT else {}
         cells = [_cell_from(row, by, names) for row in rows]
-        expensive = await self._database.run(_MAX_EXPENSIVE, limit=TOP_LIMIT, **whose, **time)
-        slowest = await self._database.run(_SLOWEST, limit=TOP_LIMIT, **whose, **time)
-        errors = await self._database.run(_ERRORS, limit=ERROR_LIMIT, **whose, **time)
-        stuck = await self._database.run(_STUCK, limit=ALARM_LIMIT, **whose)
+        expensive = await self._database.run(_MOST_EXPENSIVE, limit=TOP_LIMIT, **scope, **period)
+        slowest = await self._database.run(_SLOWEST, limit=TOP_LIMIT, **scope, **period)
+        errors = await self._database.run(_ERRORS, limit=ERROR_LIMIT, **scope, **period)
+        stuck = await self._database.run(_STUCK, limit=ALARM_LIMIT, **scope)
         return Overview(
             step=step,
             total=cells[0],
@@ -157,6 +154,24 @@ class PostgresOverviews:
             alarms=[await self._load_alarm(tenant_id, kind, since, until) for kind in _ALARMS],
         )
 
+    async def _load_alarm(self, tenant_id: str | None, kind: str, since: datetime, until: datetime) -> Alarm:
+        flags: dict[str, Any] = {kind: True}
+        filters = InspectionFilter(**flags, active_after=since, active_before=until)
+        page = await self.list_conversations(tenant_id, filters=filters, limit=ALARM_LIMIT)
+        return Alarm(kind=kind, estimated_count=page.estimated_count, conversations=page.items)
+
+    async def _load_names(self, rows: Sequence[Row]) -> dict[str, str]:
+        ids = list({row["key"] for row in rows if row["key"] is not None})
+        found = await self._database.run(_NAMES, ids=ids)
+        return {row["id"]: decode_text(row["name"]) for row in found}
+
+
+class PostgresCompactionAlarms:
+    """Implements `server.compaction.observer.CompactionAlarms`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
     async def record_blocked(
         self, tenant_id: str, conversation_id: str, *, reason: str, request_tokens: int, seq: int, epoch: int
     ) -> None:
@@ -169,17 +184,6 @@ class PostgresOverviews:
             seq=seq,
             epoch=epoch,
         )
-
-    async def _load_alarm(self, tenant_id: str | None, kind: str, since: datetime, until: datetime) -> Alarm:
-        flags: dict[str, Any] = {kind: True}
-        filters = InspectionFilter(**flags, active_after=since, active_before=until)
-        page = await list_conversations(self._database, tenant_id, filters, None, ALARM_LIMIT)
-        return Alarm(kind=kind, estimated_count=page.estimated_count, conversations=page.items)
-
-    async def _load_names(self, rows: Sequence[Row]) -> dict[str, str]:
-        ids = list({row["key"] for row in rows if row["key"] is not None})
-        found = await self._database.run(_NAMES, ids=ids)
-        return {row["id"]: decode_text(row["name"]) for row in found}
 
 
 def _cell_from(row: Row, by: OverviewBy, names: dict[str, str]) -> OverviewCell:

@@ -1,7 +1,7 @@
-"""Reports of usage on Postgres: one statement, which reads the calls of a time and adds them up.
+"""Usage reports on Postgres: one statement that adds up the calls of a period.
 
-Calls come in the order of time, so the index on it is a summary per range of pages: a report reads the pages of its own
-time and no others, and a call costs nothing to be found by it.
+Calls are inserted in order of time, so a BRIN index on the start time is enough: a report reads the pages of its period
+only, and the index costs almost nothing per call.
 """
 
 from datetime import datetime
@@ -12,7 +12,7 @@ import asyncpg
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.inspection.usage_report import ROW_LIMIT, TOTAL, UsageBy, UsageReport, UsageRow
 from server.postgres.codec import decode_text
-from server.postgres.engine import Database, Statement
+from server.postgres.engine import Statement, StorePart
 from server.postgres.rows import usage_from
 
 _REPORT_SQL: Final = """
@@ -25,7 +25,7 @@ SELECT %key% AS key,
     coalesce(sum(k.cache_write_tokens), 0)::bigint AS cache_write_tokens,
     coalesce(sum(k.output_tokens), 0)::bigint AS output_tokens,
     coalesce(sum(k.reasoning_tokens), 0)::bigint AS reasoning_tokens,
-    -- Nobody knows what a call that reported nothing would have read.
+    -- Calls without reported tokens have no meaningful expectation.
     coalesce(sum(k.cache_expected_tokens) FILTER (WHERE k.input_tokens > 0), 0)::bigint AS expected_cache_tokens,
     coalesce(sum(k.cost_usd), 0) AS cost_usd,
     count(*) FILTER (WHERE k.cost_usd IS NULL AND k.ended_at IS NOT NULL) AS unpriced_count
@@ -35,10 +35,10 @@ FROM (
 ) AS k
 JOIN conversations c ON c.id = k.conversation_id
 WHERE (:everybody::boolean OR c.tenant_id = :tenant::uuid) IS TRUE
-    -- What a fork brought along was paid for by its source; below zero are summaries of its own.
+    -- A fork does not count the calls copied from its source. Negative numbers are its own background calls.
     AND (k.turn_seq < 0 OR k.turn_seq > coalesce(c.forked_from_seq, 0))
 GROUP BY GROUPING SETS ((%key%), ())
--- The sum of all comes first, so that no limit cuts it off.
+-- The total comes first, so that no limit cuts it off.
 ORDER BY grouping(%key%) DESC, %order%
 LIMIT :limit
 """
@@ -56,11 +56,8 @@ _STATEMENTS: Final = {
 }
 
 
-class PostgresUsageReports:
-    """Implements `server.inspection.usage_report.UsageReports`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class UsageReader(StorePart):
+    """Reports usage; see `server.inspection.port.Inspector`."""
 
     async def report_usage(
         self, tenant_id: str | None, by: UsageBy, *, since: datetime, until: datetime, limit: int = 100
@@ -72,7 +69,7 @@ class PostgresUsageReports:
             tenant=None if tenant_id is None else decode_id(TENANT, tenant_id),
             since=since,
             until=until,
-            # One more says that there are more, and one is the sum.
+            # One row for the total, and one more to know whether there are more.
             limit=shown + 2,
         )
         return UsageReport(

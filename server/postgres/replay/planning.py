@@ -16,11 +16,11 @@ from server.conversation.errors import ConversationNotFound
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.usage import Usage
-from server.inspection.port import InspectionFilter
+from server.inspection.conversation_list import InspectionFilter
 from server.postgres.codec import decode_text
 from server.postgres.conversation.assistants import AssistantStore
 from server.postgres.engine import Statement
-from server.postgres.inspection.conversation_list import list_conversations
+from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.replay.statements import ReplayDatabase
 from server.postgres.rows import Row
 from server.replay.rerun.estimate import TIERS, RecordedUsage, estimate_replay
@@ -90,9 +90,10 @@ class ReplayPlanning(ReplayDatabase):
     async def _list_matching(self, tenant_id: str, filters: InspectionFilter) -> AsyncIterator[str]:
         """Yield each conversation once: one that becomes active meanwhile moves to a page that was read already."""
         fixed = replace(filters, active_before=filters.active_before or datetime.now(UTC))
+        inspector = PostgresInspector(self._database)
         cursor: str | None = None
         while True:
-            page = await list_conversations(self._database, tenant_id, fixed, cursor, PAGE_LIMIT)
+            page = await inspector.list_conversations(tenant_id, filters=fixed, cursor=cursor, limit=PAGE_LIMIT)
             for conversation in page.items:
                 yield conversation.id
             cursor = page.next_cursor

@@ -8,8 +8,9 @@ turn.
 from dataclasses import replace
 
 from server.conversation.errors import ConversationNotFound
-from server.inspection.call_view import CallInspection, CallInspector, RebuiltRequest
-from server.inspection.port import Inspector, Timeline
+from server.inspection.calls import CallInspector, InspectedCall, RebuiltRequest
+from server.inspection.port import Inspector
+from server.inspection.timeline import Timeline
 from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import ReplayMode
 
@@ -36,7 +37,7 @@ class ReplayCalls:
 
     async def inspect_call(
         self, tenant_id: str | None, replay_id: str, number: int, turn_seq: int, attempt: int
-    ) -> CallInspection:
+    ) -> InspectedCall:
         """Raises `CallNotFound`."""
         replay_conversation_id = await self._find_shadow(tenant_id, replay_id, number)
         found = await self._calls.inspect_call(tenant_id, replay_conversation_id, turn_seq, attempt)

@@ -15,7 +15,7 @@ from server.conversation.block import JsonValue
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.replay.rerun.replay import (
     Assertion,
     Candidate,

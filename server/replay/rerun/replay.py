@@ -25,7 +25,7 @@ from uuid import UUID
 from server.conversation.assistant import Instructions, Tool
 from server.conversation.block import JsonValue
 from server.conversation.payload import LayerOrder
-from server.inspection.port import InspectionFilter
+from server.inspection.conversation_list import InspectionFilter
 
 CONVERSATION_LIMIT: Final = 100_000
 """More conversations than this are never in one replay."""

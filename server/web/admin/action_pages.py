@@ -18,7 +18,8 @@ from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, 
 from server.conversation.turn_text import read_text
 from server.inspection.actions import ConversationActions
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.port import Inspector, Timeline
+from server.inspection.port import Inspector
+from server.inspection.timeline import Timeline
 from server.web.admin.labels import describe_outcome, describe_reason, label_rows
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect

@@ -13,7 +13,8 @@ from server.conversation.errors import AssistantRevised
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.assistant_difference import AssistantDifference, compare_definitions
 from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt
-from server.inspection.assistants import AssistantInspector, InspectedAssistant
+from server.inspection.assistants import InspectedAssistant
+from server.inspection.port import Inspector
 from server.inspection.template_checks import Severity, TemplateProblem
 from server.payload.renderer import Renderer
 from server.web.admin.assistant_drafts import (
@@ -42,14 +43,14 @@ async def show_editor(
     request: StrataRequest,
     assistant_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
     start: Annotated[int | None, QueryParameter(name="from", ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[bytes]:
     """The form, with the texts of the newest version or of an older one that is to come back."""
     reach = session.tenant_scope
-    newest = await assistant_inspector.load_assistant(reach, assistant_id)
-    text = newest if start is None else await assistant_inspector.load_assistant(reach, assistant_id, start)
+    newest = await inspector.load_assistant(reach, assistant_id)
+    text = newest if start is None else await inspector.load_assistant(reach, assistant_id, start)
     checked = await assistant_editor.check(text.tenant_id, text.assistant.definition)
     draft = open_draft(newest.assistant, text.assistant, example_args(checked.args))
     return _answer(request, newest, draft, None, text_version=text.assistant.version)
@@ -60,14 +61,14 @@ async def check_draft(
     request: StrataRequest,
     assistant_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[bytes]:
     """The form as it was sent, and all that can be said of it. Nothing is saved."""
     form = await read_form(request)
-    base = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, read_version(form))
+    base = await inspector.load_assistant(session.tenant_scope, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
     verdict = await _judge(base, draft, assistant_editor, renderer, provider_names)
     return _answer(request, base, draft, verdict)
@@ -79,14 +80,14 @@ async def save_draft(
     assistant_id: FromPath[str],
     actor: NamedDependency[SkipValidation[Actor]],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[bytes]:
     """A new version, or the form again with everything in it and the reason why not."""
     reach, form = session.tenant_scope, await read_form(request)
-    base = await assistant_inspector.load_assistant(reach, assistant_id, read_version(form))
+    base = await inspector.load_assistant(reach, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
     verdict = await _judge(base, draft, assistant_editor, renderer, provider_names)
     if verdict.error_count:
@@ -99,7 +100,7 @@ async def save_draft(
         )
     except AssistantRevised as refusal:
         request.scope["state"][PROBLEM_CODE] = refusal.code
-        newest = await assistant_inspector.load_assistant(reach, assistant_id)
+        newest = await inspector.load_assistant(reach, assistant_id)
         moved = read_draft(newest.assistant, rebase(form, base.assistant, newest.assistant))
         verdict = await _judge(newest, moved, assistant_editor, renderer, provider_names)
         verdict = replace(verdict, edited_version=draft.base_version)

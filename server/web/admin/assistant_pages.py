@@ -14,7 +14,8 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from server.conversation.assistant import AssistantDefinition
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.assistant_difference import compare_definitions, describe_tool, write_json
-from server.inspection.assistants import COUNT_CAP, AssistantInspector, InspectedAssistant
+from server.inspection.assistants import COUNT_CAP, InspectedAssistant
+from server.inspection.port import Inspector
 from server.inspection.template_checks import list_instructions
 from server.web.admin.rendering import answer_page
 from server.web.api.assistants import AssistantView
@@ -49,11 +50,11 @@ def show_part(name: str, text: str, max_chars: int = _TEXT_CHARS) -> ShownText:
 async def show_assistants(
     request: StrataRequest,
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """A page of them, newest first."""
-    page = await assistant_inspector.list_assistants(session.tenant_scope, cursor=cursor, limit=_ROWS)
+    page = await inspector.list_assistants(session.tenant_scope, cursor=cursor, limit=_ROWS)
     return answer_page(
         request,
         "assistants.html",
@@ -70,12 +71,12 @@ async def show_assistant_page(
     request: StrataRequest,
     assistant_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """Its newest version, and a page of all versions."""
-    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id)
-    return await _answer_version(request, session, assistant_inspector, found, cursor=cursor)
+    found = await inspector.load_assistant(session.tenant_scope, assistant_id)
+    return await _answer_version(request, session, inspector, found, cursor=cursor)
 
 
 @get("/assistants/{assistant_id:str}/versions/{version:int}")
@@ -84,13 +85,13 @@ async def show_version_page(
     assistant_id: FromPath[str],
     version: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     against: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
     """One version; with `against` also what is different from that one."""
-    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
-    return await _answer_version(request, session, assistant_inspector, found, against=against, cursor=cursor)
+    found = await inspector.load_assistant(session.tenant_scope, assistant_id, version)
+    return await _answer_version(request, session, inspector, found, against=against, cursor=cursor)
 
 
 @get("/assistants/{assistant_id:str}/versions/{version:int}/definition")
@@ -98,10 +99,10 @@ async def download_definition(
     assistant_id: FromPath[str],
     version: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[AssistantView]:
     """The whole of it, for what the page cuts."""
-    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
+    found = await inspector.load_assistant(session.tenant_scope, assistant_id, version)
     name = f"{found.assistant.id}-v{version}.json"
     return answer_json(
         AssistantView.of(found.assistant),
@@ -112,7 +113,7 @@ async def download_definition(
 async def _answer_version(
     request: StrataRequest,
     session: AdminSession,
-    inspector: AssistantInspector,
+    inspector: Inspector,
     found: InspectedAssistant,
     *,
     against: int | None = None,

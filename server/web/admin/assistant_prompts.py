@@ -11,7 +11,8 @@ from litestar.params import FromPath, SkipValidation
 from server.conversation.errors import ConversationNotFound
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.assistant_editor import AssistantEditor, CheckedInstructions, RenderedPrompt
-from server.inspection.assistants import AssistantInspector, InspectedAssistant
+from server.inspection.assistants import InspectedAssistant
+from server.inspection.port import Inspector
 from server.inspection.template_checks import TemplateProblem
 from server.web.admin.assistant_drafts import example_args, read_object
 from server.web.admin.assistant_pages import show_part
@@ -40,11 +41,11 @@ async def show_prompt(
     assistant_id: FromPath[str],
     version: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[bytes]:
     """The text and its size. Args and conversation are in the address, so that it can be sent on."""
-    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
+    found = await inspector.load_assistant(session.tenant_scope, assistant_id, version)
     trial = await _try(request, found, assistant_editor)
     query = urlencode({"args": trial.args, "conversation": trial.conversation_id})
     return answer_page(
@@ -66,11 +67,11 @@ async def download_prompt(
     assistant_id: FromPath[str],
     version: FromPath[int],
     session: NamedDependency[SkipValidation[AdminSession]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[bytes]:
     """All of the text, as a file: whatever it says, no browser shows it as a page."""
-    found = await assistant_inspector.load_assistant(session.tenant_scope, assistant_id, version)
+    found = await inspector.load_assistant(session.tenant_scope, assistant_id, version)
     trial = await _try(request, found, assistant_editor)
     text = trial.prompt.text if trial.prompt else ""
     return Response(

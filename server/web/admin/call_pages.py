@@ -1,23 +1,27 @@
-"""One call under the lens: why it failed, why the cache missed, what exactly was sent, what came back, what it cost."""
+"""The page of one call: outcome, proof of the request, cache, cost, and everything sent and received."""
 
 import asyncio
+from collections import Counter
 from typing import Any, Final
 
 from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
-from server.conversation.payload import ManifestEntry
-from server.conversation.turn import describe_ending
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.call_explanation import explain_cache, explain_error, explain_outcome
-from server.inspection.call_view import CallInspection, CallInspector, RebuiltRequest, RequestProof
+from server.inspection.calls import CallInspector, InspectedCall, RebuiltRequest, RequestProof
 from server.inspection.port import Inspector
-from server.web.admin.call_answer import show_answer
+from server.inspection.signatures import SignatureState
+from server.web.admin.call_content import (
+    show_answer,
+    show_difference,
+    show_headers,
+    show_notes,
+    show_request,
+    show_usage,
+)
 from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks
-from server.web.admin.call_notes import show_headers, show_notes, show_signatures, show_usage
-from server.web.admin.call_request import show_difference, show_request
 from server.web.admin.page_budget import PageBudget, open_window
 from server.web.admin.rendering import answer_page
 from server.web.api.call_views import CallView
@@ -27,8 +31,9 @@ from server.web.request import StrataRequest
 
 _PATH: Final = "/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}"
 _MANIFEST_ROWS: Final = 60
-"""Of the beginning, and of the end."""
+"""Rows at the start and at the end of the manifest."""
 _ATTEMPTS: Final = 20
+_SIGNATURES: Final = 40
 
 
 @get(_PATH)
@@ -40,13 +45,13 @@ async def show_call(
     session: NamedDependency[SkipValidation[AdminSession]],
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
-    """The whole call on a page of bounded size; all bytes can be downloaded from it."""
-    reach = session.tenant_scope
-    found = await call_inspector.inspect_call(reach, conversation_id, turn_seq, attempt)
+    """Show a call on a page of bounded size, with downloads of all bytes."""
+    scope = session.tenant_scope
+    found = await call_inspector.inspect_call(scope, conversation_id, turn_seq, attempt)
     previous = None
     if found.previous is not None:
-        place = found.previous.turn_seq, found.previous.start.attempt
-        previous = await call_inspector.rebuild_request(reach, conversation_id, *place)
+        key = found.previous.turn_seq, found.previous.start.attempt
+        previous = await call_inspector.rebuild_request(scope, conversation_id, *key)
     return await answer_call(request, found, previous, ConversationLinks(conversation_id=conversation_id))
 
 
@@ -58,10 +63,10 @@ async def download_request(
     session: NamedDependency[SkipValidation[AdminSession]],
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
-    """Every byte of the request, made again."""
-    made = await call_inspector.rebuild_request(session.tenant_scope, conversation_id, turn_seq, attempt)
+    """Download the rebuilt request."""
+    rebuilt = await call_inspector.rebuild_request(session.tenant_scope, conversation_id, turn_seq, attempt)
     name = f"request-{turn_seq}-{attempt}"
-    return answer_bytes(made.body or b"", name, {"x-strata-proof": made.proof.value})
+    return answer_bytes(rebuilt.body or b"", name, {"x-strata-proof": rebuilt.proof.value})
 
 
 @get(f"{_PATH}/response")
@@ -72,7 +77,7 @@ async def download_response(
     session: NamedDependency[SkipValidation[AdminSession]],
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[bytes]:
-    """Every byte that came back."""
+    """Download the raw response."""
     stored = await inspector.load_stored_call(session.tenant_scope, conversation_id, turn_seq, attempt)
     end = stored.call.end
     raw = None if end is None else end.raw_response
@@ -87,56 +92,48 @@ async def download_call(
     session: NamedDependency[SkipValidation[AdminSession]],
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[Any]:
-    """The call as `/admin/api` answers it, for those who have a session and no key at hand."""
+    """Download the call as JSON, as `/admin/api` returns it, with a session instead of a key."""
     found = await call_inspector.inspect_call(session.tenant_scope, conversation_id, turn_seq, attempt)
     return answer_call_json(found, f"call-{turn_seq}-{attempt}")
 
 
 async def answer_call(
-    request: StrataRequest, found: CallInspection, previous: RebuiltRequest | None, links: CallLinks
+    request: StrataRequest, found: InspectedCall, previous: RebuiltRequest | None, links: CallLinks
 ) -> Response[bytes]:
-    """The answer with the page of a call, wherever it was made."""
-    # Requests and answers may be megabytes of JSON: other turns stream meanwhile.
+    """Answer with the page of a call of a conversation or a replay."""
+    # Requests and answers may be megabytes of JSON: the event loop must not wait for them.
     values = await asyncio.to_thread(_describe, found, previous)
     return answer_page(request, "call.html", links=links, **values)
 
 
-def answer_call_json(found: CallInspection, name: str) -> Response[Any]:
-    """The answer with all of a call as a file."""
+def answer_call_json(found: InspectedCall, name: str) -> Response[Any]:
+    """Answer with a call as a JSON file."""
     headers = {"content-disposition": f'attachment; filename="{name}.json"', "cache-control": "no-store"}
     return answer_json(CallView.of(found), headers=headers)
 
 
-def _describe(found: CallInspection, previous: RebuiltRequest | None) -> dict[str, Any]:
-    """What the template says of a call. Who asks for room first is sure to be shown."""
-    budget, request = PageBudget(), found.request
-    stop_reason = None if found.folded is None else found.folded.answer.stop_reason
+def _describe(found: InspectedCall, previous: RebuiltRequest | None) -> dict[str, Any]:
+    """Collect the values of the template. Texts take from the budget in this order."""
+    budget = PageBudget()
+    counts = Counter(each.signature.state for each in found.signatures)
     return {
         "found": found,
         "start": found.call.start,
         "end": found.call.end,
-        "outcome": explain_outcome(found.call, found.turn, stop_reason),
-        "ending": describe_ending(found.turn.ending) if found.turn is not None and found.gave_answer else "",
-        "cache": explain_cache(found.call),
+        "outcome": found.outcome,
+        "cache": found.cache,
         "cache_bars": draw_cache(found),
         "layers": draw_layers(found),
         "times": draw_times(found),
         "attempts": open_window(found.attempts, head=_ATTEMPTS, tail=_ATTEMPTS),
-        "proof_error": explain_error(request.error_code) if request.error_code else None,
-        "rebuilt_block": _rebuilt_block(request),
         "is_previous_known": previous is not None and previous.proof is not RequestProof.IMPOSSIBLE,
-        "notes": show_notes(found.call.start, budget),
+        "notes": show_notes(found, budget),
         "answer": show_answer(found, budget),
         "difference": show_difference(found, previous, budget),
-        "members": show_request(request.body, budget) if request.body is not None else (),
+        "members": show_request(found.request.body, budget) if found.request.body is not None else (),
         "manifest": open_window(found.blocks, head=_MANIFEST_ROWS, tail=_MANIFEST_ROWS),
-        "signatures": show_signatures(found),
+        "signatures": open_window(found.signatures, head=_SIGNATURES, tail=0),
+        "signature_counts": {state: counts[state] for state in SignatureState},
         "response_headers": show_headers(found, budget),
         "usage_reported": show_usage(found, budget),
     }
-
-
-def _rebuilt_block(request: RebuiltRequest) -> ManifestEntry | None:
-    """What stands in the place of the first block that differs, as it was made again."""
-    place = request.first_difference
-    return None if place is None or place >= len(request.manifest) else request.manifest[place]

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from server.conversation.errors import ValidationFailed
 from server.conversation.time_span import read_span
 from server.conversation.turn import StopReason
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 
 FLAGS: Final[Mapping[str, str]] = {
     "has_repairs": "Repaired history",

@@ -1,4 +1,4 @@
-"""One conversation as it went: what was said, what was called, what went wrong, and what it took."""
+"""The page of a conversation: a part of its timeline, and its totals."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -11,18 +11,19 @@ from server.conversation.block import JsonValue
 from server.conversation.conversation import Conversation
 from server.conversation.usage import Usage
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.port import Inspector, Timeline
-from server.inspection.timeline import tell_timeline
+from server.inspection.excerpts import Excerpt, excerpt_value
+from server.inspection.port import Inspector
+from server.inspection.timeline import Timeline
 from server.web.admin.conversation_filters import FLAGS
 from server.web.admin.labels import EPOCH_LABELS
-from server.web.admin.pieces import Allowance, Piece
+from server.web.admin.page_budget import PageBudget
 from server.web.admin.rendering import answer_page, answer_redirect
-from server.web.admin.shown_turns import show_turn
+from server.web.admin.shown_turns import MIN_BYTES, PAGE_BYTES, show_turn
 from server.web.request import StrataRequest
 from server.web.validation import refuse
 
 _TURNS: Final = 40
-_VALUE_LETTERS: Final = 4_000
+_VALUE_BYTES: Final = 4_000
 
 
 @get("/conversations/{conversation_id:str}")
@@ -36,8 +37,8 @@ async def show_conversation_page(
     around: Annotated[int | None, QueryParameter(ge=0)] = None,
     jump: Annotated[int | None, QueryParameter(ge=0)] = None,
 ) -> Response[bytes]:
-    """A part of it: the newest turns, or those at a place. `jump` is what the form for it sends."""
-    if sum(place is not None for place in (after, before, around)) > 1:
+    """Show the newest turns, or those at a position. The form for jumping sends `jump`."""
+    if sum(seq is not None for seq in (after, before, around)) > 1:
         raise refuse("around", "Expected one of `after`, `before` and `around`", source="query")
     timeline = await inspector.load_timeline(
         session.tenant_scope,
@@ -49,12 +50,11 @@ async def show_conversation_page(
     )
     page = f"/admin/conversations/{timeline.conversation.id}"
     if jump is not None:
-        # A form cannot name the turn to scroll to; an address can.
+        # A form cannot set the fragment of the URL, which scrolls to the turn.
         return answer_redirect(f"{page}?around={jump}#turn-{min(max(jump, 1), timeline.last_seq)}")
-    allowance = Allowance()
-    told = tell_timeline(timeline)
-    # First: what the conversation has now matters more than what was said in it at length.
-    values = _show_values(timeline.conversation, allowance)
+    budget = PageBudget(PAGE_BYTES, min_bytes=MIN_BYTES)
+    # Before the turns, so that long turns do not use up the budget.
+    values = _show_values(timeline.conversation, budget)
     return answer_page(
         request,
         "conversation.html",
@@ -62,10 +62,9 @@ async def show_conversation_page(
         timeline=timeline,
         conversation=timeline.conversation,
         facts=timeline.facts,
-        told=told,
-        turns=[show_turn(item, allowance) for item in told.turns],
+        turns=[show_turn(item, budget) for item in timeline.turns],
         values=values,
-        epoch_words=EPOCH_LABELS,
+        epoch_labels=EPOCH_LABELS,
         usage_share=_share_cache(timeline),
         flags=_name_flags(timeline),
         around=around,
@@ -74,22 +73,25 @@ async def show_conversation_page(
     )
 
 
-def _show_values(conversation: Conversation, allowance: Allowance) -> Sequence[tuple[str, str, Piece]]:
-    """What the application has given to the conversation, as it is now."""
+def _show_values(conversation: Conversation, budget: PageBudget) -> Sequence[tuple[str, str, Excerpt]]:
+    """The current args, context and metadata of the conversation."""
     given: Sequence[tuple[str, str, JsonValue]] = (
         ("args", "Args", conversation.args),
         ("context", "Context", conversation.context),
         ("metadata", "Metadata", conversation.metadata),
     )
-    return [(name, label, allowance.take_json(value, _VALUE_LETTERS)) for name, label, value in given if value]
+    return [
+        (name, label, budget.fit(excerpt_value(value, limit=_VALUE_BYTES), _VALUE_BYTES))
+        for name, label, value in given
+        if value
+    ]
 
 
 def _share_cache(timeline: Timeline) -> float | None:
-    """How much of all input came from the cache; None where nothing is counted."""
+    """The share of input tokens that was read from the cache. None if nothing is counted."""
     usage = timeline.facts.usage if timeline.facts else Usage()
     return usage.cache_read_tokens / usage.input_tokens if usage.input_tokens else None
 
 
 def _name_flags(timeline: Timeline) -> Sequence[str]:
-    """What an operator should know of the conversation."""
     return [label for name, label in FLAGS.items() if timeline.facts is not None and getattr(timeline.facts, name)]

@@ -1,8 +1,9 @@
-"""What the page of a conversation is completed with: whole texts, images, and a turn that is being answered."""
+"""Parts that the page of a conversation loads: complete texts, images, and the events of a running turn."""
 
+import json
 import re
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Annotated, Final
 
 from litestar import Response, get
@@ -17,10 +18,8 @@ from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, Turn
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import Inspector
-from server.inspection.timeline import tell_timeline
 from server.turns.handle import EventReader
 from server.turns.service import TurnService
-from server.web.admin.pieces import write_whole
 from server.web.admin.shown_turns import content_of
 from server.web.admin.tenant_scope import load_owner
 from server.web.api.images import answer_image, load_image
@@ -29,12 +28,13 @@ from server.web.headers import LastEventId, read_last_event_id
 from server.web.sse import TurnStream
 
 _LISTEN_SECONDS: Final = 60.0
-_PLACE: Final = re.compile(r"[0-9]{1,6}")
+_INDEX: Final = re.compile(r"[0-9]{1,6}")
+_MAX_INDENTED: Final = 8 * 1024 * 1024
 
 
 class BriefReader:
-    """Implements `turns.handle.EventReader`: another reader, for a while. The browser comes again with the number
-    of the last event, and then its session is looked at again.
+    """An `EventReader` that ends after some time. The browser reconnects with the id of the last event, and its session
+    is checked again.
     """
 
     def __init__(self, reader: EventReader, *, seconds: float) -> None:
@@ -65,7 +65,7 @@ async def follow_turn_on_page(
     after: Annotated[int | None, QueryParameter(ge=0)] = None,
     last_event_id: LastEventId = None,
 ) -> Response[bytes]:
-    """The events of a turn, as clients get them."""
+    """Stream the events of a turn, as clients receive them."""
     owner = await load_owner(inspector, session, conversation_id)
     handle = await turn_service.follow_turn(owner, conversation_id, seq)
     reader = BriefReader(handle.read(read_last_event_id(last_event_id, after)), seconds=_LISTEN_SECONDS)
@@ -80,7 +80,7 @@ async def show_image_on_page(
     inspector: NamedDependency[SkipValidation[Inspector]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[bytes]:
-    """An image. Opened by itself it is in a sandbox, whatever its bytes are."""
+    """Answer with an image. Opened by itself, it is sandboxed."""
     owner = await load_owner(inspector, session, conversation_id)
     blob = await load_image(store, owner, conversation_id, sha256)
     if blob.media_type not in IMAGE_TYPES:
@@ -98,7 +98,7 @@ async def show_whole_value(
     inspector: NamedDependency[SkipValidation[Inspector]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[bytes]:
-    """The args, the context or the metadata of the conversation, as they are now."""
+    """Download the current args, context or metadata of the conversation."""
     owner = await load_owner(inspector, session, conversation_id)
     conversation = await store.load_conversation(owner, conversation_id)
     values = {"args": conversation.args, "context": conversation.context, "metadata": conversation.metadata}
@@ -116,13 +116,13 @@ async def show_whole_piece(
     inspector: NamedDependency[SkipValidation[Inspector]],
     store: NamedDependency[SkipValidation[Store]],
 ) -> Response[bytes]:
-    """A block of a turn by its place, its args, the conversation's, or the context that it was answered in."""
+    """Download a block of a turn by its index, its args, the conversation's args, or its context."""
     owner = await load_owner(inspector, session, conversation_id)
     if name in {"context", "conversation_args"}:
-        told = tell_timeline(await inspector.load_timeline(owner, conversation_id, after_seq=seq - 1, limit=1)).turns
-        if not told or told[0].item.turn.seq != seq:
+        turns = (await inspector.load_timeline(owner, conversation_id, after_seq=seq - 1, limit=1)).turns
+        if not turns or turns[0].turn.seq != seq:
             raise TurnNotFound
-        value = told[0].context if name == "context" else dict(told[0].new_args or {})
+        value = turns[0].context if name == "context" else dict(turns[0].conversation_args or {})
         return _answer_text(value or "", f"turn-{seq}-{name}")
     turn = await store.load_turn(owner, conversation_id, seq)
     return _answer_text(_find_content(turn, name), f"turn-{seq}-{name}")
@@ -131,18 +131,37 @@ async def show_whole_piece(
 def _find_content(turn: Turn, name: str) -> JsonValue:
     if name == "args" and not isinstance(turn, ModelResponseTurn) and turn.args is not None:
         return turn.args
-    if _PLACE.fullmatch(name) is None or int(name) >= len(turn.blocks):
+    if _INDEX.fullmatch(name) is None or int(name) >= len(turn.blocks):
         raise TurnNotFound("The turn has no such part.", hint="Follow a link from the conversation's page.")
     return content_of(turn.blocks[int(name)])
 
 
 def _answer_text(value: JsonValue, name: str) -> Response[bytes]:
-    """As a download: no browser takes it for a page. Half a pair of surrogates has no place in it."""
+    """Answer with a download that no browser shows as a page. Lone surrogates are replaced."""
     return Response(
-        content=write_whole(value).encode("utf-8", "replace"),
+        content=render_whole(value).encode("utf-8", "replace"),
         headers={
             "content-type": "text/plain; charset=utf-8",
             "content-disposition": f'attachment; filename="{name}.txt"',
             "content-security-policy": "default-src 'none'; sandbox",
         },
     )
+
+
+def render_whole(value: JsonValue) -> str:
+    """Render a text as it is and another value as JSON, indented unless it is nested too deeply."""
+    if isinstance(value, str):
+        return value
+    indented = _join(json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(value), _MAX_INDENTED)
+    return json.dumps(value, ensure_ascii=False) if indented is None else indented
+
+
+def _join(parts: Iterable[str], limit: int) -> str | None:
+    """Join the parts. None if they are longer than `limit`."""
+    taken, length = [], 0
+    for part in parts:
+        length += len(part)
+        if length > limit:
+            return None
+        taken.append(part)
+    return "".join(taken)

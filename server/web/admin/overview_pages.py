@@ -15,9 +15,16 @@ from server.conversation.audit import AuditFilter, AuditLog
 from server.conversation.errors import ValidationFailed
 from server.conversation.time_span import read_span
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.job_report import JobReports
-from server.inspection.overview import ALARM_LIMIT, LONGEST_TIME, OverviewBy, Overviews, OverviewStep, choose_step
-from server.inspection.overview_chart import ChartSheet, build_charts, is_cost_unknown
+from server.inspection.overview import (
+    ALARM_LIMIT,
+    MAX_PERIOD,
+    ChartSheet,
+    OverviewBy,
+    OverviewStep,
+    build_charts,
+    choose_step,
+)
+from server.inspection.port import Inspector
 from server.web.admin.conversation_filters import FLAGS, read_time
 from server.web.admin.labels import name_action, object_url
 from server.web.admin.rendering import answer_page, show_text
@@ -50,8 +57,7 @@ class ChosenTime:
 async def show_overview_page(
     request: StrataRequest,
     session: NamedDependency[SkipValidation[AdminSession]],
-    overviews: NamedDependency[SkipValidation[Overviews]],
-    job_reports: NamedDependency[SkipValidation[JobReports]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     audit_log: NamedDependency[SkipValidation[AuditLog]],
 ) -> Response[bytes]:
     """The numbers of a time. Time and grouping live in the address."""
@@ -59,7 +65,7 @@ async def show_overview_page(
     chosen = choose_time(asked.get("time", ""), asked.get("from", ""), asked.get("to", ""), datetime.now(UTC))
     grouping = _read_by(asked.get("by", ""))
     tenant_id = session.tenant_scope
-    overview = await overviews.load_overview(tenant_id, grouping, since=chosen.since, until=chosen.until)
+    overview = await inspector.load_overview(tenant_id, grouping, since=chosen.since, until=chosen.until)
     sheet = build_charts(overview, since=chosen.since, until=chosen.until)
     return answer_page(
         request,
@@ -76,10 +82,9 @@ async def show_overview_page(
         list_query=urlencode(chosen.list_query),
         flags=FLAGS,
         alarm_limit=ALARM_LIMIT,
-        is_cost_unknown=is_cost_unknown,
         name_action=name_action,
         object_url=object_url,
-        jobs=await job_reports.report_jobs(tenant_id),
+        jobs=await inspector.report_jobs(tenant_id),
         entries=(await audit_log.list_entries(tenant_id, AuditFilter(), limit=_ENTRIES)).items,
     )
 
@@ -91,7 +96,7 @@ def choose_time(span: str, since: str, until: str, now: datetime) -> ChosenTime:
     """
     if not (since or until):
         length = read_span(span or _USUAL)
-        if length is None or not timedelta() < length <= LONGEST_TIME - timedelta(days=1):
+        if length is None or not timedelta() < length <= MAX_PERIOD - timedelta(days=1):
             raise _refusal("time", "It is a span such as 24h, 7d or 30d, a year at most.")
         return ChosenTime(
             since=_step_before(now - length, choose_step(now - length, now)),
@@ -101,7 +106,7 @@ def choose_time(span: str, since: str, until: str, now: datetime) -> ChosenTime:
         )
     end = read_time("to", until) if until else now
     first = read_time("from", since) if since else end - timedelta(days=1)
-    if not timedelta() < end - first <= LONGEST_TIME:
+    if not timedelta() < end - first <= MAX_PERIOD:
         raise _refusal("from", "It is a time before the other, by a year at most.")
     query = {name: value for name, value in (("from", since), ("to", until)) if value}
     return ChosenTime(since=first, until=end, span=None, query=query)

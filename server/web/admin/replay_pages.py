@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.port import CallOutline
+from server.inspection.timeline import CallOutline
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.export import ExportFormat
 from server.replay.rerun.figures import describe_unpriced

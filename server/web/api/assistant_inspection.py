@@ -27,7 +27,7 @@ from server.conversation.errors import (
 from server.conversation.page import PAGE_LIMIT
 from server.inspection.assistant_difference import compare_definitions
 from server.inspection.assistant_editor import AssistantEditor
-from server.inspection.assistants import AssistantInspector
+from server.inspection.port import Inspector
 from server.web.api.assistant_views import (
     AssistantOutlinePage,
     AssistantOutlineView,
@@ -90,13 +90,13 @@ class RenderBody(TriedBody):
 )
 async def inspect_assistants(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     tenant: FromQuery[str | None] = None,
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[AssistantOutlinePage]:
     """A page of the list."""
-    page = await assistant_inspector.list_assistants(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
+    page = await inspector.list_assistants(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
     data = [AssistantOutlineView.of(outline) for outline in page.items]
     return answer_json(AssistantOutlinePage(data=data, next_cursor=page.next_cursor))
 
@@ -113,12 +113,10 @@ async def inspect_assistants(
 async def inspect_assistant(
     assistant_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[InspectedAssistantView]:
     """The newest version."""
-    return answer_json(
-        InspectedAssistantView.of(await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id))
-    )
+    return answer_json(InspectedAssistantView.of(await inspector.load_assistant(tenant_scope(caller), assistant_id)))
 
 
 @get(
@@ -133,12 +131,12 @@ async def inspect_assistant(
 async def list_versions(
     assistant_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[VersionPage]:
     """A page of them."""
-    page = await assistant_inspector.list_versions(tenant_scope(caller), assistant_id, cursor=cursor, limit=limit)
+    page = await inspector.list_versions(tenant_scope(caller), assistant_id, cursor=cursor, limit=limit)
     return answer_json(
         VersionPage(data=[VersionView.of(outline) for outline in page.items], next_cursor=page.next_cursor)
     )
@@ -157,14 +155,14 @@ async def inspect_version(
     assistant_id: FromPath[str],
     version: FromPath[int],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     against: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[ComparedVersionView]:
     """The version, compared where that is asked for."""
-    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, version)
+    found = await inspector.load_assistant(tenant_scope(caller), assistant_id, version)
     difference = None
     if against is not None:
-        other = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, against)
+        other = await inspector.load_assistant(tenant_scope(caller), assistant_id, against)
         # In a thread: large definitions take a while.
         compared = await asyncio.to_thread(compare_definitions, other.assistant.definition, found.assistant.definition)
         difference = DifferenceView.of(against, compared)
@@ -187,11 +185,11 @@ async def render_prompt(
     assistant_id: FromPath[str],
     data: JSONBody[RenderBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[PromptView]:
     """The rendered text."""
-    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id, data.version)
+    found = await inspector.load_assistant(tenant_scope(caller), assistant_id, data.version)
     prompt = await assistant_editor.render(
         found.tenant_id, data.put_into(found.assistant), args=data.args, conversation_id=data.conversation_id
     )
@@ -213,10 +211,10 @@ async def check_instructions(
     assistant_id: FromPath[str],
     data: JSONBody[TriedBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
-    assistant_inspector: NamedDependency[SkipValidation[AssistantInspector]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[CheckView]:
     """The problems."""
-    found = await assistant_inspector.load_assistant(tenant_scope(caller), assistant_id)
+    found = await inspector.load_assistant(tenant_scope(caller), assistant_id)
     checked = await assistant_editor.check(found.tenant_id, data.put_into(found.assistant).definition)
     return answer_json(CheckView.of(checked))

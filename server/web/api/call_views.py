@@ -1,7 +1,7 @@
-"""What operators see of one call, as JSON.
+"""One call as JSON, for operators.
 
-Of the parts' signatures it tells lengths and fingerprints. The frames have them in full, and so have the raw response
-and the request, which two routes of their own give as bytes.
+Signatures are described by length and fingerprint. The frames contain them in full, and so do the raw response and the
+request, which have routes of their own.
 """
 
 from dataclasses import asdict
@@ -14,9 +14,9 @@ from server.conversation.call import CallEnd, CallStart
 from server.conversation.event import ProviderEvent
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.turn import StopReason
-from server.inspection.call_view import CallInspection, FoldedAnswer, RebuiltRequest, RequestProof, SentBlock
+from server.inspection.calls import FoldedAnswer, InspectedCall, RebuiltRequest, RequestProof, SentBlock
 from server.inspection.manifest_difference import ComparedBlock, LayerShare
-from server.inspection.signature_report import PartSignature, SignatureState
+from server.inspection.signatures import BlockSignature, SignatureState
 from server.providers.pricing import Cost
 from server.web.api.block_views import BlockView, View, view_blocks
 from server.web.api.inspection_views import TENANT_ID, CallOutlineView
@@ -25,7 +25,7 @@ from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView
 _HASH: Final = "9f86d081884c7d659a2feaa0c55ad015"
 _LONG_HASH: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 EVENT_LIMIT: Final = 2000
-"""Of a long answer so many events are told; the bytes are all there."""
+"""Maximum number of events and frames. The raw response has all bytes."""
 _EVENT_NAMES: Final = {
     "ThinkingDelta": "thinking.delta",
     "TextDelta": "text.delta",
@@ -37,12 +37,12 @@ _EVENT_NAMES: Final = {
 
 
 def name_event(event: ProviderEvent) -> str:
-    """What an event is called wherever it is shown."""
+    """Return the public name of an event."""
     return _EVENT_NAMES[type(event).__name__]
 
 
 class LayerView(View):
-    """How much of the request a layer is."""
+    """The size of one layer of the request."""
 
     layer: Layer = Field(examples=["static"])
     blocks: int = Field(examples=[2])
@@ -51,24 +51,22 @@ class LayerView(View):
 
     @classmethod
     def of(cls, share: LayerShare) -> Self:
-        """The view of a share."""
         return cls(layer=share.layer, blocks=share.block_count, bytes=share.size_bytes, tokens=share.token_count)
 
 
 class ManifestEntryView(View):
-    """A block of a request, by what it is."""
+    """A block of a request."""
 
     layer: Layer = Field(examples=["buffered"])
     kind: str = Field(description="`tools`, `static`, `dynamic`, `signed_summary` or `message`.", examples=["message"])
     role: str = Field(examples=["user"])
-    seq: int | None = Field(description="The turn that it is made of.", examples=[1])
+    seq: int | None = Field(description="The turn that it was built from.", examples=[1])
     hash: str = Field(examples=[_HASH])
     length: int = Field(description="Bytes.", examples=[120])
-    marked: bool = Field(description="A cache marker stands behind it.", examples=[False])
+    marked: bool = Field(description="Whether a cache marker follows it.", examples=[False])
 
     @classmethod
     def of(cls, entry: ManifestEntry) -> Self:
-        """The view of an entry."""
         return cls(
             layer=entry.layer,
             kind=entry.kind,
@@ -81,42 +79,39 @@ class ManifestEntryView(View):
 
 
 class SentBlockView(ManifestEntryView):
-    """A block with its share of the request."""
+    """A block of the request with its size."""
 
-    bytes: int = Field(description="Without a dynamic block that it holds.", examples=[120])
+    bytes: int = Field(description="Without a dynamic block that it contains.", examples=[120])
     tokens: int = Field(examples=[30])
 
     @classmethod
     def showing(cls, block: SentBlock) -> Self:
-        """The view of a block."""
         entry = ManifestEntryView.of(block.entry)
         return cls(**entry.model_dump(), bytes=block.size_bytes, tokens=block.token_count)
 
 
 class ComparedBlockView(ManifestEntryView):
-    """A block of this request or of the one before."""
+    """A block of this request or of the previous one."""
 
     change: str = Field(description="`same`, `added` or `removed`.", examples=["same"])
 
     @classmethod
     def comparing(cls, block: ComparedBlock) -> Self:
-        """The view of a block."""
         return cls(**ManifestEntryView.of(block.entry).model_dump(), change=block.change)
 
 
 class RequestView(View):
-    """The request, made again from what is stored."""
+    """The request, rebuilt from stored data."""
 
-    proof: RequestProof = Field(description="Whether its bytes have the stored hash.", examples=["equal"])
+    proof: RequestProof = Field(description="Whether the rebuilt bytes have the stored hash.", examples=["equal"])
     bytes: int | None = Field(examples=[9100])
     stored_hash: str = Field(examples=[_LONG_HASH])
     rebuilt_hash: str | None = Field(examples=[_LONG_HASH])
-    first_difference: int | None = Field(description="The first block that differs.", examples=[None])
-    error_code: str | None = Field(description="Why it could not be made.", examples=[None])
+    first_difference: int | None = Field(description="Index of the first block that differs.", examples=[None])
+    error_code: str | None = Field(description="Why it cannot be rebuilt.", examples=[None])
 
     @classmethod
     def of(cls, request: RebuiltRequest) -> Self:
-        """The view of a request."""
         return cls(
             proof=request.proof,
             bytes=None if request.body is None else len(request.body),
@@ -128,10 +123,10 @@ class RequestView(View):
 
 
 class SignatureView(View):
-    """The signature of a part."""
+    """The signature of a block."""
 
     seq: int = Field(examples=[2])
-    place: int = Field(description="Of the block in its turn, from 0.", examples=[0])
+    index: int = Field(description="Index of the block in its turn, from 0.", examples=[0])
     block_type: str = Field(examples=["thinking"])
     state: SignatureState = Field(examples=["present"])
     length: int | None = Field(examples=[48])
@@ -139,35 +134,34 @@ class SignatureView(View):
     reason: str | None = Field(description="Why it was withheld.", examples=[None])
 
     @classmethod
-    def of(cls, part: PartSignature) -> Self:
-        """The view of a signature."""
-        return cls(**asdict(part))
+    def of(cls, signature: BlockSignature) -> Self:
+        return cls(**asdict(signature))
 
 
 class EventView(View):
-    """An event that the bytes mean."""
+    """An event of the folded response."""
 
     type: str = Field(examples=["text.delta"])
     data: dict[str, Any] = Field(examples=[{"text": "It rains."}])
 
     @classmethod
     def of(cls, event: ProviderEvent) -> Self:
-        """The view of an event."""
         return cls(type=name_event(event), data=asdict(event))
 
 
 class FoldedView(View):
-    """What the raw bytes mean, read again now."""
+    """The raw response, folded again."""
 
     events: list[EventView]
-    event_count: int = Field(description="How many there are; a long answer is told in part.", examples=[12])
+    event_count: int = Field(
+        description="Number of all events; of a long answer, `events` has the first ones.", examples=[12]
+    )
     blocks: list[BlockView]
     stop_reason: StopReason | None = Field(examples=["end_turn"])
-    error_code: str | None = Field(description="Why reading ended early.", examples=[None])
+    error_code: str | None = Field(description="Why folding ended early.", examples=[None])
 
     @classmethod
     def of(cls, folded: FoldedAnswer) -> Self:
-        """The view of an answer."""
         return cls(
             events=[EventView.of(event) for event in folded.events[:EVENT_LIMIT]],
             event_count=len(folded.events),
@@ -178,7 +172,7 @@ class FoldedView(View):
 
 
 class CostView(View):
-    """What the call cost by bucket, in USD. Null: the price is not known."""
+    """The cost by bucket, in USD. Null if the price is not known."""
 
     fresh_input: float | None = Field(examples=[0.00024])
     cache_read: float | None = Field(examples=[0.00082])
@@ -189,7 +183,6 @@ class CostView(View):
 
     @classmethod
     def of(cls, cost: Cost) -> Self:
-        """The view of a cost."""
         buckets = (cost.fresh_input_usd, cost.cache_read_usd, cost.cache_write_usd, cost.output_usd, cost.reasoning_usd)
         fresh, read, write, output, reasoning = [None if usd is None else float(usd) for usd in buckets]
         total = cost.total_usd
@@ -203,22 +196,22 @@ class CostView(View):
         )
 
 
-class CallOutlineRef(View):
-    """Which call."""
+class CallRef(View):
+    """The turn and attempt of a call."""
 
     turn_seq: int = Field(examples=[2])
     attempt: int = Field(examples=[1])
 
 
 class FrameView(View):
-    """One record off the wire."""
+    """One SSE frame."""
 
-    event: str = Field(description="Empty where the record names none.", examples=[""])
-    data: str = Field(description="Bytes that are no UTF-8 are replaced.", examples=['{"candidates":[]}'])
+    event: str = Field(description="The event name; empty if the frame has none.", examples=[""])
+    data: str = Field(description="Invalid UTF-8 is replaced.", examples=['{"candidates":[]}'])
 
 
 class CallView(View):
-    """All that is known of a call."""
+    """Everything that is known about a call."""
 
     tenant_id: str = Field(examples=[TENANT_ID])
     conversation_id: str = Field(examples=[CONVERSATION_ID])
@@ -229,26 +222,30 @@ class CallView(View):
     account: str = Field(description="Fingerprint of the credentials.", examples=["0123456789abcdef"])
     epoch: int = Field(examples=[1])
     layer_order: LayerOrder = Field(examples=["layered"])
-    dynamic: str = Field(description="The dynamic layer as it was sent.", examples=['{"todos":["pack"]}'])
-    attempts: list[CallOutlineView] = Field(description="All calls for the same turn.")
+    dynamic: str = Field(description="The dynamic layer as sent.", examples=['{"todos":["pack"]}'])
+    attempts: list[CallOutlineView] = Field(description="All calls of the same turn.")
     layers: list[LayerView]
     blocks: list[SentBlockView] = Field(description="The manifest.")
     tokens_reported: bool = Field(
-        description="Whether the tokens are the provider's own count, shared out by bytes; else they are estimates.",
+        description="Whether token counts are shares of the provider's count; otherwise they are estimates.",
         examples=[True],
     )
     request: RequestView
-    previous: CallOutlineRef | None = Field(description="The call before it; null: there is none.")
-    next: CallOutlineRef | None = Field(description="The call after it; null: there is none.")
-    difference: list[ComparedBlockView] = Field(description="To the request of the call before it, block by block.")
-    sent_signatures: list[SignatureView] = Field(description="Of the answers that were sent back.")
+    previous: CallRef | None = Field(description="The previous call; null if there is none.")
+    next: CallRef | None = Field(description="The next call; null if there is none.")
+    difference: list[ComparedBlockView] = Field(
+        description="The difference from the request of the previous call, block by block."
+    )
+    sent_signatures: list[SignatureView] = Field(description="Signatures of the answers in the request.")
     received_signatures: list[SignatureView]
     repairs: list[dict[str, Any]] = Field(examples=[[]])
     template_failures: list[dict[str, Any]] = Field(examples=[[]])
     warnings: list[dict[str, Any]] = Field(examples=[[]])
-    caching: dict[str, Any] = Field(description="What was asked of the cache.", examples=[{"cache_seconds": 300}])
+    caching: dict[str, Any] = Field(description="The cache settings of the request.", examples=[{"cache_seconds": 300}])
     cache_expected_tokens: int | None = Field(examples=[4096])
-    cache_miss_reason: str | None = Field(description="Why less came.", examples=[None])
+    cache_miss_reason: str | None = Field(
+        description="Why less was read from the cache than possible.", examples=[None]
+    )
     started_at: datetime = Field(examples=[EXAMPLE_TIME])
     first_byte_at: datetime | None = Field(examples=[EXAMPLE_TIME])
     ended_at: datetime | None = Field(examples=[EXAMPLE_TIME])
@@ -258,20 +255,19 @@ class CallView(View):
     error_code: str | None = Field(examples=[None])
     usage: UsageView | None
     usage_reported: dict[str, Any] | None = Field(
-        description="The provider's own words.", examples=[{"promptTokenCount": 15}]
+        description="As the provider reported it.", examples=[{"promptTokenCount": 15}]
     )
     cost: CostView | None
-    raw_bytes: int | None = Field(description="Null: none are kept.", examples=[2210])
+    raw_bytes: int | None = Field(description="Null if no bytes are stored.", examples=[2210])
     frames: list[FrameView]
     frame_count: int = Field(examples=[12])
     folded: FoldedView | None
     differs_from_turn: bool = Field(
-        description="Whether the bytes, read again now, say anything else than the stored turn.", examples=[False]
+        description="Whether the folded response differs from the stored turn.", examples=[False]
     )
 
     @classmethod
-    def of(cls, found: CallInspection) -> Self:
-        """The view of a call."""
+    def of(cls, found: InspectedCall) -> Self:
         return cls(
             tenant_id=found.tenant_id,
             conversation_id=found.conversation_id,
@@ -318,20 +314,18 @@ def _read_end(end: CallEnd | None) -> dict[str, Any]:
     }
 
 
-def _views_of(found: CallInspection) -> dict[str, Any]:
-    previous, following = found.previous, found.next_place
+def _views_of(found: InspectedCall) -> dict[str, Any]:
+    previous, following = found.previous, found.next_call
     return {
         "layers": [LayerView.of(share) for share in found.layers],
         "blocks": [SentBlockView.showing(block) for block in found.blocks],
         "tokens_reported": found.are_tokens_reported,
         "request": RequestView.of(found.request),
-        "previous": None
-        if previous is None
-        else CallOutlineRef(turn_seq=previous.turn_seq, attempt=previous.start.attempt),
-        "next": None if following is None else CallOutlineRef(turn_seq=following.turn_seq, attempt=following.attempt),
-        "difference": [ComparedBlockView.comparing(block) for block in found.difference],
-        "sent_signatures": [SignatureView.of(part) for part in found.sent_signatures],
-        "received_signatures": [SignatureView.of(part) for part in found.received_signatures],
+        "previous": None if previous is None else CallRef(turn_seq=previous.turn_seq, attempt=previous.start.attempt),
+        "next": None if following is None else CallRef(turn_seq=following.turn_seq, attempt=following.attempt),
+        "difference": [ComparedBlockView.comparing(block) for block in found.compared],
+        "sent_signatures": [SignatureView.of(each) for each in found.sent_signatures],
+        "received_signatures": [SignatureView.of(each) for each in found.received_signatures],
         "cost": None if found.cost is None else CostView.of(found.cost),
         "frames": [
             FrameView(event=event, data=data.decode("utf-8", "replace")) for event, data in found.frames[:EVENT_LIMIT]

@@ -18,8 +18,10 @@ from server.conversation.errors import (
     ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.inspection.call_view import CallInspector
-from server.inspection.port import TIMELINE_LIMIT, InspectionFilter, Inspector
+from server.inspection.calls import CallInspector
+from server.inspection.conversation_list import InspectionFilter
+from server.inspection.port import Inspector
+from server.inspection.timeline import TIMELINE_LIMIT
 from server.web.api.call_views import CallView
 from server.web.api.inspection_filters import FILTERS
 from server.web.api.inspection_views import InspectionPageView, TimelineView

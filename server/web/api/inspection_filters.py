@@ -9,7 +9,7 @@ from litestar.params import FromQuery, QueryParameter, SkipValidation
 
 from server.conversation.time_span import read_span
 from server.conversation.turn import StopReason
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.web.validation import in_utc, refuse
 
 _TEXT_LIMIT: Final = 500

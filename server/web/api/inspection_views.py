@@ -1,4 +1,4 @@
-"""What operators see of conversations and timelines, as JSON."""
+"""Conversations and timelines as JSON, for operators."""
 
 from datetime import datetime
 from typing import Any, Final, Self
@@ -9,9 +9,8 @@ from server.conversation.block import JsonValue
 from server.conversation.conversation import ConversationFacts, ConversationState
 from server.conversation.epoch import EpochReason
 from server.conversation.payload import LayerOrder
-from server.conversation.turn import ModelResponseTurn
-from server.inspection.port import CallOutline, EpochMark, InspectedConversation, InspectionPage, RunningTurn, Timeline
-from server.inspection.timeline import ToldTurn, tell_timeline
+from server.inspection.conversation_list import InspectedConversation, InspectionPage
+from server.inspection.timeline import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
 from server.web.api.block_views import View
 from server.web.api.compactions import CompactionView
 from server.web.api.views import (
@@ -29,14 +28,14 @@ _MODEL: Final = "gemini-3.1-pro-preview"
 
 
 class FactsView(View):
-    """A conversation in numbers, as far as it is counted."""
+    """Totals of a conversation, as far as they are counted."""
 
-    last_indexed_seq: int = Field(description="The newest turn that is counted.", examples=[4])
+    last_indexed_seq: int = Field(description="Seq of the newest counted turn.", examples=[4])
     turns: int = Field(examples=[4])
-    calls: int = Field(description="Each attempt counts; of a fork, its own.", examples=[2])
+    calls: int = Field(description="Every attempt counts. Calls that a fork copied do not.", examples=[2])
     models: list[str] = Field(examples=[[_MODEL]])
     providers: list[str] = Field(examples=[["gemini"]])
-    states: list[str] = Field(description="Of its answers.", examples=[["complete"]])
+    states: list[str] = Field(description="States of its answers.", examples=[["complete"]])
     stop_reasons: list[str] = Field(examples=[["tool_use", "end_turn"]])
     error_codes: list[str] = Field(examples=[[]])
     tool_names: list[str] = Field(examples=[["get_weather"]])
@@ -44,17 +43,18 @@ class FactsView(View):
     has_missing_signature: bool = Field(examples=[False])
     has_withheld_signature: bool = Field(examples=[False])
     has_prefix_break: bool = Field(examples=[False])
-    was_recovered: bool = Field(description="A turn outlived the process that ran it.", examples=[False])
+    was_recovered: bool = Field(
+        description="Whether a turn was ended by another process than the one that ran it.", examples=[False]
+    )
     usage: UsageView
-    cost_usd: float = Field(description="Of the calls whose price is known.", examples=[0.0042])
-    unpriced_calls: int = Field(description="How many have no known price.", examples=[0])
+    cost_usd: float = Field(description="Cost of the calls whose price is known.", examples=[0.0042])
+    unpriced_calls: int = Field(description="Calls without a known price.", examples=[0])
     slowest_call_ms: int | None = Field(examples=[1830])
     last_activity_at: datetime = Field(examples=[EXAMPLE_TIME])
-    excerpt: str = Field(description="How the first user task begins.", examples=["What is the weather in Oslo?"])
+    excerpt: str = Field(description="The start of the first user task.", examples=["What is the weather in Oslo?"])
 
     @classmethod
     def of(cls, facts: ConversationFacts) -> Self:
-        """The view of the facts."""
         return cls(
             last_indexed_seq=facts.last_indexed_seq,
             turns=facts.turn_count,
@@ -86,16 +86,15 @@ class InspectedConversationView(View):
     tenant_id: str = Field(examples=[TENANT_ID])
     tenant_name: str = Field(examples=["acme"])
     assistant_id: str = Field(examples=[ASSISTANT_ID])
-    assistant_name: str = Field(description="As it is called now.", examples=["helper"])
+    assistant_name: str = Field(description="The current name.", examples=["helper"])
     identifier: str | None = Field(examples=["ticket-4711"])
     state: ConversationState = Field(examples=["idle"])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     facts: FactsView
-    counted: bool = Field(description="False: there are newer turns than `facts` tells of.", examples=[True])
+    counted: bool = Field(description="Whether `facts` include the newest turn.", examples=[True])
 
     @classmethod
     def of(cls, found: InspectedConversation) -> Self:
-        """The view of a conversation."""
         return cls(
             id=found.id,
             tenant_id=found.tenant_id,
@@ -111,20 +110,19 @@ class InspectedConversationView(View):
 
 
 class InspectionPageView(View):
-    """Conversations, newest activity first."""
+    """A page of conversations, latest activity first."""
 
     data: list[InspectedConversationView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
-    estimated_count: int = Field(description="How many there are in all, about.", examples=[1200])
-    count_exact: bool = Field(description="Whether that is the very number.", examples=[False])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
+    estimated_count: int = Field(description="Number of all matching conversations.", examples=[1200])
+    count_exact: bool = Field(description="Whether `estimated_count` is exact.", examples=[False])
     searched_until: datetime | None = Field(
-        description="Where only a part was looked through: how far back. The page may be short; the cursor goes on.",
+        description="Set if the search stopped early: how far back it went. The cursor continues it.",
         examples=[None],
     )
 
     @classmethod
     def of(cls, page: InspectionPage) -> Self:
-        """The view of a page."""
         return cls(
             data=[InspectedConversationView.of(item) for item in page.items],
             next_cursor=page.next_cursor,
@@ -135,32 +133,31 @@ class InspectionPageView(View):
 
 
 class CallOutlineView(View):
-    """A call without its large parts."""
+    """A call without its large members."""
 
-    turn_seq: int = Field(description="Below zero: it belongs to no turn.", examples=[2])
+    turn_seq: int = Field(description="Negative for a call that belongs to no turn.", examples=[2])
     attempt: int = Field(examples=[1])
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=[_MODEL])
     epoch: int = Field(examples=[1])
     layer_order: LayerOrder = Field(examples=["layered"])
-    dynamic: str = Field(description="The dynamic layer as it was sent.", examples=['{"todos":["pack"]}'])
+    dynamic: str = Field(description="The dynamic layer as sent.", examples=['{"todos":["pack"]}'])
     started_at: datetime = Field(examples=[EXAMPLE_TIME])
     first_byte_at: datetime | None = Field(examples=[EXAMPLE_TIME])
-    ended_at: datetime | None = Field(description="Null while it runs.", examples=[EXAMPLE_TIME])
-    status: int | None = Field(description="HTTP status; null where no answer came.", examples=[200])
+    ended_at: datetime | None = Field(description="Null while the call is running.", examples=[EXAMPLE_TIME])
+    status: int | None = Field(description="HTTP status; null without a response.", examples=[200])
     error_code: str | None = Field(examples=[None])
     usage: UsageView | None
-    cost_usd: float | None = Field(description="Null: the price is not known.", examples=[0.0021])
+    cost_usd: float | None = Field(description="Null if the price is not known.", examples=[0.0021])
     cache_expected_tokens: int | None = Field(examples=[4096])
     cache_miss_reason: str | None = Field(examples=[None])
     raw_bytes: int | None = Field(description="Length of the raw response.", examples=[2210])
     repairs: int = Field(examples=[0])
     template_failures: int = Field(examples=[0])
-    warnings: list[str] = Field(description="Their kinds.", examples=[[]])
+    warnings: list[str] = Field(description="Kinds of the warnings.", examples=[[]])
 
     @classmethod
     def of(cls, call: CallOutline) -> Self:
-        """The view of a call."""
         return cls(
             turn_seq=call.turn_seq,
             attempt=call.attempt,
@@ -186,21 +183,20 @@ class CallOutlineView(View):
 
 
 class EpochMarkView(View):
-    """An epoch in which calls were made."""
+    """An epoch of the calls."""
 
     epoch: int = Field(examples=[1])
-    reason: EpochReason = Field(description="Why the static layer changed.", examples=["started"])
+    reason: EpochReason = Field(description="Why the epoch began.", examples=["started"])
     assistant_version: int = Field(examples=[1])
-    buffer_start_seq: int = Field(description="The first turn that was a message in it.", examples=[1])
+    buffer_start_seq: int = Field(description="The first turn that was sent as a message.", examples=[1])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     args: dict[str, JsonValue] | None = Field(
-        description="The conversation's args that its text was rendered with; null where they were not kept.",
+        description="The conversation's args that the static text was rendered with; null if they were not stored.",
         examples=[{"tone": "formal"}],
     )
 
     @classmethod
     def of(cls, mark: EpochMark) -> Self:
-        """The view of an epoch."""
         return cls(
             epoch=mark.number,
             reason=mark.reason,
@@ -212,37 +208,34 @@ class EpochMarkView(View):
 
 
 class TimelineTurnView(View):
-    """A turn, the args that came with it, the context that it was answered in, and the calls that were made for it."""
+    """A turn with its args, its context and its calls."""
 
     turn: TurnView
-    language: str | None = Field(description="Of a user task.", examples=["en"])
-    args: dict[str, Any] | None = Field(description="Prompt arguments of this turn alone.", examples=[None])
+    language: str | None = Field(description="The language of a user task.", examples=["en"])
+    args: dict[str, Any] | None = Field(description="Prompt arguments of this turn.", examples=[None])
     context: Any = Field(
-        description="Of an answer: the dynamic layer of its newest call, as text where it is no JSON.",
+        description="For an answer: the dynamic layer of its newest call, as text if it is not JSON.",
         examples=[{"todos": ["pack"]}],
     )
     context_changed: bool = Field(
-        description="Whether it says something else than that of the call before, the clock aside.", examples=[True]
+        description="Whether it differs from the context of the previous call, apart from the time.", examples=[True]
     )
     calls: list[CallOutlineView]
 
     @classmethod
-    def of(cls, told: ToldTurn) -> Self:
-        """The view of a turn."""
-        turn = told.item.turn
-        args = None if isinstance(turn, ModelResponseTurn) else turn.args
+    def of(cls, item: TimelineTurn) -> Self:
         return cls(
-            turn=view_turn(turn),
-            language=getattr(turn, "language", None),
-            args=None if args is None else dict(args),
-            context=told.context,
-            context_changed=told.is_context_new,
-            calls=[CallOutlineView.of(call) for call in told.item.calls],
+            turn=view_turn(item.turn),
+            language=getattr(item.turn, "language", None),
+            args=None if item.args is None else dict(item.args),
+            context=item.context,
+            context_changed=item.is_context_changed,
+            calls=[CallOutlineView.of(call) for call in item.calls],
         )
 
 
 class RunningView(View):
-    """The turn that is being answered now."""
+    """The turn that is running."""
 
     seq: int = Field(examples=[6])
     owner: str = Field(description="The process that runs it.", examples=["host:4711:ab12cd34"])
@@ -252,7 +245,6 @@ class RunningView(View):
 
     @classmethod
     def of(cls, running: RunningTurn) -> Self:
-        """The view of a running turn."""
         return cls(
             seq=running.seq,
             owner=running.owner,
@@ -263,27 +255,28 @@ class RunningView(View):
 
 
 class TimelineView(View):
-    """A part of a conversation as it went."""
+    """Consecutive turns of a conversation."""
 
     tenant_id: str = Field(examples=[TENANT_ID])
     tenant_name: str = Field(examples=["acme"])
     conversation: ConversationView
     assistant_name: str = Field(examples=["helper"])
-    epoch: int = Field(description="The conversation's current one.", examples=[1])
-    buffer_start_seq: int = Field(description="The first turn that is still a message.", examples=[1])
+    epoch: int = Field(description="The current epoch.", examples=[1])
+    buffer_start_seq: int = Field(description="The first turn that is sent as a message.", examples=[1])
     facts: FactsView | None
     turns: list[TimelineTurnView]
-    earlier_seq: int | None = Field(description="The turn before these; null: they begin it.", examples=[None])
-    later_seq: int | None = Field(description="The turn after these; null: they end it.", examples=[None])
+    earlier_seq: int | None = Field(description="The turn before these; null at the start.", examples=[None])
+    later_seq: int | None = Field(description="The turn after these; null at the end.", examples=[None])
     running: RunningView | None
-    compactions: list[CompactionView] = Field(description="Where history was cut, newest first.")
-    background_calls: list[CallOutlineView] = Field(description="Calls of no turn, such as summaries, newest first.")
-    last_seq: int = Field(description="Of the newest turn of all; 0 before the first.", examples=[4])
-    call_epochs: list[EpochMarkView] = Field(description="The epochs in which these calls were made.")
+    compactions: list[CompactionView] = Field(description="Compactions, newest first.")
+    background_calls: list[CallOutlineView] = Field(
+        description="Calls that belong to no turn, such as summaries, newest first."
+    )
+    last_seq: int = Field(description="Seq of the newest turn; 0 before the first.", examples=[4])
+    call_epochs: list[EpochMarkView] = Field(description="The epochs of these calls.")
 
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
-        """The view of a timeline."""
         conversation = timeline.conversation
         return cls(
             tenant_id=timeline.tenant_id,
@@ -293,7 +286,7 @@ class TimelineView(View):
             epoch=conversation.epoch,
             buffer_start_seq=conversation.buffer_start_seq,
             facts=None if timeline.facts is None else FactsView.of(timeline.facts),
-            turns=[TimelineTurnView.of(told) for told in tell_timeline(timeline).turns],
+            turns=[TimelineTurnView.of(item) for item in timeline.turns],
             earlier_seq=timeline.earlier_seq,
             later_seq=timeline.later_seq,
             running=None if timeline.running is None else RunningView.of(timeline.running),

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from server.conversation.api_key import ApiKey
 from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing
-from server.inspection.job_report import JobReports, JobStatus
+from server.inspection.job_report import JobStatus
+from server.inspection.port import Inspector
 from server.web.api.block_views import View
 from server.web.api.views import EXAMPLE_TIME
 from server.web.auth import admin_only
@@ -72,9 +73,9 @@ class JobListView(View):
 )
 async def report_jobs(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    job_reports: NamedDependency[SkipValidation[JobReports]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[JobListView]:
     """The jobs of the caller's tenant."""
-    statuses = await job_reports.report_jobs(caller.tenant_id)
+    statuses = await inspector.report_jobs(caller.tenant_id)
     answer: Response[Any] = answer_json(JobListView(data=[JobStatusView.of(status) for status in statuses]))
     return answer

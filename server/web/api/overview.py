@@ -12,18 +12,18 @@ from server.conversation.api_key import ApiKey
 from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
 from server.inspection.overview import (
     CELL_KEY_LIMIT,
-    LONGEST_TIME,
-    USUAL_TIME,
+    DEFAULT_PERIOD,
+    MAX_PERIOD,
     Alarm,
     ErrorCount,
     Overview,
     OverviewBy,
     OverviewCell,
-    Overviews,
     OverviewStep,
     StuckCompaction,
     TopConversation,
 )
+from server.inspection.port import Inspector
 from server.web.api.block_views import View
 from server.web.api.inspection import choose_tenant
 from server.web.api.inspection_views import InspectedConversationView
@@ -190,7 +190,7 @@ class OverviewView(View):
 )
 async def show_overview(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    overviews: NamedDependency[SkipValidation[Overviews]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     by: Annotated[OverviewBy, QueryParameter(description="What the keys stand for.")] = OverviewBy.MODEL,
     since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
     until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
@@ -198,7 +198,7 @@ async def show_overview(
 ) -> Response[OverviewView]:
     """The overview of a tenant, or of all."""
     first, end = read_time(in_utc("from", since), in_utc("to", until))
-    overview = await overviews.load_overview(choose_tenant(caller, tenant), by, since=first, until=end)
+    overview = await inspector.load_overview(choose_tenant(caller, tenant), by, since=first, until=end)
     return answer_json(OverviewView.of(overview, by, first, end))
 
 
@@ -206,9 +206,9 @@ def read_time(since: datetime | None, until: datetime | None) -> tuple[datetime,
     """The time that is meant. Raises `ValidationFailed`."""
     end = until or datetime.now(UTC)
     try:
-        first = since or end - USUAL_TIME
+        first = since or end - DEFAULT_PERIOD
     except OverflowError:
         raise refuse("to", "Expected a later time", source="query") from None
-    if not timedelta() < end - first <= LONGEST_TIME:
+    if not timedelta() < end - first <= MAX_PERIOD:
         raise refuse("from", "Expected a time before `to`, by a year at most", source="query")
     return first, end

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from server.conversation.assistant import Instructions, Tool
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import StopReason
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.replay.rerun.replay import (
     CONVERSATION_LIMIT,
     PARALLELISM_LIMIT,

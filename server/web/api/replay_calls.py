@@ -17,7 +17,7 @@ from server.conversation.errors import (
     ScopeMissing,
     ValidationFailed,
 )
-from server.inspection.port import TIMELINE_LIMIT
+from server.inspection.timeline import TIMELINE_LIMIT
 from server.replay.rerun.calls import ReplayCalls
 from server.web.api.call_views import CallView
 from server.web.api.inspection import answer_bytes, tenant_scope

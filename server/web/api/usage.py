@@ -10,7 +10,8 @@ from pydantic import Field
 
 from server.conversation.api_key import ApiKey
 from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.inspection.usage_report import LONGEST_TIME, ROW_LIMIT, USUAL_TIME, UsageBy, UsageReports, UsageRow
+from server.inspection.port import Inspector
+from server.inspection.usage_report import DEFAULT_PERIOD, MAX_PERIOD, ROW_LIMIT, UsageBy, UsageRow
 from server.web.api.block_views import View
 from server.web.api.views import EXAMPLE_TIME, UsageView
 from server.web.auth import admin_only
@@ -72,7 +73,7 @@ class UsageReportView(View):
 )
 async def report_usage(
     caller: NamedDependency[SkipValidation[ApiKey]],
-    usage_reports: NamedDependency[SkipValidation[UsageReports]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
     by: Annotated[UsageBy, QueryParameter(description="What the rows stand for.")] = UsageBy.DAY,
     since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
     until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
@@ -80,7 +81,7 @@ async def report_usage(
 ) -> Response[UsageReportView]:
     """The report of the caller's tenant."""
     first, end = _read_range(in_utc("from", since), in_utc("to", until))
-    report = await usage_reports.report_usage(caller.tenant_id, by, since=first, until=end, limit=limit)
+    report = await inspector.report_usage(caller.tenant_id, by, since=first, until=end, limit=limit)
     answer: Response[Any] = answer_json(
         UsageReportView(
             by=by,
@@ -97,9 +98,9 @@ async def report_usage(
 def _read_range(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
     end = until or datetime.now(UTC)
     try:
-        first = since or end - USUAL_TIME
+        first = since or end - DEFAULT_PERIOD
     except OverflowError:
         raise refuse("to", "Expected a later time", source="query") from None
-    if not timedelta() < end - first <= LONGEST_TIME:
+    if not timedelta() < end - first <= MAX_PERIOD:
         raise refuse("from", "Expected a time before `to`, by a year at most", source="query")
     return first, end

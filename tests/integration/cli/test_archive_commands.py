@@ -10,7 +10,7 @@ import pytest
 from server.conversation.api_key import KeyRing, Tenant
 from server.conversation.audit import OPERATOR, Action, AuditFilter
 from server.conversation.errors import ConversationNotFound
-from server.inspection.port import InspectionFilter
+from server.inspection.conversation_list import InspectionFilter
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog

@@ -11,7 +11,7 @@ from server.conversation.api_key import Tenant
 from server.emulator.reply import FaultKind
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_news
+from server.postgres.inspection.search_index import index_new
 from server.postgres.store import PostgresStore
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
@@ -42,7 +42,7 @@ async def test_conversations_are_listed_with_filters_and_nothing_that_a_terminal
         conversation.id,
         f"[red]{NASTY} and what follows goes on for longer than a column is wide, and on, and on",
     )
-    await index_news(database)
+    await index_new(database)
 
     listed = strata("inspect", "list", "--provider", "gemini", "--tenant", "acme", env=env).stdout
     assert conversation.id in listed
@@ -73,7 +73,7 @@ async def test_a_call_is_shown_with_its_proof_and_its_bytes(
         "request   equal, ",
         "cache     less than possible, expected 0, read 0 [below_minimum].",
         "Compared with turn 2, attempt 1:",
-        " the same\n",
+        " equal block",
         "+ trigger message tool turn 3",
         "turn 4 thinking, received: unsigned",
         "Cold.",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.conversation.api_key import Scope
-from server.inspection.port import TIMELINE_BYTES
+from server.inspection.timeline import TIMELINE_BYTES
 from server.providers.choice import GEMINI
 from server.web.admin.conversation_parts import BriefReader
 from tests.conftest import StrataServer

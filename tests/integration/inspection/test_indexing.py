@@ -17,9 +17,15 @@ from server.conversation.conversation import ConversationFacts
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.conversation.turn import StopReason, TurnState
 from server.postgres.engine import Database
-from server.postgres.inspection import indexer as indexing
-from server.postgres.inspection.fact_rows import facts_from
-from server.postgres.inspection.indexer import IndexReport, find_progress, index_all, index_conversation, index_news
+from server.postgres.inspection import search_index as indexing
+from server.postgres.inspection.search_index import (
+    IndexReport,
+    facts_from,
+    index_all,
+    index_conversation,
+    index_new,
+    load_lag_seconds,
+)
 from server.postgres.store import PostgresStore
 from tests.support.builders import (
     NASTY,
@@ -72,7 +78,7 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
         ),
     )
 
-    assert await index_news(database) == IndexReport(conversation_count=1, turn_count=4)
+    assert await index_new(database) == IndexReport(conversation_count=1, turn_count=4)
 
     facts = await load_facts(database, conversation.id)
     assert facts is not None
@@ -97,10 +103,10 @@ async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: 
 async def test_counting_again_changes_nothing(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, conversation.id)
-    await index_news(database)
+    await index_new(database)
     before = await load_facts(database, conversation.id)
 
-    assert await index_news(database) == IndexReport()
+    assert await index_new(database) == IndexReport()
     assert await index_all(database) == IndexReport()
     uuid = decode_id(CONVERSATION, conversation.id)
     assert uuid is not None
@@ -121,7 +127,7 @@ async def test_portions_of_any_size_give_the_same_facts(
         for count in portions:
             for number in range(count):
                 await take_exchange(store, tenant.id, one.id, f"Task {number}")
-            await index_news(database)
+            await index_new(database)
     for count in portions:
         for number in range(count):
             await take_exchange(store, tenant.id, other.id, f"Task {number}")
@@ -154,14 +160,14 @@ async def test_a_running_turn_is_counted_when_it_has_ended(
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     accepted = await accept(store, tenant.id, user_input(conversation.id))
-    await index_news(database)
+    await index_new(database)
     facts = await load_facts(database, conversation.id)
     assert facts is not None
     assert (facts.last_indexed_seq, facts.call_count) == (1, 0)
-    assert await index_news(database) == IndexReport()
+    assert await index_new(database) == IndexReport()
 
     await store.finish_turn(accepted.lease, answer())
-    await index_news(database)
+    await index_new(database)
 
     facts = await load_facts(database, conversation.id)
     assert facts is not None
@@ -170,28 +176,26 @@ async def test_a_running_turn_is_counted_when_it_has_ended(
 
 async def test_a_stopped_indexer_catches_up(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
-    await index_news(database)
+    await index_new(database)
     await take_exchange(store, tenant.id, conversation.id)
     async with database.connection() as connection:
         await connection.execute("UPDATE index_progress SET indexed_until = now() - interval '3 days'")
 
-    assert (await index_news(database)).turn_count == 2
+    assert (await index_new(database)).turn_count == 2
 
-    now, indexed_until = await find_progress(database)
-    assert indexed_until is not None
-    assert (now - indexed_until).total_seconds() < 60
+    assert 0 <= await load_lag_seconds(database) < 60
 
 
 async def test_what_came_with_an_old_date_is_found_by_the_walk(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
-    await index_news(database)
+    await index_new(database)
     await take_exchange(store, tenant.id, conversation.id)
     async with database.connection() as connection:
         await connection.execute("UPDATE turns SET created_at = created_at - interval '1 year'")
         await connection.execute("UPDATE index_progress SET indexed_until = now() + interval '1 hour'")
-    assert (await index_news(database)).turn_count == 0
+    assert (await index_new(database)).turn_count == 0
 
     assert (await index_all(database)).turn_count == 2
 
@@ -201,11 +205,11 @@ async def test_a_fork_counts_its_turns_but_not_what_others_have_paid(
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, conversation.id)
-    await index_news(database)
+    await index_new(database)
     fork = await store.fork_conversation(tenant.id, conversation.id, 2)
     await take_exchange(store, tenant.id, fork.id)
 
-    await index_news(database)
+    await index_new(database)
 
     facts = await load_facts(database, fork.id)
     assert facts is not None
@@ -237,7 +241,7 @@ async def test_a_turn_of_any_text_is_indexed(
     result = ToolResultBlock(tool_call_id="call_1", output={"deep": [text]})
     await accept(store, tenant.id, tool_response(conversation.id, ["call_1"], blocks=(result,)))
 
-    assert (await index_news(database)).turn_count == 3
+    assert (await index_new(database)).turn_count == 3
 
     texts = await load_texts(database, conversation.id)
     assert texts[1].startswith("begins")
@@ -247,7 +251,7 @@ async def test_a_turn_of_any_text_is_indexed(
 async def test_an_erased_conversation_leaves_no_facts(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, conversation.id)
-    await index_news(database)
+    await index_new(database)
     uuid = decode_id(CONVERSATION, conversation.id)
     assert uuid is not None
 
@@ -268,10 +272,10 @@ async def test_a_worker_indexes_by_itself(
         async with asyncio.timeout(30):
             while await load_facts(database, conversation.id) is None:  # noqa: ASYNC110  reason: a row, not an event
                 await asyncio.sleep(0.05)
-            while math.isnan(program.index_watch.lag_seconds):
-                await program.index_watch.look()
+            while program.index_watch.value is None or math.isnan(program.index_watch.value):
+                await program.index_watch.poll()
 
     facts = await load_facts(database, conversation.id)
     assert facts is not None
     assert facts.turn_count == 2
-    assert 0 <= program.index_watch.lag_seconds < 60
+    assert 0 <= program.index_watch.value < 60

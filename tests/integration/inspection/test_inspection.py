@@ -10,9 +10,9 @@ from server.conversation.errors import CallNotFound, ConversationNotFound
 from server.conversation.event import TextDelta, UsageReported
 from server.conversation.payload import Layer
 from server.conversation.turn import ModelResponseTurn
-from server.inspection.call_view import CallInspection, CallInspector, RequestProof
+from server.inspection.calls import CallInspector, InspectedCall, RequestProof
 from server.inspection.manifest_difference import BlockChange
-from server.inspection.signature_report import SignatureState
+from server.inspection.signatures import SignatureState
 from server.postgres.inspection.inspector import PostgresInspector
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.providers.token_estimate import TokenEstimate
@@ -24,7 +24,7 @@ from tests.support.conversation_driver import Walk, asks, begin_walk, tells
 from tests.support.emulators import BOTH, EmulatedProviders
 
 
-async def look(walk: Walk, turn_seq: int, attempt: int = 1, **changes: Any) -> CallInspection:
+async def look(walk: Walk, turn_seq: int, attempt: int = 1, **changes: Any) -> InspectedCall:
     database = walk.program.database
     async with open_offline_providers(walk.program.settings) as offline_providers:
         inspector = CallInspector(
@@ -132,12 +132,12 @@ async def test_a_call_is_compared_with_the_one_before(
     first, second = await look(walk, 2), await look(walk, 4)
 
     assert first.previous is None
-    assert first.difference == ()
+    assert first.compared == ()
     assert second.previous is not None
     assert second.previous.turn_seq == 2
-    added = [block.entry.seq for block in second.difference if block.change is BlockChange.ADDED]
+    added = [block.entry.seq for block in second.compared if block.change is BlockChange.ADDED]
     assert {2, 3} <= set(added)
-    kept = [block.entry for block in second.difference if block.change is not BlockChange.REMOVED]
+    kept = [block.entry for block in second.compared if block.change is not BlockChange.REMOVED]
     assert kept == [block.entry for block in second.blocks]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from prometheus_client import CollectorRegistry
 from server.conversation.api_key import KeyRing, Scope, Tenant
 from server.conversation.errors import CallNotFound, DatabaseUnavailable
 from server.inspection.job_report import JobStatus
-from server.inspection.job_watch import JobWatch
+from server.inspection.watch import Watch, report_all_jobs
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.inspection.job_reports import PostgresJobReports
+from server.postgres.inspection import job_reports
+from server.postgres.inspection.inspector import PostgresInspector
 from server.telemetry.metrics import JobMetrics
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import eventually
@@ -43,8 +45,8 @@ async def empty(database: Database) -> None:
 
 
 @pytest.fixture
-def reports(queue: Database) -> PostgresJobReports:
-    return PostgresJobReports(queue)
+def reports(queue: Database) -> PostgresInspector:
+    return PostgresInspector(queue)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ async def work_off(database: Database, *errors: Exception) -> None:
 
 
 async def test_each_job_is_counted_in_one_place(
-    reports: PostgresJobReports, queue: Database, tenant: Tenant, other: Tenant
+    reports: PostgresInspector, queue: Database, tenant: Tenant, other: Tenant
 ) -> None:
     before = datetime.now(UTC) - timedelta(seconds=5)
     for number in range(3):
@@ -111,7 +113,7 @@ async def test_each_job_is_counted_in_one_place(
 
 
 async def test_what_failed_says_why_and_to_its_tenant_alone(
-    reports: PostgresJobReports, queue: Database, tenant: Tenant, other: Tenant
+    reports: PostgresInspector, queue: Database, tenant: Tenant, other: Tenant
 ) -> None:
     await send(queue, tenant.id, "fails")
     await work_off(queue, ValueError("a secret of somebody's"))
@@ -131,7 +133,7 @@ async def test_what_failed_says_why_and_to_its_tenant_alone(
 
 
 async def test_what_was_postponed_waits_and_says_why(
-    reports: PostgresJobReports, queue: Database, tenant: Tenant
+    reports: PostgresInspector, queue: Database, tenant: Tenant
 ) -> None:
     await send(queue, tenant.id, "away")
     async with queue.connection() as connection:
@@ -143,10 +145,13 @@ async def test_what_was_postponed_waits_and_says_why(
     assert own.last_error == DatabaseUnavailable.code
 
 
-async def test_a_report_looks_at_so_many_jobs_and_no_more(queue: Database, tenant: Tenant) -> None:
+async def test_a_report_looks_at_so_many_jobs_and_no_more(
+    reports: PostgresInspector, queue: Database, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         await send(queue, tenant.id, f"waits {number}")
-    [status] = await PostgresJobReports(queue, job_limit=3).report_jobs(None)
+    monkeypatch.setattr(job_reports, "MAX_JOBS", 3)
+    [status] = await reports.report_jobs(None)
     assert status.waiting_count == 3
 
 
@@ -193,7 +198,7 @@ class TestOverHttp:
         await send(queue, strata_server.tenant.id, "mine")
         async with queue.connection() as connection:
             await connection.execute("UPDATE pgqueuer SET execute_after = now() - interval '90 seconds'")
-        await strata_server.program.job_watch.look()
+        await strata_server.program.job_watch.poll()
         shown = dict(
             line.rsplit(" ", 1) for line in (await scrape(talk)).splitlines() if line.startswith("strata_jobs")
         )
@@ -223,7 +228,8 @@ class Reports:
 
 async def test_nothing_is_told_of_a_queue_that_nobody_can_see() -> None:
     registry, reports = CollectorRegistry(), Reports()
-    watch = JobWatch(reports, JobMetrics(registry), names=[NAME, "retention"], pause_seconds=0.001)
+    load = partial(report_all_jobs, reports.report_jobs, [NAME, "retention"])
+    watch = Watch(load, JobMetrics(registry).publish, pause_seconds=0.001)
 
     def waiting(name: str) -> float | None:
         return registry.get_sample_value("strata_jobs_waiting", {"job": name})
@@ -231,14 +237,14 @@ async def test_nothing_is_told_of_a_queue_that_nobody_can_see() -> None:
     async def is_counted() -> bool:
         return waiting(NAME) == 4
 
-    watching = asyncio.create_task(watch.watch())
+    watching = asyncio.create_task(watch.run())
     await eventually(is_counted)
     watching.cancel()
     assert waiting("retention") == 0
-    await watch.look()
+    await watch.poll()
     assert waiting(NAME) == 4
     reports.is_away = True
-    await watch.look()
+    await watch.poll()
     assert waiting(NAME) is None
     assert registry.get_sample_value("strata_jobs_oldest_waiting_seconds", {"job": NAME}) is None
 

@@ -12,12 +12,12 @@ from server.conversation.api_key import Tenant
 from server.conversation.conversation import ConversationState
 from server.conversation.errors import CursorInvalid
 from server.conversation.turn import StopReason, TurnState
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.inspection import conversation_list as inspection_list
-from server.postgres.inspection.indexer import index_news
 from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.inspection.search_index import index_new
 from server.postgres.store import PostgresStore
 from tests.support.builders import (
     NASTY,
@@ -66,7 +66,7 @@ async def test_newest_activity_comes_first(
 ) -> None:
     first, second, third = [await talk(store, tenant) for _ in range(3)]
     await take_exchange(store, tenant.id, first)
-    await index_news(database)
+    await index_new(database)
 
     assert await found(inspector, tenant.id) == [first, third, second]
 
@@ -82,7 +82,7 @@ async def test_a_conversation_that_went_on_says_that_it_is_not_counted_yet(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
     conversation_id = await talk(store, tenant)
-    await index_news(database)
+    await index_new(database)
     await accept(store, tenant.id, user_input(conversation_id))
     running = (await inspector.list_conversations(tenant.id)).items[0]
 
@@ -126,7 +126,7 @@ async def test_each_filter_finds_its_own_and_nothing_else(
             if name != "has_withheld_signature"
         ],
     ]
-    await index_news(database)
+    await index_new(database)
 
     for filters, conversation_id in by_filter:
         assert await found(inspector, tenant.id, **filters) == [conversation_id], filters
@@ -142,7 +142,7 @@ async def test_filters_by_assistant_and_time(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
     first, second = [await talk(store, tenant) for _ in range(2)]
-    await index_news(database)
+    await index_new(database)
     assistant_id = (await store.load_conversation(tenant.id, first)).assistant_id
 
     assert await found(inspector, tenant.id, assistant_id=assistant_id) == [first]
@@ -169,7 +169,7 @@ async def test_words_and_phrases_are_found(
     oslo = await talk(store, tenant, "The weather in Oslo is cold.")
     bergen = await talk(store, tenant, "In Bergen the cold weather rains, 100%.")
     await talk(store, tenant, NASTY)
-    await index_news(database)
+    await index_new(database)
 
     assert await found(inspector, tenant.id, text="weather cold") == [bergen, oslo]
     assert await found(inspector, tenant.id, text="weather -bergen") == [oslo]
@@ -187,7 +187,7 @@ async def test_a_search_for_anything_breaks_nothing(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector, text: str
 ) -> None:
     plain = await talk(store, tenant, "plain")
-    await index_news(database)
+    await index_new(database)
 
     assert await found(inspector, tenant.id, text=text) in ([], [plain])
     assert await found(inspector, tenant.id, phrase=text) == []
@@ -204,7 +204,7 @@ async def test_a_tenant_sees_its_own_and_all_tenants_are_seen_without_one(
 ) -> None:
     other = await key_ring.create_tenant("other")
     mine, theirs = await talk(store, tenant, "secret word"), await talk(store, other, "secret word")
-    await index_news(database)
+    await index_new(database)
 
     for filters in ({}, {"text": "secret"}, {"phrase": "secret word"}, {"provider": "gemini"}):
         assert await found(inspector, tenant.id, **filters) == [mine]
@@ -219,7 +219,7 @@ async def test_a_page_of_few_has_an_exact_count_and_one_of_many_an_estimate(
     for _ in range(3):
         await talk(store, tenant)
     await talk(store, tenant, error_code="provider_disconnected", state=TurnState.FAILED)
-    await index_news(database)
+    await index_new(database)
 
     page = await inspector.list_conversations(
         tenant.id, filters=InspectionFilter(error_code="provider_disconnected"), limit=1
@@ -242,7 +242,7 @@ async def test_a_walk_that_finds_little_says_how_far_it_looked(
     monkeypatch.setattr(inspection_list, "WINDOW", 2)
     for _ in range(3):
         await talk(store, tenant)
-    await index_news(database)
+    await index_new(database)
 
     page = await inspector.list_conversations(tenant.id, filters=InspectionFilter(cost_from=Decimal(5)))
 
@@ -264,7 +264,7 @@ async def test_pages_of_any_size_show_each_conversation_once(
         for _ in range(count):
             await take_exchange(store, tenant.id, conversation.id)
         made.append(conversation.id)
-    await index_news(database)
+    await index_new(database)
 
     seen: list[str] = []
     cursor = None

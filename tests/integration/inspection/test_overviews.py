@@ -11,8 +11,9 @@ from server.conversation.usage import Usage
 from server.inspection.overview import CELL_KEY_LIMIT, OverviewBy, OverviewStep
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_news
-from server.postgres.inspection.overviews import PostgresOverviews
+from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.inspection.overviews import PostgresCompactionAlarms
+from server.postgres.inspection.search_index import index_new
 from server.postgres.store import PostgresStore
 from tests.support.builders import (
     accept,
@@ -30,8 +31,8 @@ SINCE, UNTIL = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=U
 
 
 @pytest.fixture
-def overviews(database: Database) -> PostgresOverviews:
-    return PostgresOverviews(database)
+def overviews(database: Database) -> PostgresInspector:
+    return PostgresInspector(database)
 
 
 async def call(store: PostgresStore, tenant: Tenant, at: datetime = NOON, seconds: float = 1.0, **changes: Any) -> str:
@@ -44,7 +45,7 @@ async def call(store: PostgresStore, tenant: Tenant, at: datetime = NOON, second
     return conversation.id
 
 
-async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant, overviews: PostgresOverviews) -> None:
+async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant, overviews: PostgresInspector) -> None:
     for day in range(3):
         await call(store, tenant, NOON + timedelta(days=day), seconds=1 + day)
     await call(store, tenant, seconds=9, model="gemini-3.8-flash", cost_usd=None, error_code="provider_disconnected")
@@ -73,7 +74,7 @@ async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant
 
 
 async def test_many_keys_are_told_and_the_largest_of_them_step_by_step(
-    store: PostgresStore, tenant: Tenant, overviews: PostgresOverviews
+    store: PostgresStore, tenant: Tenant, overviews: PostgresInspector
 ) -> None:
     count = CELL_KEY_LIMIT + 2
     for number in range(count):
@@ -89,7 +90,7 @@ async def test_many_keys_are_told_and_the_largest_of_them_step_by_step(
     assert [cell.call_count for cell in found.by_step] == [count / 2, count / 2]
 
 
-async def test_a_time_without_calls_has_a_total_of_none(tenant: Tenant, overviews: PostgresOverviews) -> None:
+async def test_a_time_without_calls_has_a_total_of_none(tenant: Tenant, overviews: PostgresInspector) -> None:
     found = await overviews.load_overview(tenant.id, OverviewBy.ASSISTANT, since=NOON, until=NOON + timedelta(days=1))
 
     assert found.step is OverviewStep.HOUR
@@ -98,7 +99,7 @@ async def test_a_time_without_calls_has_a_total_of_none(tenant: Tenant, overview
 
 
 async def test_what_stands_out_comes_first_and_tenants_stay_apart(
-    store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing, overviews: PostgresOverviews
+    store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing, overviews: PostgresInspector
 ) -> None:
     dear = await call(store, tenant, cost_usd=Decimal(5))
     slow = await call(store, tenant, seconds=100)
@@ -117,12 +118,12 @@ async def test_what_stands_out_comes_first_and_tenants_stay_apart(
 
 
 async def test_trouble_is_an_alarm(
-    database: Database, store: PostgresStore, tenant: Tenant, overviews: PostgresOverviews
+    database: Database, store: PostgresStore, tenant: Tenant, overviews: PostgresInspector
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     warnings: Any = ({"kind": "prefix_break"},)
     await take_exchange(store, tenant.id, conversation.id, start=call_start(warnings=warnings))
-    await index_news(database)
+    await index_new(database)
     now = datetime.now(UTC)
 
     found = await overviews.load_overview(
@@ -135,16 +136,17 @@ async def test_trouble_is_an_alarm(
 
 
 async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(
-    store: PostgresStore, tenant: Tenant, overviews: PostgresOverviews
+    store: PostgresStore, tenant: Tenant, overviews: PostgresInspector, database: Database
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
+    alarms = PostgresCompactionAlarms(database)
 
     async def stuck() -> list[tuple[str, int]]:
         found = await overviews.load_overview(tenant.id, OverviewBy.MODEL, since=SINCE, until=UNTIL)
         return [(alarm.reason, alarm.request_tokens) for alarm in found.stuck_compactions]
 
     async def note(seq: int, tokens: int, number: int) -> None:
-        await overviews.record_blocked(
+        await alarms.record_blocked(
             tenant.id, conversation.id, reason="blocked_by_open_call", request_tokens=tokens, seq=seq, epoch=number
         )
 
@@ -162,5 +164,5 @@ async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(
     await store.begin_epoch(tenant.id, conversation.id, epoch(2, "Other."))
     assert await stuck() == []
     # Of another tenant nothing is noted.
-    await overviews.record_blocked("tenant_x", conversation.id, reason="x", request_tokens=1, seq=9, epoch=9)
+    await alarms.record_blocked("tenant_x", conversation.id, reason="x", request_tokens=1, seq=9, epoch=9)
     assert await stuck() == []

@@ -12,8 +12,8 @@ import pytest
 from server.conversation.identifiers import CONVERSATION, decode_id
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import DatabaseOptions
-from server.postgres.inspection import text_estimate
-from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection import conversation_list
+from server.postgres.inspection.search_index import index_all
 from server.postgres.inspection.tables import conversation_facts, turn_texts
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
@@ -102,7 +102,7 @@ async def test_what_a_page_reads_does_not_grow_with_the_tables(
     filled: WatchedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else the tables would have to be so large that the test were slow.
-    monkeypatch.setattr(text_estimate, "ENTRIES", 2000)
+    monkeypatch.setattr(conversation_list, "ENTRIES", 2000)
     store, ring = PostgresStore(filled), PostgresKeyRing(filled)
     tenant = await ring.create_tenant("acme")
     conversation = await create_conversation(store, tenant.id)

@@ -16,7 +16,7 @@ from server.inspection.usage_report import UsageBy, UsageReport
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.inspection import usage_reports
-from server.postgres.inspection.usage_reports import PostgresUsageReports
+from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
 from server.providers.choice import ANTHROPIC
@@ -40,8 +40,8 @@ USAGE = Usage(fresh_input_tokens=10, cache_read_tokens=80, cache_write_tokens=10
 
 
 @pytest.fixture
-def reports(database: Database) -> PostgresUsageReports:
-    return PostgresUsageReports(database)
+def reports(database: Database) -> PostgresInspector:
+    return PostgresInspector(database)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def talk(strata_server: StrataServer) -> AsyncIterator[Talk]:
         yield opened
 
 
-async def report(reports: PostgresUsageReports, tenant: Tenant, by: UsageBy, **changes: Any) -> UsageReport:
+async def report(reports: PostgresInspector, tenant: Tenant, by: UsageBy, **changes: Any) -> UsageReport:
     return await reports.report_usage(tenant.id, by, **{"since": SINCE, "until": UNTIL} | changes)
 
 
@@ -71,7 +71,7 @@ async def call(
 
 
 async def test_calls_are_added_up_by_whatever_is_asked_for(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     first, second = [await create_conversation(store, tenant.id) for _ in range(2)]
     await call(store, tenant, first.id, at=SINCE)
@@ -104,7 +104,7 @@ async def test_calls_are_added_up_by_whatever_is_asked_for(
 
 
 async def test_an_assistant_is_called_what_it_is_called_now(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     await call(store, tenant, conversation.id)
@@ -114,7 +114,7 @@ async def test_an_assistant_is_called_what_it_is_called_now(
 
 
 async def test_summaries_count_and_those_of_a_forks_source_are_the_sources(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     for _ in range(2):
@@ -134,7 +134,7 @@ async def record_summary(store: PostgresStore, tenant: Tenant, conversation_id: 
 
 
 async def test_a_sum_with_an_unknown_price_in_it_is_unknown(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     await call(store, tenant, conversation.id)
@@ -146,7 +146,7 @@ async def test_a_sum_with_an_unknown_price_in_it_is_unknown(
 
 
 async def test_a_call_that_runs_or_reported_nothing_has_no_price_to_be_missed(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     await call(store, tenant, conversation.id, usage=Usage(), cost="0")
@@ -159,7 +159,7 @@ async def test_a_call_that_runs_or_reported_nothing_has_no_price_to_be_missed(
 
 
 async def test_a_fork_counts_what_was_asked_for_it(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
     for _ in range(2):
@@ -171,7 +171,7 @@ async def test_a_fork_counts_what_was_asked_for_it(
 
 
 async def test_another_tenant_has_its_own(
-    reports: PostgresUsageReports, store: PostgresStore, tenant: Tenant, key_ring: KeyRing
+    reports: PostgresInspector, store: PostgresStore, tenant: Tenant, key_ring: KeyRing
 ) -> None:
     await call(store, tenant, (await create_conversation(store, tenant.id)).id)
     other = await key_ring.create_tenant("other")

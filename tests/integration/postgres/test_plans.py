@@ -20,8 +20,8 @@ from server.postgres.conversation import conversations
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection import assistants as assistant_inspection
 from server.postgres.inspection import conversation_list as inspection_list
-from server.postgres.inspection import indexer as indexing
-from server.postgres.inspection import inspector as inspection
+from server.postgres.inspection import search_index as indexing
+from server.postgres.inspection import timelines as inspection
 from server.postgres.migrations import migrate_up
 from server.postgres.payload import loading
 from server.postgres.turns import accept as accepting
@@ -131,7 +131,7 @@ async def test_a_view_of_operators_finds_its_rows_by_key(new_database: Database,
     assert set(re.findall(r"Seq Scan on (\w+)", plan)) <= {"tenants"}, plan
 
 
-@pytest.mark.parametrize("statement", [inspection_list._WALK_ONE, inspection_list._WALK_ALL], ids=["one", "all"])
+@pytest.mark.parametrize("statement", [inspection_list._SCAN_ONE, inspection_list._SCAN_ALL], ids=["one", "all"])
 async def test_a_list_walks_from_the_newest_and_its_window_ends_the_reading(
     new_database: Database, statement: Statement
 ) -> None:

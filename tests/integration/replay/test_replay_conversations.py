@@ -6,12 +6,12 @@ import pytest
 
 from server.conversation.api_key import Tenant
 from server.conversation.errors import ConversationNotFound
-from server.inspection.port import TimelineTurn
+from server.inspection.timeline import TimelineTurn
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import connect
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all
 from server.postgres.inspection.inspector import PostgresInspector
+from server.postgres.inspection.search_index import index_all
 from server.postgres.replay.conversation_tables import REPLAY_SCHEMA, REPLAY_TABLES
 from server.postgres.replay.conversations import replay_database_options
 from server.postgres.store import PostgresStore

@@ -11,10 +11,10 @@ from server.conversation.errors import AssistantNotFound, ConversationNotFound, 
 from server.conversation.identifiers import CONVERSATION, new_id
 from server.conversation.turn import TurnState
 from server.conversation.usage import Usage
-from server.inspection.port import InspectionFilter
+from server.inspection.conversation_list import InspectionFilter
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
-from server.postgres.inspection.indexer import index_all
+from server.postgres.inspection.search_index import index_all
 from server.postgres.replay import planning
 from server.postgres.store import PostgresStore
 from server.replay.rerun.replay import Candidate, Judge, ReplayMode, Selection

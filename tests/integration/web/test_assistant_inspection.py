@@ -8,7 +8,7 @@ import pytest
 from server.conversation.api_key import Scope
 from server.conversation.assistant import Instructions
 from server.postgres.engine import Database
-from server.postgres.inspection.assistants import PostgresAssistantInspector
+from server.postgres.inspection.inspector import PostgresInspector
 from tests.conftest import StrataServer
 from tests.support.builders import create_assistant, definition
 from tests.support.http_driver import Talk, open_talk
@@ -207,7 +207,7 @@ async def test_the_list_goes_from_assistant_to_assistant_however_many_versions_t
         made.append(await create_assistant(store, owner, name=str(number)))
         for _ in range(number):
             await store.revise_assistant(owner, made[-1].id, definition(name=f"{number} again"))
-    inspector = PostgresAssistantInspector(database)
+    inspector = PostgresInspector(database)
     for tenant, expected in ((None, [4, 3, 2, 1, 0]), (tenant_id, [3, 1]), (other.id, [4, 2, 0])):
         seen: list[Any] = []
         cursor = None

@@ -136,14 +136,14 @@ async def test_a_call_whose_bytes_or_provider_or_turns_are_gone(
 
     await run(database, "UPDATE turns SET native = 'no json' WHERE seq = 2")
     damaged = await page_of(operator, path_of(walk, 4))
-    assert "? Cannot be made again" in damaged
+    assert "? Cannot be rebuilt" in damaged
     assert "stored_unreadable" in damaged
 
     await run(database, "UPDATE calls SET provider = 'acme', model = 'acme-1'")
     unknown = await page_of(operator, path_of(walk, 4))
-    assert "? Cannot be made again" in unknown
-    assert "provider_unknown This release does not speak with the provider." in unknown
-    assert "A price of acme-1 is not known" in unknown
+    assert "? Cannot be rebuilt" in unknown
+    assert "provider_unknown This release does not support the provider." in unknown
+    assert "The price of acme-1 is not known" in unknown
     assert (await operator.get(f"{path_of(walk, 4)}/request")).headers["x-strata-proof"] == "impossible"
 
 
@@ -160,9 +160,9 @@ async def test_a_huge_request_with_a_long_answer_is_a_page_of_bounded_size(
     await walk.task("And now?", Reply(text="Done."))
 
     text = await page_of(operator, path_of(walk, 2))
-    assert "events between these are not shown." in text
-    assert "frames between these are not shown." in text
-    assert re.search("[0-9]{2},[0-9]{3} characters more", await page_of(operator, path_of(walk, 12)))
+    assert "events are not shown." in text
+    assert "frames are not shown." in text
+    assert re.search("[0-9]{2},[0-9]{3} more characters", await page_of(operator, path_of(walk, 12)))
     response = await operator.get(f"{path_of(walk, 2)}/response")
     assert response.content == (await walk.calls())[0].end.raw_response  # type: ignore[union-attr]  # reason: it has ended
 

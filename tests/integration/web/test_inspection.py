@@ -8,7 +8,7 @@ import pytest
 
 from server.conversation.api_key import Scope
 from server.emulator.reply import Reply
-from server.postgres.inspection.indexer import index_news
+from server.postgres.inspection.search_index import index_new
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import begin_walk, tells
 from tests.support.emulators import BOTH, EmulatedProviders
@@ -36,7 +36,7 @@ async def super_admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
 async def told(server: StrataServer, emulated: EmulatedProviders, provider: str, *replies: Reply) -> str:
     walk = await begin_walk(server.program, server.tenant.id, emulated, provider)
     await walk.task("How is <b>Oslo</b>?", *(replies or (tells("Cold."),)))
-    await index_news(server.program.database)
+    await index_new(server.program.database)
     return walk.conversation_id
 
 

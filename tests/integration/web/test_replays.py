@@ -16,7 +16,7 @@ from server.conversation.api_key import Scope
 from server.conversation.turn import ModelResponseTurn
 from server.emulator.reply import Reply
 from server.postgres.connections import DatabaseOptions
-from server.postgres.inspection.indexer import index_news
+from server.postgres.inspection.search_index import index_new
 from server.providers.choice import GEMINI, KEY_VARIABLES
 from server.replay.rerun.source import list_turns
 from tests.conftest import StrataServer
@@ -225,7 +225,7 @@ async def test_everything_that_a_draft_can_say_can_be_said_over_http(
         "provider": GEMINI, "state": "complete", "stop_reason": "end_turn", "cost_from": 0, "tokens_to": 10**9,
         "active_after": "2026-01-31T09:30:00Z", "active_before": "2100-01-31T09:30:00+01:00", "text": "Oslo",
     }  # fmt: skip
-    await index_news(strata_server.program.database)
+    await index_new(strata_server.program.database)
     asked = {
         "name": "All",
         "selection": {"filters": filters, "sample_count": 5, "sample_seed": -3},

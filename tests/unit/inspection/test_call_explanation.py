@@ -1,4 +1,4 @@
-"""What became of a call, in words."""
+"""Explanations of how calls ended."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -84,12 +84,12 @@ def test_what_the_cache_gave_is_judged(made: Call, verdict: CacheVerdict) -> Non
     found = explain_cache(made)
 
     assert found.verdict is verdict
-    assert found.words.endswith(".")
+    assert found.explanation.endswith(".")
 
 
 def test_the_end_of_a_call_is_told_as_it_was() -> None:
     done = call(0, 0)
-    assert explain_outcome(done, turn(), "tool_use").words == "The model asks for tools."
+    assert explain_outcome(done, turn(), "tool_use").explanation == "The model called tools."
     assert explain_outcome(done, turn(state=TurnState.CANCELLED), None).kind is OutcomeKind.STOPPED
     # Another attempt was cancelled, not this one.
     assert explain_outcome(done, turn(state=TurnState.CANCELLED, attempt=2), None).kind is OutcomeKind.ANSWERED
@@ -97,13 +97,13 @@ def test_the_end_of_a_call_is_told_as_it_was() -> None:
     assert explain_outcome(replace(done, end=None), turn(), None).kind is OutcomeKind.LOST
     failed = explain_outcome(replace(done, end=call_end(error_code="provider_overloaded")), turn(), None)
     assert failed.kind is OutcomeKind.FAILED
-    assert failed.words == "The provider is overloaded."
+    assert failed.explanation == "The provider is overloaded."
 
 
 def test_every_word_that_is_recorded_has_a_sentence() -> None:
     assert all(explain_miss(reason).endswith(".") for reason in MissReason)
-    assert all("says" not in explain_miss(reason) for reason in MissReason)
-    assert explain_miss("system_changed") == "The provider says: system_changed."
+    assert all("provider's reason" not in explain_miss(reason) for reason in MissReason)
+    assert explain_miss("system_changed") == "The provider's reason: system_changed."
     assert all(explain_withheld(reason) != reason for reason in WithheldReason)
     assert all(explain_stop(reason) for reason in StopReason)
     assert all(explain_error(kind.code).message for kind in every_error())
@@ -115,7 +115,7 @@ def test_every_word_that_is_recorded_has_a_sentence() -> None:
     for kind in ("profile_assumed", "prefix_break", "summary", "signed_compaction"):
         assert explain_warning({"kind": kind})
     withheld = {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]}
-    assert explain_warning(withheld) == "Answers went back without their signatures: another vendor made it."
+    assert explain_warning(withheld) == "Answers were sent without their signatures: another provider made it."
     assert explain_warning({"kind": "new"}) == ""
 
 

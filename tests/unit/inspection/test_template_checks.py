@@ -11,7 +11,7 @@ from server.inspection.template_checks import (
     TemplateProblem,
     find_args,
     find_missing,
-    tell_problems,
+    list_problems,
 )
 from server.payload.arguments import build_static_arguments
 from server.prompts.limits import RenderLimits
@@ -30,7 +30,7 @@ async def renderer() -> AsyncIterator[JinjaRenderer]:
 async def problems_of(renderer: JinjaRenderer, roles: str, procedure: str = "") -> list[TemplateProblem]:
     instructions = Instructions(roles=roles, procedure=procedure)
     inspected = await renderer.inspect_instructions("acme", instructions)
-    return list(tell_problems(instructions, inspected, ["tone"]))
+    return list(list_problems(instructions, inspected, ["tone"]))
 
 
 async def test_every_error_of_every_text_is_told_with_its_line(renderer: JinjaRenderer) -> None:
@@ -53,7 +53,7 @@ async def test_every_error_of_every_text_is_told_with_its_line(renderer: JinjaRe
     [
         ("a\n{% if %}", "Expected an expression"),
         ("a\n{{ tone | shout }}", "No filter named 'shout'."),
-        ("a\n{{ now() }}", "No variable is called `now`"),
+        ("a\n{{ now() }}", "There is no variable `now`"),
     ],
 )
 async def test_what_does_not_hold_is_said_in_words(renderer: JinjaRenderer, roles: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a timeline has to say."""
+"""What is derived from the turns and calls of a timeline, and which turns it has."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.epoch import EpochReason, Segment
@@ -14,8 +16,18 @@ from server.conversation.payload import LayerOrder
 from server.conversation.store import EpochOutline
 from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState, UserTaskTurn
 from server.conversation.usage import Usage
-from server.inspection.port import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
-from server.inspection.timeline import list_cuts, read_context, tell_timeline
+from server.inspection.timeline import (
+    CallOutline,
+    EpochMark,
+    RunningTurn,
+    Timeline,
+    TimelineAnchor,
+    TimelineTurn,
+    annotate_timeline,
+    choose_range,
+    list_compactions,
+    read_context,
+)
 from tests.support.builders import A_TIME, build_conversation
 
 
@@ -106,7 +118,7 @@ def context(**values: Any) -> str:
 
 def test_a_context_is_new_where_it_changed_and_the_clock_is_no_change() -> None:
     later = json.dumps({"todos": ["pack"], "current_datetime": "tomorrow"})
-    told = tell_timeline(
+    timeline = annotate_timeline(
         part(
             [
                 answered(2, call(2, dynamic=context())),
@@ -116,14 +128,17 @@ def test_a_context_is_new_where_it_changed_and_the_clock_is_no_change() -> None:
             ]
         )
     )
-    assert [turn.is_context_new for turn in told.turns] == [False, True, False, True]
+    assert [turn.is_context_changed for turn in timeline.turns] == [False, True, False, True]
 
 
 def test_the_first_turn_of_a_part_is_compared_with_the_call_before_it() -> None:
     earlier = call(4, dynamic=context(todos=["pack"]))
     shown = [asked(5), answered(6, call(6, dynamic=context(todos=["pack"])))]
-    assert [turn.is_context_new for turn in tell_timeline(part(shown, earlier_call=earlier)).turns] == [False, False]
-    assert [turn.is_context_new for turn in tell_timeline(part(shown)).turns] == [False, True]
+    assert [turn.is_context_changed for turn in annotate_timeline(part(shown, earlier_call=earlier)).turns] == [
+        False,
+        False,
+    ]
+    assert [turn.is_context_changed for turn in annotate_timeline(part(shown)).turns] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -137,28 +152,28 @@ def test_results_know_their_tools_and_calls_their_results() -> None:
     blocks = (ToolCallBlock(id="a", name="get_weather", arguments={}), ToolCallBlock(id="b", name="find", arguments={}))
     results = (ToolResultBlock(tool_call_id="a", output=1),)
     response = TimelineTurn(turn=ToolResponseTurn(seq=3, created_at=A_TIME, blocks=results))
-    told = tell_timeline(part([answered(2, blocks=blocks), response]))
-    assert told.turns[0].answered_ids == {"a"}
-    assert told.turns[1].called_tools == {"a": "get_weather", "b": "find"}
+    timeline = annotate_timeline(part([answered(2, blocks=blocks), response]))
+    assert timeline.turns[0].answered_call_ids == {"a"}
+    assert timeline.turns[1].tool_names == {"a": "get_weather", "b": "find"}
     # The call stands on the page before.
-    assert tell_timeline(part([response])).turns[0].called_tools == {}
+    assert annotate_timeline(part([response])).turns[0].tool_names == {}
 
 
-def test_a_cut_stands_before_the_first_turn_that_is_still_a_message() -> None:
+def test_a_compaction_precedes_the_first_turn_that_is_still_a_message() -> None:
     failed = call(4, epoch=2, tokens=0)
     turns = [asked(1), answered(2, call(2, tokens=900)), asked(3), answered(4, failed, call(4, epoch=2, tokens=300))]
-    told = tell_timeline(part(turns, epochs=[epoch(2, EpochReason.COMPACTED, 3)]))
-    assert [len(turn.cuts) for turn in told.turns] == [0, 0, 1, 0]
-    [cut] = told.turns[2].cuts
-    assert (cut.tokens_before, cut.tokens_after, cut.undone_by) == (900, 300, None)
-    assert told.cuts_at_end == []
+    timeline = annotate_timeline(part(turns, epochs=[epoch(2, EpochReason.COMPACTED, 3)]))
+    assert [len(turn.compactions) for turn in timeline.turns] == [0, 0, 1, 0]
+    [compaction] = timeline.turns[2].compactions
+    assert (compaction.tokens_before, compaction.tokens_after, compaction.undone_by) == (900, 300, None)
+    assert timeline.compactions_at_end == []
 
 
-def test_a_cut_behind_the_last_turn_stands_at_the_end_and_not_on_pages_before() -> None:
+def test_a_compaction_after_the_last_turn_is_at_the_end_and_not_in_earlier_parts() -> None:
     outlines = [epoch(2, EpochReason.COMPACTED, 5)]
     turns = [asked(3), answered(4)]
-    assert len(tell_timeline(part(turns, epochs=outlines)).cuts_at_end) == 1
-    assert tell_timeline(part(turns, epochs=outlines, later_seq=5, last_seq=6)).cuts_at_end == []
+    assert len(annotate_timeline(part(turns, epochs=outlines)).compactions_at_end) == 1
+    assert annotate_timeline(part(turns, epochs=outlines, later_seq=5, last_seq=6)).compactions_at_end == []
 
 
 def test_an_undoing_takes_back_the_newest_that_still_held() -> None:
@@ -169,8 +184,8 @@ def test_an_undoing_takes_back_the_newest_that_still_held() -> None:
         epoch(3, EpochReason.COMPACTED, 5),
         epoch(2, EpochReason.COMPACTED, 3),
     ]
-    cuts = list_cuts(outlines, [], None)
-    assert [(cut.outline.number, cut.undone_by.number if cut.undone_by else None) for cut in cuts] == [
+    compactions = list_compactions(outlines, [], None)
+    assert [(each.outline.number, each.undone_by.number if each.undone_by else None) for each in compactions] == [
         (2, None),
         (3, 6),
         (4, 5),
@@ -193,15 +208,80 @@ def test_a_call_says_which_epoch_it_is_the_first_of() -> None:
         seq=6, owner="x", lease_expires_at=A_TIME, cancel_requested_at=None, calls=[call(6, epoch=2, ended_at=None)]
     )
     turns = [answered(2), answered(4, call(4, epoch=2), call(4, epoch=2, attempt=2))]
-    told = tell_timeline(part(turns, call_epochs=marks, running=running, earlier_call=call(1)))
-    begins = [[c.begins.number if c.begins else None for c in turn.calls] for turn in told.turns]
+    timeline = annotate_timeline(part(turns, call_epochs=marks, running=running, earlier_call=call(1)))
+    begins = [[c.began_epoch.number if c.began_epoch else None for c in turn.calls] for turn in timeline.turns]
     assert begins == [[None], [2, None]]
-    assert [c.begins for c in told.running_calls] == [None]
+    assert timeline.running is not None
+    assert [c.began_epoch for c in timeline.running.calls] == [None]
 
 
 def test_a_turn_lasts_from_its_first_call_to_the_end_of_its_last() -> None:
     second = call(2, attempt=2, started_at=A_TIME + timedelta(seconds=5), ended_at=A_TIME + timedelta(seconds=9))
-    [told] = tell_timeline(part([answered(2, call(2), second)])).turns
-    assert told.duration_seconds == 9
-    [open_] = tell_timeline(part([answered(2, replace(second, ended_at=None))])).turns
+    [turn] = annotate_timeline(part([answered(2, call(2), second)])).turns
+    assert turn.duration_seconds == 9
+    [open_] = annotate_timeline(part([answered(2, replace(second, ended_at=None))])).turns
     assert open_.duration_seconds is None
+
+
+SIZES = [(seq, 10) for seq in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("anchor", "starts_after"),
+    [
+        (TimelineAnchor(), 7),
+        (TimelineAnchor(after_seq=4), 4),
+        (TimelineAnchor(before_seq=6), 2),
+        (TimelineAnchor(before_seq=2), 0),
+        (TimelineAnchor(before_seq=2**70), 7),
+        (TimelineAnchor(around_seq=5), 3),
+        (TimelineAnchor(around_seq=2**70), 8),
+        (TimelineAnchor(after_seq=-5), 0),
+    ],
+)
+def test_a_place_says_where_to_begin(anchor: TimelineAnchor, starts_after: int) -> None:
+    assert anchor.start_after(10, 3) == starts_after
+
+
+@pytest.mark.parametrize(
+    ("anchor", "part"),
+    [
+        (TimelineAnchor(), (8, 10)),
+        (TimelineAnchor(after_seq=0), (1, 3)),
+        (TimelineAnchor(before_seq=8), (5, 7)),
+        (TimelineAnchor(around_seq=5), (4, 6)),
+        (TimelineAnchor(around_seq=1), (1, 3)),
+    ],
+)
+def test_a_part_that_would_be_too_large_keeps_the_turn_that_was_looked_for(
+    anchor: TimelineAnchor, part: tuple[int, int]
+) -> None:
+    assert choose_range(SIZES, anchor, max_bytes=30) == part
+
+
+def test_one_turn_is_shown_however_large_it_is() -> None:
+    assert choose_range([(1, 5), (2, 1000), (3, 5)], TimelineAnchor(around_seq=2), max_bytes=30) == (2, 2)
+    assert choose_range([], TimelineAnchor(), max_bytes=30) is None
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    st.sampled_from(["after_seq", "before_seq", "around_seq", ""]),
+    st.integers(0, 40),
+    st.integers(0, 500),
+)
+def test_a_part_is_within_its_limit_and_cannot_be_grown(sizes: list[int], kind: str, seq: int, limit: int) -> None:
+    known = list(enumerate(sizes, 1))
+    anchor = TimelineAnchor(**{kind: seq}) if kind else TimelineAnchor()
+    part = choose_range(known, anchor, max_bytes=limit)
+    if part is None:
+        assert kind == "before_seq"
+        assert seq <= 1
+        return
+    first, last = part
+    total = sum(sizes[first - 1 : last])
+    assert first == last or total <= limit
+    end = len(sizes) if kind != "before_seq" else min(len(sizes), max(seq, 1) - 1)
+    left = limit - total
+    assert first == 1 or sizes[first - 2] > left
+    assert last == end or sizes[last] > left

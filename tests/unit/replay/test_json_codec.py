@@ -10,7 +10,7 @@ from server.conversation.assistant import Instructions, Tool
 from server.conversation.payload import LayerOrder
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
-from server.inspection.port import InspectedState, InspectionFilter
+from server.inspection.conversation_list import InspectedState, InspectionFilter
 from server.replay.rerun.json_codec import (
     assertions_from_json,
     draft_from_json,

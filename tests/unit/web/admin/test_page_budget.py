@@ -5,7 +5,7 @@ from html import escape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.inspection.json_outline import ReadableText
+from server.inspection.excerpts import Excerpt
 from server.web.admin.page_budget import PageBudget, open_window
 from server.web.admin.rendering import show_text
 
@@ -17,7 +17,7 @@ def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: 
     budget = PageBudget(size)
     sent = 0
     for text, limit in texts:
-        shown = budget.fit(ReadableText(text=text), limit)
+        shown = budget.fit(Excerpt(text=text), limit)
         weight = len(escape(show_text(shown.text)).encode())
         assert weight <= limit
         assert text.startswith(shown.text)
@@ -28,7 +28,7 @@ def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: 
 
 @given(text=ANY_TEXT)
 def test_what_there_is_room_for_is_shown_whole(text: str) -> None:
-    assert PageBudget(1000).fit(ReadableText(text=text), 1000) == ReadableText(text=text)
+    assert PageBudget(1000).fit(Excerpt(text=text), 1000) == Excerpt(text=text)
     assert PageBudget(1000).fit_line(text, 1000) == text
 
 

@@ -11,7 +11,7 @@ from server.conversation.block import ToolCallBlock
 from server.conversation.errors import ValidationFailed
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
-from server.inspection.port import InspectionFilter
+from server.inspection.conversation_list import InspectionFilter
 from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.figures import compare_facts, format_value
 from server.replay.rerun.full_results import FullResult

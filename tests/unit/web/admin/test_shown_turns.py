@@ -1,4 +1,4 @@
-"""What of a turn stands on a page."""
+"""A turn on the page of its conversation."""
 
 from typing import Any
 
@@ -13,10 +13,17 @@ from server.conversation.block import (
 )
 from server.conversation.turn import ModelResponseTurn, StopReason, TurnState, UserTaskTurn
 from server.conversation.usage import Usage
-from server.inspection.port import TimelineTurn
-from server.inspection.timeline import ToldTurn
-from server.web.admin.pieces import Allowance
-from server.web.admin.shown_turns import BLOCKS_SHOWN, ShownTurn, content_of, show_turn
+from server.inspection.timeline import TimelineTurn
+from server.web.admin.page_budget import PageBudget
+from server.web.admin.shown_turns import (
+    EXCERPT_BYTES,
+    MAX_BLOCKS,
+    MIN_BYTES,
+    PAGE_BYTES,
+    ShownTurn,
+    content_of,
+    show_turn,
+)
 from tests.support.builders import A_TIME, tool_call
 
 MARK = SignatureMark(length=3, fingerprint="00ff00ff00ff00ff")
@@ -40,20 +47,7 @@ def shown(*blocks: Block, **changes: Any) -> ShownTurn:
         revision=None,
         **values | changes,
     )
-    return show_turn(told(turn), Allowance())
-
-
-def told(turn: Any, **changes: Any) -> ToldTurn:
-    values: dict[str, Any] = {
-        "item": TimelineTurn(turn=turn),
-        "calls": (),
-        "cuts": (),
-        "context": None,
-        "is_context_new": False,
-        "called_tools": {},
-        "answered_ids": frozenset(),
-    }
-    return ToldTurn(**values | changes)
+    return show_turn(TimelineTurn(turn=turn), PageBudget())
 
 
 def test_a_signature_is_missing_where_the_model_insists_on_one() -> None:
@@ -66,9 +60,9 @@ def test_a_signature_is_missing_where_the_model_insists_on_one() -> None:
 
 def test_blocks_keep_their_places_and_too_many_are_told() -> None:
     turn = shown(TextBlock(text=""), TextBlock(text="", signature=MARK), *[TextBlock(text="x")] * 100)
-    assert [block.place for block in turn.blocks[:2]] == [1, 2]
-    assert turn.hidden_count == 102 - BLOCKS_SHOWN
-    assert len(turn.blocks) == BLOCKS_SHOWN - 1
+    assert [block.index for block in turn.blocks[:2]] == [1, 2]
+    assert turn.hidden_count == 102 - MAX_BLOCKS
+    assert len(turn.blocks) == MAX_BLOCKS - 1
 
 
 def test_only_images_that_are_taken_are_drawn() -> None:
@@ -78,10 +72,10 @@ def test_only_images_that_are_taken_are_drawn() -> None:
 
 
 def test_an_error_is_explained_where_this_release_knows_it() -> None:
-    known = shown(state=TurnState.FAILED, error_code="provider_disconnected").error
+    known = shown(state=TurnState.FAILED, error_code="provider_disconnected").item.error
     assert known is not None
     assert known.message
-    assert shown(state=TurnState.FAILED, error_code="of_another_release").error is None
+    assert shown(state=TurnState.FAILED, error_code="of_another_release").item.error is None
 
 
 def test_a_block_that_is_not_known_is_called_what_its_provider_calls_it() -> None:
@@ -95,15 +89,34 @@ def test_a_block_that_is_not_known_is_called_what_its_provider_calls_it() -> Non
 
 def test_args_and_a_new_context_stand_with_their_turn() -> None:
     task = UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="Hi"),), args={"tone": "formal"})
-    turn = show_turn(told(task, context={"todos": ["pack"]}, is_context_new=True), Allowance())
+    turn = show_turn(TimelineTurn(turn=task, context={"todos": ["pack"]}, is_context_changed=True), PageBudget())
     assert turn.args is not None
     assert turn.args.text == '{"tone": "formal"}'
     assert turn.context is not None
-    assert turn.role == "user"
-    unchanged = show_turn(told(task, context={"todos": ["pack"]}), Allowance())
+    assert turn.item.role == "user"
+    unchanged = show_turn(TimelineTurn(turn=task, context={"todos": ["pack"]}), PageBudget())
     assert unchanged.context is None
 
 
 def test_the_content_of_a_block_is_what_can_be_had_whole() -> None:
     assert content_of(ThinkingBlock(text="Hm.")) == "Hm."
     assert content_of(tool_call("a")) == {"city": "Oslo", "days": 3, "scale": 1.5}
+
+
+def test_a_long_text_is_cut_and_its_length_is_shown() -> None:
+    [block] = shown(TextBlock(text="x" * 1_000_000)).blocks
+    assert block.excerpt is not None
+    assert (len(block.excerpt.text), block.excerpt.length, block.excerpt.is_cut) == (EXCERPT_BYTES, 1_000_000, True)
+
+
+def test_all_texts_together_keep_to_the_budget_and_each_has_a_start() -> None:
+    budget = PageBudget(PAGE_BYTES, min_bytes=MIN_BYTES)
+    task = UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="x" * 1_000_000),))
+    sizes = [
+        len(block.excerpt.text)
+        for _ in range(1000)
+        for block in show_turn(TimelineTurn(turn=task), budget).blocks
+        if block.excerpt
+    ]
+    assert sizes[-1] == MIN_BYTES
+    assert sum(sizes) <= PAGE_BYTES + 1000 * MIN_BYTES

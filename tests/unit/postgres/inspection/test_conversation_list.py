@@ -1,8 +1,8 @@
-"""Which words a text must have."""
+"""The words that a text must contain."""
 
 import pytest
 
-from server.postgres.inspection.text_estimate import list_required
+from server.postgres.inspection.conversation_list import list_required
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.conversation.usage import Usage
-from server.inspection.overview import Overview, OverviewCell, OverviewStep, choose_step
-from server.inspection.overview_chart import LINE_LIMIT, build_charts, list_steps
+from server.inspection.overview import (
+    LINE_LIMIT,
+    Overview,
+    OverviewCell,
+    OverviewStep,
+    build_charts,
+    choose_step,
+    list_steps,
+)
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
 

@@ -1,14 +1,14 @@
-"""The indexer: counts facts about conversations and writes their texts for search, behind the turns.
+"""The search index: facts about conversations, and the texts of turns, written after the turns.
 
-Nothing of it is on a turn's path. It looks for turns that are newer than its last look, with some overlap, since a turn
-carries the time at which its transaction began; and it walks all conversations by key now and then, which finds what
-came with an old date, such as an import. A conversation is counted in portions from its own watermark: each is one
-transaction that holds the conversation against erasure and its facts against other indexers. So any number of them may
-run, and one that dies has lost nothing.
+Nothing here is on the path of a turn. `index_new` looks for turns that are newer than its last run, with some overlap,
+because a turn carries the time at which its transaction began. `index_all` walks all conversations by key and finds
+rows with old dates, such as an import. A conversation is counted in portions from its own watermark. Each portion is
+one transaction that locks the conversation against erasure and its facts against other indexers, so any number of
+indexers may run, and one that dies loses nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -17,20 +17,47 @@ from server.conversation.conversation import ConversationFacts
 from server.conversation.turn import Turn
 from server.conversation.turn_text import read_text
 from server.inspection.fact_counting import CountedCall, count_turns
-from server.postgres.codec import decode_json
+from server.postgres.codec import decode_json, decode_text, encode_text
 from server.postgres.connections import Connection
 from server.postgres.engine import Database, Statement
-from server.postgres.inspection.fact_rows import fact_values, facts_from, labels_of, tenant_word
 from server.postgres.paging import ids_within
 from server.postgres.rows import Row, turn_from, usage_from
 
 PAGE_CONVERSATIONS: Final = 200
 PAGE_TURNS: Final = 50
-"""A turn may be a megabyte."""
+"""Turns per portion. A turn may be a megabyte."""
 OVERLAP: Final = timedelta(minutes=2)
-"""A turn that took longer to be written is found by the walk."""
+"""A turn whose transaction took longer is found by `index_all`."""
 _BEFORE_ALL: Final = UUID(int=0)
 _NAME: Final = "facts"
+
+_LISTS: Final = ("models", "providers", "states", "stop_reasons", "error_codes", "tool_names")
+_BUCKETS: Final = (
+    "fresh_input_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+)
+_PLAIN: Final = tuple(
+    field.name for field in fields(ConversationFacts) if field.name not in {*_LISTS, "usage", "excerpt"}
+)
+
+LABEL_KINDS: Final = {
+    "models": "model",
+    "providers": "provider",
+    "states": "state",
+    "stop_reasons": "stop",
+    "error_codes": "error",
+    "tool_names": "tool",
+}
+FLAGS: Final = (
+    "has_repairs",
+    "has_missing_signature",
+    "has_withheld_signature",
+    "has_prefix_break",
+    "was_recovered",
+)
 
 _BEHIND: Final = """(
     f.conversation_id IS NULL
@@ -45,7 +72,7 @@ WITH moved AS (
     UNION
     SELECT conversation_id FROM calls WHERE started_at >= :since AND turn_seq < 0
     UNION
-    -- A fork is new, its turns are not.
+    -- A fork is new, although its turns are not.
     SELECT id FROM conversations WHERE id >= :first_id
 )
 SELECT c.id FROM moved JOIN conversations c ON c.id = moved.conversation_id
@@ -113,7 +140,7 @@ WHERE conversation_id = :conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What a look has done."""
+    """How much a run has counted."""
 
     conversation_count: int = 0
     turn_count: int = 0
@@ -125,8 +152,8 @@ class IndexReport:
         )
 
 
-async def index_news(database: Database) -> IndexReport:
-    """Counts what is new since the last look; at the first look, everything. Raises `DatabaseUnavailable`."""
+async def index_new(database: Database) -> IndexReport:
+    """Count what is new since the last run; at the first run, everything. Raises `DatabaseUnavailable`."""
     progress = (await database.run(_PROGRESS, name=_NAME))[0]
     began_at, indexed_until = progress["now"], progress["indexed_until"]
     report = await index_all(database) if indexed_until is None else await _index_since(database, indexed_until)
@@ -135,7 +162,7 @@ async def index_news(database: Database) -> IndexReport:
 
 
 async def index_all(database: Database) -> IndexReport:
-    """Walks all conversations and counts those that are behind. Can be cut off and repeated."""
+    """Walk all conversations and count those that are behind. Can be interrupted and repeated."""
     report, after = IndexReport(), _BEFORE_ALL
     while rows := await database.run(_WALK, after=after, count=PAGE_CONVERSATIONS):
         report += await _index_each(database, [row["id"] for row in rows if row["is_behind"]])
@@ -144,7 +171,7 @@ async def index_all(database: Database) -> IndexReport:
 
 
 async def index_conversation(database: Database, conversation: UUID) -> IndexReport:
-    """Counts what is new in one conversation. Nothing where it is gone."""
+    """Count what is new in one conversation. Does nothing if it is gone."""
     turn_count = 0
     while (counted := await _count_portion(database, conversation)) is not None:
         turn_count += counted
@@ -153,10 +180,56 @@ async def index_conversation(database: Database, conversation: UUID) -> IndexRep
     return IndexReport()
 
 
-async def find_progress(database: Database) -> tuple[datetime, datetime | None]:
-    """The database's time, and up to when turns are counted; None before the first look."""
+async def load_lag_seconds(database: Database) -> float:
+    """Return how far the index is behind the turns, by the clock of the database. NaN before the first run."""
     row = (await database.run(_PROGRESS, name=_NAME))[0]
-    return row["now"], row["indexed_until"]
+    indexed_until: datetime | None = row["indexed_until"]
+    return float("nan") if indexed_until is None else max(0.0, (row["now"] - indexed_until).total_seconds())
+
+
+def facts_from(row: Row) -> ConversationFacts:
+    """Read a row of `conversation_facts`."""
+    values: dict[str, Any] = {name: row[name] for name in _PLAIN}
+    values |= {name: tuple(decode_text(value) for value in row[name]) for name in _LISTS}
+    return ConversationFacts(**values, usage=usage_from(row), excerpt=decode_text(row["excerpt"]))
+
+
+def fact_values(facts: ConversationFacts) -> dict[str, Any]:
+    """Return the columns of `conversation_facts` by name."""
+    return {
+        **{name: getattr(facts, name) for name in _PLAIN},
+        **{name: [encode_text(value) for value in getattr(facts, name)] for name in _LISTS},
+        **{name: getattr(facts.usage, name) for name in _BUCKETS},
+        "excerpt": facts.excerpt,
+    }
+
+
+def labels_of(tenant: UUID, assistant: UUID, facts: ConversationFacts | None) -> list[str]:
+    """List the labels by which a conversation can be found."""
+    labels = [tenant_label(tenant), label("assistant", str(assistant))]
+    return labels if facts is None else [*labels, *_labels_of_facts(facts)]
+
+
+def tenant_label(tenant: UUID) -> str:
+    """Return the label that all conversations of a tenant have."""
+    return label("tenant", str(tenant))
+
+
+def label(kind: str, value: str) -> str:
+    """Return a label that can be stored."""
+    return encode_text(f"{kind}:{value}")
+
+
+def tenant_word(tenant: UUID) -> str:
+    """Return a word that all texts of a tenant have, so that a search stays within it. It never occurs in a text."""
+    return f"tenant:{tenant}"
+
+
+def _labels_of_facts(facts: ConversationFacts) -> Iterator[str]:
+    for name, kind in LABEL_KINDS.items():
+        values: Iterable[str] = getattr(facts, name)
+        yield from (label(kind, value) for value in values)
+    yield from (label("has", flag) for flag in FLAGS if getattr(facts, flag))
 
 
 async def _index_since(database: Database, indexed_until: datetime) -> IndexReport:
@@ -177,7 +250,7 @@ async def _index_each(database: Database, conversations: Sequence[UUID]) -> Inde
 
 
 async def _count_portion(database: Database, conversation: UUID) -> int | None:
-    """Counts the next turns. How many; None where the conversation is gone."""
+    """Count the next turns and return their number, or None if the conversation is gone."""
     async with database.transaction() as connection:
         held = await _fetch(connection, _HOLD, conversation=conversation)
         if not held:
