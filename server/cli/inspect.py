@@ -31,24 +31,24 @@ from server.web.json_text import encode_json
 
 _PIPE_WIDTH: Final = 200
 _FLAGS: Final = {
-    "has_repairs": "A payload had to mend the history.",
-    "has_missing_signature": "A call came without a signature that it needs.",
-    "has_withheld_signature": "Signatures were kept back from another model.",
-    "has_prefix_break": "A request did not begin as the one before it.",
-    "was_recovered": "A turn outlived the process that ran it.",
+    "has_repairs": "A request needed repairs of the history.",
+    "has_missing_signature": "A tool call lacks a required signature.",
+    "has_withheld_signature": "Signatures were withheld from another model.",
+    "has_prefix_break": "A request did not begin like the previous one.",
+    "was_recovered": "A turn was ended by another process.",
 }
 _NAMES: Final = {
-    "assistant": ("assistant_id", "An assistant's id (asst_...)."),
-    "model": ("model", "A model that answered."),
-    "provider": ("provider", "gemini or anthropic."),
-    "error": ("error_code", "An error's code."),
-    "tool": ("tool_name", "A tool that was called."),
-    "text": ("text", "Words that one turn has; -word excludes."),
-    "phrase": ("phrase", "What one turn says, literally."),
+    "assistant": ("assistant_id", "Assistant id (asst_...)."),
+    "model": ("model", "Model that answered."),
+    "provider": ("provider", "Provider that answered: gemini or anthropic."),
+    "error": ("error_code", "Error code."),
+    "tool": ("tool_name", "Tool that was called."),
+    "text": ("text", "Words that one turn contains; -word excludes."),
+    "phrase": ("phrase", "Literal text of one turn."),
 }
 
 
-class Sum(click.ParamType[Decimal]):
+class Amount(click.ParamType[Decimal]):
     """An amount of USD."""
 
     name = "usd"
@@ -57,25 +57,27 @@ class Sum(click.ParamType[Decimal]):
         try:
             amount = Decimal(str(value))
         except ArithmeticError:
-            self.fail(f"{value!r} is no amount", param, ctx)
+            self.fail(f"{value!r} is not an amount", param, ctx)
         if not amount.is_finite():
-            self.fail(f"{value!r} is no amount", param, ctx)
+            self.fail(f"{value!r} is not an amount", param, ctx)
         return amount
 
 
 def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The filters of the list, as options."""
+    """Add the filters of the list as options."""
     options = [
         *(click.option(f"--{name}", field, help=text) for name, (field, text) in _NAMES.items()),
-        click.option("--state", type=click.Choice([state.value for state in InspectedState]), help="Of any answer."),
+        click.option(
+            "--state", type=click.Choice([state.value for state in InspectedState]), help="State of any answer."
+        ),
         click.option("--stop-reason", type=click.Choice([reason.value for reason in StopReason])),
         *(click.option(f"--{flag.replace('_', '-')}", flag, is_flag=True, help=text) for flag, text in _FLAGS.items()),
-        click.option("--cost-from", type=Sum(), help="At least so many USD."),
-        click.option("--cost-to", type=Sum(), help="At most."),
-        click.option("--tokens-from", type=click.IntRange(0), help="At least so many tokens."),
-        click.option("--tokens-to", type=click.IntRange(0), help="At most."),
-        click.option("--from", "active_after", type=TimeParam(), help="Active since: 2026-11-01, or 7d ago."),
-        click.option("--to", "active_before", type=TimeParam(), help="The newest turn came before."),
+        click.option("--cost-from", type=Amount(), help="Minimum cost in USD."),
+        click.option("--cost-to", type=Amount(), help="Maximum cost in USD."),
+        click.option("--tokens-from", type=click.IntRange(0), help="Minimum number of tokens."),
+        click.option("--tokens-to", type=click.IntRange(0), help="Maximum number of tokens."),
+        click.option("--from", "active_after", type=TimeParam(), help="Newest turn since: 2026-11-01, or 7d ago."),
+        click.option("--to", "active_before", type=TimeParam(), help="Newest turn before."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -84,10 +86,10 @@ def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def inspect() -> None:
-    """Look at conversations: find them, read them, and see what exactly was sent.
+    """Inspect conversations: find them, read them, and see exactly what was sent.
 
-    It reads the database of the settings, of all tenants. Lists are counted some seconds behind the turns, by a server
-    or a worker that runs.
+    Reads the database of the settings, for all tenants. A running server or worker updates the lists a few seconds
+    after each turn.
 
     \b
     Examples:
@@ -100,12 +102,14 @@ def inspect() -> None:
 
 @inspect.command("list")
 @_filter_options
-@click.option("--tenant", help="Only this tenant's.  [all]")
-@click.option("--limit", type=click.IntRange(1, PAGE_LIMIT), default=20, show_default=True, help="Most rows.")
-@click.option("--cursor", help="Where the page before ended.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api/conversations answers it.")
+@click.option("--tenant", help="Only this tenant.  [all]")
+@click.option(
+    "--limit", type=click.IntRange(1, PAGE_LIMIT), default=20, show_default=True, help="Maximum number of rows."
+)
+@click.option("--cursor", help="Cursor of the previous page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api/conversations returns it.")
 def list_(tenant: str | None, limit: int, cursor: str | None, *, as_json: bool, **filters: Any) -> None:
-    """List conversations, newest activity first. All filters can be combined."""
+    """List conversations, latest activity first. All filters can be combined."""
     state, stop_reason = filters.pop("state"), filters.pop("stop_reason")
     wanted = InspectionFilter(
         **filters,
@@ -121,16 +125,18 @@ def list_(tenant: str | None, limit: int, cursor: str | None, *, as_json: bool, 
 
 @inspect.command()
 @click.argument("conversation_id")
-@click.option("--after", "after_seq", type=click.IntRange(0), help="The turns behind this one.")
-@click.option("--around", "around_seq", type=click.IntRange(0), help="The turns around this one.")
-@click.option("--limit", type=click.IntRange(1, TIMELINE_LIMIT), default=20, show_default=True, help="Most turns.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api answers it.")
+@click.option("--after", "after_seq", type=click.IntRange(0), help="Turns after this one.")
+@click.option("--around", "around_seq", type=click.IntRange(0), help="Turns around this one.")
+@click.option(
+    "--limit", type=click.IntRange(1, TIMELINE_LIMIT), default=20, show_default=True, help="Maximum number of turns."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /admin/api returns it.")
 def conversation(
     conversation_id: str, after_seq: int | None, around_seq: int | None, limit: int, *, as_json: bool
 ) -> None:
-    """Show a conversation as it went: the newest turns, or those that you name."""
+    """Show the newest turns of a conversation, or those at a position."""
     if after_seq is not None and around_seq is not None:
-        raise click.UsageError("--after or --around, not both.")
+        raise click.UsageError("Use --after or --around, not both.")
     timeline = run(_load(begin_quietly(), conversation_id, after_seq, around_seq, limit))
     if as_json:
         _print_json(TimelineView.of(timeline))
@@ -142,11 +148,11 @@ def conversation(
 @click.argument("conversation_id")
 @click.argument("turn_seq", type=int)
 @click.argument("attempt", type=int, default=1)
-@click.option("--request", "part", flag_value="request", help="Print the request's bytes, made again.")
-@click.option("--response", "part", flag_value="response", help="Print the raw response's bytes.")
-@click.option("--json", "part", flag_value="json", help="Print JSON, as /admin/api answers it.")
+@click.option("--request", "part", flag_value="request", help="Print the bytes of the rebuilt request.")
+@click.option("--response", "part", flag_value="response", help="Print the bytes of the raw response.")
+@click.option("--json", "part", flag_value="json", help="Print JSON, as /admin/api returns it.")
 def call(conversation_id: str, turn_seq: int, attempt: int, part: str | None) -> None:
-    """Show a call: its layers, whether its request can be proven, its signatures, cache, cost and answer."""
+    """Show a call: outcome, proof of the request, cache, cost, layers, signatures and answer."""
     found = run(_inspect(begin_quietly(), conversation_id, turn_seq, attempt))
     match part:
         case "json":
@@ -178,7 +184,7 @@ async def _load(
 
 
 async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, attempt: int) -> InspectedCall:
-    from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: only calls have to wait for the SDKs
+    from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: only calls need the SDKs
 
     async with open_database(settings) as database, open_offline_providers(settings) as offline_providers:
         inspector = CallInspector(
@@ -199,5 +205,5 @@ def _print_bytes(data: bytes | None) -> None:
     if data is None:
         raise click.ClickException("There are no bytes to print.")
     if sys.stdout.isatty():
-        raise click.UsageError("The bytes may hold anything a terminal obeys: send them to a file or a pipe.")
+        raise click.UsageError("The bytes may contain control characters: redirect them to a file or a pipe.")
     sys.stdout.buffer.write(data)

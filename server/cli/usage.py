@@ -1,4 +1,4 @@
-"""`strata usage`: what calls took and cost, by day, assistant, model or conversation."""
+"""`strata usage`: tokens and cost of calls, by day, assistant, model or conversation."""
 
 import csv
 import json
@@ -26,12 +26,18 @@ _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning",
 
 @click.command()
 @click.option(
-    "--by", type=click.Choice([by.value for by in UsageBy]), default="day", show_default=True, help="A row for each."
+    "--by",
+    type=click.Choice([by.value for by in UsageBy]),
+    default="day",
+    show_default=True,
+    help="How to group the rows.",
 )
-@click.option("--from", "since", type=TimeParam(), help="The first moment that counts: 2026-11-01, or 7d ago.  [30d]")
-@click.option("--to", "until", type=TimeParam(), help="The first that does not.  [now]")
-@click.option("--tenant", help="Only this tenant's calls.  [all]")
-@click.option("--limit", type=click.IntRange(1, ROW_LIMIT), default=100, show_default=True, help="Most rows.")
+@click.option("--from", "since", type=TimeParam(), help="Start: 2026-11-01, or 7d ago.  [30d]")
+@click.option("--to", "until", type=TimeParam(), help="End, exclusive.  [now]")
+@click.option("--tenant", help="Only this tenant.  [all]")
+@click.option(
+    "--limit", type=click.IntRange(1, ROW_LIMIT), default=100, show_default=True, help="Maximum number of rows."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 def usage(
@@ -46,18 +52,18 @@ def usage(
 ) -> None:
     """Report tokens, cost and cache share.
 
-    Times without an offset, and days, are those of UTC. Every attempt counts, and every summary of a compaction. The
-    total is of all calls, also where there are more rows than --limit. It reads the database of the settings.
+    Times without an offset, and days, are in UTC. Every attempt counts, and every summary of a compaction. The total
+    covers all calls, also if there are more rows than --limit. Reads the database of the settings.
 
     \b
     Examples:
       strata usage                                   # the last 30 days
-      strata usage --by assistant --from 7d          # who spent it this week
+      strata usage --by assistant --from 7d          # this week by assistant
       strata usage --by conversation --limit 20      # the 20 largest conversations
       strata usage --from 2026-10-01 --to 2026-11-01 --tenant acme --csv
     """  # noqa: D301  reason: click's mark for lines that stay as they are
     if as_json and as_csv:
-        raise click.UsageError("--json or --csv, not both.")
+        raise click.UsageError("Use --json or --csv, not both.")
     first, end = _read_time(since, until)
     report = run(_report(begin_quietly(), tenant, UsageBy(by), first, end, limit))
     if as_json:
@@ -75,7 +81,7 @@ def _read_time(since: datetime | None, until: datetime | None) -> tuple[datetime
     except OverflowError:
         raise click.UsageError("--to is too early.") from None
     if not timedelta() < end - first <= MAX_PERIOD:
-        raise click.UsageError(f"--from has to be before --to, by {MAX_PERIOD.days} days at most.")
+        raise click.UsageError(f"--from must be before --to, at most {MAX_PERIOD.days} days earlier.")
     return first, end
 
 
@@ -90,7 +96,7 @@ async def _report(
 def _print(report: UsageReport, by: str, since: datetime, until: datetime) -> None:
     named = by == UsageBy.ASSISTANT
     table = Table(
-        # An id that is cut is of no use for looking it up.
+        # A truncated id could not be used.
         Column(by, footer="total", no_wrap=True),
         *([Column("name")] if named else []),
         *(
@@ -103,13 +109,11 @@ def _print(report: UsageReport, by: str, since: datetime, until: datetime) -> No
         name = [escape(one_line(row.name or ""))] if named else []
         table.add_row(escape(one_line(row.key)), *name, *_numbers(row))
     open_console().print(table)
-    click.echo(
-        f"From {_time(since)} to {_time(until)}, UTC. Tokens of input are fresh, cached or written to the cache."
-    )
+    click.echo(f"From {_time(since)} to {_time(until)}, UTC. Input tokens are fresh, cached or written to the cache.")
     if not report.is_complete:
-        click.echo(f"The first {len(report.rows)} rows; there are more. The total is of all.", err=True)
+        click.echo(f"The first {len(report.rows)} rows are shown. The total covers all.", err=True)
     if report.total.unpriced_count:
-        click.echo(f"{report.total.unpriced_count} calls have no known price and make a sum unknown.", err=True)
+        click.echo(f"{report.total.unpriced_count} calls have no known price, so their sums are unknown.", err=True)
 
 
 def _numbers(row: UsageRow) -> tuple[str, ...]:
@@ -148,7 +152,7 @@ _CELLS: Final[dict[str, Callable[[UsageRow], object]]] = {
     "cost_usd": lambda row: None if row.cost_usd is None else float(row.cost_usd),
     "unpriced_calls": lambda row: row.unpriced_count,
 }
-"""What programs get of a row, in this order."""
+"""The columns of JSON and CSV, in this order."""
 
 
 def _print_csv(report: UsageReport) -> None:
@@ -156,11 +160,11 @@ def _print_csv(report: UsageReport) -> None:
     writer.writerow(_CELLS)
     for row in report.rows:
         cells = (read(row) for read in _CELLS.values())
-        writer.writerow([_defused(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow([_escape_formula(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
-def _defused(text: str) -> str:
-    """A name that a spreadsheet would take for a formula is none: clients choose names."""
+def _escape_formula(text: str) -> str:
+    """Escape a text that a spreadsheet would read as a formula: clients choose the names."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 

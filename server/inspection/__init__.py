@@ -1,5 +1,6 @@
-"""Views for operators: timelines, calls, differences, the overview, usage, the audit log, and what operators do.
+"""Views for operators: conversations, timelines, calls, assistants, differences, the overview, usage and jobs.
 
-`port` is what lists and timelines are read through, `call_view` proves a past request and explains its answer,
-`actions` are what clients and operators do to a conversation, audited for operators. Nothing here changes a turn.
+`port.Inspector` is the port through which everything is read. `timeline` and `calls` project a conversation and a call
+once, for JSON, pages and terminal. `actions` are the actions on a conversation, audited for operators. Nothing here
+changes a turn.
 """

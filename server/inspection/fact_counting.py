@@ -1,7 +1,7 @@
-"""Counting facts about a conversation, turn by turn.
+"""Facts about a conversation, counted turn by turn.
 
-Pure: `count_turns` adds what is new to what was counted before. Turns are never changed and their numbers have no gaps,
-so counting in any portions gives the same facts.
+`count_turns` is pure: it adds new turns to earlier facts. Turns never change and their numbers have no gaps, so
+counting in any portions gives the same facts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +18,20 @@ from server.conversation.usage import Usage, add_usages
 from server.payload.signatures import WithheldReason
 
 LABEL_LIMIT: Final = 200
-"""Of each kind so many values are kept: a client may name tools as it likes."""
+"""Maximum number of values of each kind, because clients choose the names of tools."""
 _VALUE_LIMIT: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedCall:
-    """What is counted of a call."""
+    """The members of a call that are counted."""
 
     turn_seq: int
     error_code: str | None
     usage: Usage
     cost_usd: Decimal | None
     duration_ms: int | None
-    """None where it never ended."""
+    """None if the call has not ended."""
     repairs: Sequence[Mapping[str, JsonValue]]
     warnings: Sequence[Mapping[str, JsonValue]]
 
@@ -39,9 +39,9 @@ class CountedCall:
 def count_turns(
     facts: ConversationFacts, turns: Sequence[Turn], calls: Sequence[CountedCall], *, own_from_seq: int
 ) -> ConversationFacts:
-    """The facts with these turns and calls added, none of which was counted before.
+    """Add turns and calls that were not counted before.
 
-    `own_from_seq`: calls of turns before it came along with a fork; their source has paid for them.
+    Calls of turns before `own_from_seq` were copied by a fork, so their usage and cost are not counted.
     """
     if not turns and not calls:
         return facts
@@ -64,9 +64,9 @@ def count_turns(
         error_codes=_join(facts.error_codes, codes),
         tool_names=_join(facts.tool_names, tools),
         has_repairs=facts.has_repairs or any(call.repairs for call in calls),
-        has_missing_signature=facts.has_missing_signature or any(map(_tells_of_missing, warnings)),
-        has_withheld_signature=facts.has_withheld_signature or any(map(_tells_of_withheld, warnings)),
-        has_prefix_break=facts.has_prefix_break or any(map(_tells_of_break, warnings)),
+        has_missing_signature=facts.has_missing_signature or any(map(_is_missing, warnings)),
+        has_withheld_signature=facts.has_withheld_signature or any(map(_is_withheld, warnings)),
+        has_prefix_break=facts.has_prefix_break or any(map(_is_prefix_break, warnings)),
         was_recovered=facts.was_recovered or any(map(_was_recovered, answers)),
         usage=add_usages([facts.usage, *(call.usage for call in own)]),
         cost_usd=sum((call.cost_usd for call in own if call.cost_usd is not None), facts.cost_usd),
@@ -78,20 +78,20 @@ def count_turns(
 
 
 def _join(known: tuple[str, ...], found: Iterable[str | None]) -> tuple[str, ...]:
-    """Both, each once, in the order in which they came."""
+    """Return all values without duplicates, in order."""
     values = dict.fromkeys([*known, *(str(value)[:_VALUE_LIMIT] for value in found if value)])
     return tuple(values)[:LABEL_LIMIT]
 
 
-def _tells_of_withheld(warning: Mapping[str, JsonValue]) -> bool:
+def _is_withheld(warning: Mapping[str, JsonValue]) -> bool:
     return warning.get("kind") == "signatures_withheld"
 
 
-def _tells_of_missing(warning: Mapping[str, JsonValue]) -> bool:
-    return _tells_of_withheld(warning) and warning.get("reason") == WithheldReason.UNSIGNED
+def _is_missing(warning: Mapping[str, JsonValue]) -> bool:
+    return _is_withheld(warning) and warning.get("reason") == WithheldReason.UNSIGNED
 
 
-def _tells_of_break(warning: Mapping[str, JsonValue]) -> bool:
+def _is_prefix_break(warning: Mapping[str, JsonValue]) -> bool:
     return warning.get("kind") == "prefix_break"
 
 

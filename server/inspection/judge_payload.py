@@ -1,4 +1,4 @@
-"""The request to a judge: two answers beside each other, and what to make of them."""
+"""The request to a judge that compares a candidate answer with the recorded one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from server.payload.settings import read_settings
 from server.providers.provider import Provider
 
 JUDGE: Final = "judge"
-"""The `kind` of the note that is kept with the call."""
-_LONGEST: Final = 50_000
-"""Characters of an answer that a judge is shown."""
+"""The `kind` of the warning that is stored with the call."""
+_MAX_CHARACTERS: Final = 50_000
+"""Maximum length of each text and value in the request."""
 _FORM: Final = (
     'Answer with one JSON object and nothing else: {"score": a number from 0, the candidate is of no use, '
     'to 1, it is as good as the recorded answer or better, "reason": one sentence}.'
@@ -21,15 +21,15 @@ _FORM: Final = (
 
 
 def write_question(asked: Sequence[Block], recorded: Sequence[Block], candidate: Sequence[Block]) -> str:
-    """What a judge is asked, behind its prompt. What was said is data in it, and never more than so long."""
-    told = {"input": _tell(asked), "recorded": _tell(recorded), "candidate": _tell(candidate)}
-    return f"{json.dumps(told, ensure_ascii=False)}\n\n{_FORM}"
+    """Write the message to a judge: the input and both answers as JSON data of bounded size, and the answer format."""
+    data = {"input": _describe(asked), "recorded": _describe(recorded), "candidate": _describe(candidate)}
+    return f"{json.dumps(data, ensure_ascii=False)}\n\n{_FORM}"
 
 
 def build_judge_payload(
     provider: Provider, model: str, prompt: str, settings: Mapping[str, JsonValue], question: str
 ) -> Payload:
-    """The request. The same values give the same bytes."""
+    """Build the request. The same values give the same bytes."""
     data = provider.user_message((TextBlock(text=question),), {})
     return Payload(
         model=model,
@@ -41,37 +41,37 @@ def build_judge_payload(
 
 
 def read_score(text: str) -> tuple[float, str] | None:
-    """The score and its reason; None where the judge has said something else."""
+    """Read the score and its reason. Returns None if the answer has another form."""
     begin, end = text.find("{"), text.rfind("}")
     try:
-        said = json.loads(text[begin : end + 1]) if 0 <= begin < end else None
+        verdict = json.loads(text[begin : end + 1]) if 0 <= begin < end else None
     except (ValueError, RecursionError):
         return None
-    score = said.get("score") if isinstance(said, dict) else None
+    score = verdict.get("score") if isinstance(verdict, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         return None
-    reason = said.get("reason") if isinstance(said, dict) else None
+    reason = verdict.get("reason") if isinstance(verdict, dict) else None
     return float(score), reason if isinstance(reason, str) else ""
 
 
-def _tell(blocks: Sequence[Block]) -> list[Any]:
-    told: list[Any] = []
+def _describe(blocks: Sequence[Block]) -> list[Any]:
+    described: list[Any] = []
     for block in blocks:
         match block:
             case TextBlock() if block.text:
-                told.append({"text": block.text[:_LONGEST]})
+                described.append({"text": block.text[:_MAX_CHARACTERS]})
             case ToolCallBlock():
-                told.append({"tool_call": block.name, "arguments": _cut(block.arguments)})
+                described.append({"tool_call": block.name, "arguments": _truncate(block.arguments)})
             case ToolResultBlock():
-                told.append({"tool_result": _cut(block.output), "is_error": block.is_error})
+                described.append({"tool_result": _truncate(block.output), "is_error": block.is_error})
             case ImageBlock():
-                told.append({"image": block.media_type})
+                described.append({"image": block.media_type})
             case _:
                 continue
-    return told
+    return described
 
 
-def _cut(value: JsonValue) -> JsonValue:
+def _truncate(value: JsonValue) -> JsonValue:
     plain = clone(value)
     text = json.dumps(plain, ensure_ascii=False)
-    return plain if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return plain if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"

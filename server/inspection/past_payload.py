@@ -1,6 +1,6 @@
-"""The payload of any past call, as it was sent: of a turn's, and of those that belong to no turn.
+"""The payload of any past call as it was sent.
 
-What belongs to no turn says in its note, which stands among the call's warnings, what was asked.
+A call that belongs to no turn has a warning that states its purpose and what is needed to rebuild it.
 """
 
 from collections.abc import Mapping
@@ -21,31 +21,30 @@ from server.providers.provider import Provider
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastPayload:
-    """A payload as it was sent, and what it was made of."""
+    """A payload as it was sent, with its manifest."""
 
     payload: Payload
     manifest: tuple[ManifestEntry, ...]
-    """Its markers are those that this release would set; the payload has those that were sent."""
+    """Its cache markers are those that this release would set; the payload has those that were sent."""
 
 
 def rebuild_call(rebuild: RebuildSource, *, provider: Provider) -> Payload:
-    """The payload of a past call. `provider` speaks for the vendor; its account does not matter."""
+    """Rebuild the payload of a past call. The account of `provider` does not matter."""
     if rebuild.call.turn_seq > 0:
         return rebuild_payload(rebuild, provider=provider).payload
-    return _rebuild_aside(rebuild, provider)
+    return _rebuild_background(rebuild, provider)
 
 
 def rebuild_whole(rebuild: RebuildSource, *, provider: Provider) -> PastPayload:
-    """The same with its manifest."""
+    """Rebuild the payload of a past call with its manifest."""
     if rebuild.call.turn_seq > 0:
         built = rebuild_payload(rebuild, provider=provider)
         return PastPayload(payload=built.payload, manifest=built.manifest)
-    payload = _rebuild_aside(rebuild, provider)
+    payload = _rebuild_background(rebuild, provider)
     return PastPayload(payload=payload, manifest=build_manifest(payload))
 
 
-def _rebuild_aside(rebuild: RebuildSource, provider: Provider) -> Payload:
-    """Of a call of no turn."""
+def _rebuild_background(rebuild: RebuildSource, provider: Provider) -> Payload:
     notes = {str(warning.get("kind")): warning for warning in rebuild.call.start.warnings}
     if SUMMARY in notes:
         return _rebuild_summary(rebuild, provider, notes[SUMMARY])
@@ -56,7 +55,7 @@ def _rebuild_aside(rebuild: RebuildSource, provider: Provider) -> Payload:
         return build_judge_payload(
             provider, rebuild.call.start.model, note["prompt"], note["settings"], note["question"]
         )
-    raise Internal("A call of no turn does not say what it was for.")
+    raise Internal("A call that belongs to no turn does not state its purpose.")
 
 
 def _rebuild_summary(rebuild: RebuildSource, provider: Provider, note: Mapping[str, JsonValue]) -> Payload:

@@ -35,7 +35,8 @@ async def fill(visit: Visit, database: Database, count: int) -> list[str]:
 async def test_conversations_are_found_by_what_was_said_and_what_went_wrong(visit: Visit, database: Database) -> None:
     made = await fill(visit, database, 3)
     await visit.log_in()
-    await visit.page.get_by_role("navigation").get_by_role("link", name="Conversations").click()
+    pages = visit.page.get_by_role("navigation", name="Pages")
+    await pages.get_by_role("link", name="Conversations", exact=True).click()
     rows = visit.page.locator("#results tbody tr")
     await expect(rows).to_have_count(3)
     await visit.look("conversations")
@@ -46,7 +47,8 @@ async def test_conversations_are_found_by_what_was_said_and_what_went_wrong(visi
     await expect(rows).to_contain_text(made[1])
     await expect(visit.page).to_have_url(re.compile("text=order\\+number1|text=order%20number1"))
 
-    await visit.page.get_by_role("link", name="Without filters").click()
+    await visit.page.get_by_role("link", name="Clear filters", exact=True).click()
+    await expect(rows).to_have_count(3)
     await visit.page.get_by_text("More filters").click()
     await visit.page.get_by_label("Error code").fill("provider_overloaded")
     await visit.page.get_by_role("button", name="Search").click()

@@ -97,7 +97,7 @@ async def test_the_log_is_filtered_without_loading_the_page_again(visit: Visit) 
     assert await visit.page.evaluate("window.loadedOnce")
     await visit.page.get_by_label("Outcome").select_option("failed")
     await visit.page.get_by_role("button", name="Filter").click()
-    await expect(visit.page.get_by_text("Nothing matches.")).to_be_visible()
+    await expect(visit.page.get_by_text("No entries found.")).to_be_visible()
     await visit.page.go_back()
     await expect(visit.page.locator("#results tbody tr")).to_have_count(1)
 

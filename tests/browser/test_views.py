@@ -41,7 +41,7 @@ async def test_filters_are_saved_by_name_and_opened_again(visit: Visit, database
     await page.get_by_text("Save these filters").click()
     await page.get_by_label("Name", exact=True).fill(f" {HOSTILE}")
     await page.get_by_role("button", name="Save the view").click()
-    await expect(page.get_by_role("alert")).to_contain_text("is there already.")
+    await expect(page.get_by_role("alert")).to_contain_text("exists already.")
 
     await visit.go("/admin/conversations")
     await expect(rows).to_have_count(3)
@@ -65,7 +65,7 @@ async def test_views_are_renamed_and_deleted_after_a_second_thought(visit: Visit
     await page.get_by_role("link", name="Keep it").click()
     await page.get_by_role("link", name="Delete the view Overloads").click()
     await page.get_by_role("button", name="Delete the view").click()
-    await expect(page.get_by_text("There is none yet.")).to_be_visible()
+    await expect(page.get_by_text("No saved views.")).to_be_visible()
     assert [action for action, _, _ in await audited(database)][-2:] == ["view.rename", "view.delete"]
 
 

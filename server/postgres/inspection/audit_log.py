@@ -16,7 +16,7 @@ AUDIT_VALUES: Final = (
     ":audit_id::uuid, :audit_tenant::uuid, :audit_key::uuid, :audit_session::uuid, :audit_address::text, "
     ":audit_action::text, :audit_object::text, :audit_details::jsonb, :audit_outcome::text"
 )
-"""For statements that write a row of the log together with what it tells; `audit_values` has the values."""
+"""For statements that write an entry together with the audited change; `audit_values` returns the parameters."""
 
 APPEND: Final = Statement(f"""
 INSERT INTO audit_log ({AUDIT_COLUMNS}) VALUES ({AUDIT_VALUES}) ON CONFLICT (id) DO NOTHING
@@ -39,7 +39,7 @@ _BY_FILTERS: dict[tuple[str, ...], Statement] = {}
 
 
 def audit_values(draft: AuditDraft) -> dict[str, Any]:
-    """The values of `AUDIT_VALUES`, with a new id."""
+    """Return the parameters of `AUDIT_VALUES`, with a new id."""
     return {
         "audit_id": new_uuid(),
         "audit_tenant": draft.tenant_id and decode_id(TENANT, draft.tenant_id),
@@ -54,7 +54,7 @@ def audit_values(draft: AuditDraft) -> dict[str, Any]:
 
 
 async def append_on(connection: Connection, draft: AuditDraft) -> None:
-    """A row in the transaction of what it tells."""
+    """Append an entry in the transaction of the audited change."""
     await connection.execute(APPEND.sql, *APPEND.arguments(audit_values(draft)))
 
 
@@ -72,7 +72,7 @@ class PostgresAuditLog:
     ) -> Page[AuditEntry]:
         values: dict[str, Any] = {
             "action": wanted.action,
-            # An id that cannot be one finds nothing, rather than everything.
+            # A malformed id must match no row, rather than all.
             "key_id": None if wanted.key_id is None else decode_id(API_KEY, wanted.key_id) or new_uuid(),
             "object_id": wanted.object_id,
             "outcome": None if wanted.outcome is None else str(wanted.outcome),
@@ -93,7 +93,7 @@ class PostgresAuditLog:
 
 
 def _statement_for(filters: tuple[str, ...]) -> Statement:
-    """One statement per set of filters: a filter that is not there must not keep the planner from an index."""
+    """One statement per set of filters: an optional condition would keep the planner from using an index."""
     if filters not in _BY_FILTERS:
         _BY_FILTERS[filters] = Statement(_LIST.format(filters=" ".join(_FILTERS[name] for name in filters)))
     return _BY_FILTERS[filters]

@@ -17,10 +17,10 @@ from server.postgres.rows import Row
 _COLUMNS: Final = "id, name, filters, api_key_id, created_at"
 _LIST: Final = Statement(f"SELECT {_COLUMNS} FROM saved_views WHERE tenant_id = :tenant ORDER BY name, id")  # noqa: S608  reason: constants of this module only
 _LOAD: Final = Statement(f"SELECT {_COLUMNS} FROM saved_views WHERE id = :view AND tenant_id = :tenant")  # noqa: S608  reason: the same
-# One after the other, so that nobody saves one too many; conversations of the tenant do not wait for it.
+# Saves are serialized to enforce the limit. The lock does not block other work of the tenant.
 _LOCK: Final = Statement("SELECT id FROM tenants WHERE id = :tenant FOR NO KEY UPDATE")
-_TOLD: Final = f"""
-told AS (
+_AUDITED: Final = f"""
+audited AS (
     INSERT INTO audit_log ({AUDIT_COLUMNS}) SELECT {AUDIT_VALUES} FROM changed ON CONFLICT (id) DO NOTHING
 )
 SELECT * FROM changed
@@ -32,17 +32,17 @@ WITH changed AS (
     WHERE (SELECT count(*) FROM saved_views WHERE tenant_id = :tenant) < :limit
     RETURNING {_COLUMNS}
 ),
-{_TOLD}""")  # noqa: S608  reason: constants of this module only
+{_AUDITED}""")  # noqa: S608  reason: constants of this module only
 _RENAME: Final = Statement(f"""
 WITH changed AS (
     UPDATE saved_views SET name = :name WHERE id = :view AND tenant_id = :tenant RETURNING {_COLUMNS}
 ),
-{_TOLD}""")  # noqa: S608  reason: constants of this module only
+{_AUDITED}""")  # noqa: S608  reason: constants of this module only
 _DELETE: Final = Statement(f"""
 WITH changed AS (
     DELETE FROM saved_views WHERE id = :view AND tenant_id = :tenant RETURNING {_COLUMNS}
 ),
-{_TOLD}""")  # noqa: S608  reason: constants of this module only
+{_AUDITED}""")  # noqa: S608  reason: constants of this module only
 
 
 class PostgresSavedViews:
@@ -64,7 +64,7 @@ class PostgresSavedViews:
         view_id = new_id(SAVED_VIEW)
         tenant = decode_id(TENANT, tenant_id)
         values = {
-            **_told(tenant_id, view_id, Action.SAVE_VIEW, by),
+            **_values(tenant_id, view_id, Action.SAVE_VIEW, by),
             "name": name,
             "filters": encode_json(dict(filters)),
             "key": by.key_id and decode_id(API_KEY, by.key_id),
@@ -75,28 +75,30 @@ class PostgresSavedViews:
                 await connection.fetch(_LOCK.sql, *_LOCK.arguments({"tenant": tenant}))
                 rows = await connection.fetch(_SAVE.sql, *_SAVE.arguments(values))
         except pg.UniqueViolationError as error:
-            raise _already(name) from error
+            raise _name_taken(name) from error
         if not rows:
-            raise ViewLimitReached(f"There are {VIEW_LIMIT} saved views, and a tenant keeps no more.")
+            raise ViewLimitReached(f"The tenant has {VIEW_LIMIT} saved views, which is the maximum.")
         return _view_from(rows[0])
 
     async def rename_view(self, tenant_id: str, view_id: str, name: str, by: Actor) -> SavedView:
-        values = {**_told(tenant_id, view_id, Action.RENAME_VIEW, by), "name": name}
+        values = {**_values(tenant_id, view_id, Action.RENAME_VIEW, by), "name": name}
         try:
             rows = await self._database.run(_RENAME, **values)
         except pg.UniqueViolationError as error:
-            raise _already(name) from error
+            raise _name_taken(name) from error
         if not rows:
             raise ViewNotFound
         return _view_from(rows[0])
 
     async def delete_view(self, tenant_id: str, view_id: str, by: Actor) -> None:
-        if not await self._database.run(_DELETE, repeatable=False, **_told(tenant_id, view_id, Action.DELETE_VIEW, by)):
+        if not await self._database.run(
+            _DELETE, repeatable=False, **_values(tenant_id, view_id, Action.DELETE_VIEW, by)
+        ):
             raise ViewNotFound
 
 
-def _told(tenant_id: str, view_id: str, action: Action, by: Actor) -> dict[str, Any]:
-    """Which view, and the row of the log. Its name is content, and stays out."""
+def _values(tenant_id: str, view_id: str, action: Action, by: Actor) -> dict[str, Any]:
+    """The parameters of the view and of its audit entry, which does not contain the name."""
     draft = AuditDraft(tenant_id=tenant_id, actor=by, action=action, object_id=view_id)
     return {
         **audit_values(draft),
@@ -105,8 +107,8 @@ def _told(tenant_id: str, view_id: str, action: Action, by: Actor) -> dict[str, 
     }
 
 
-def _already(name: str) -> ViewExists:
-    return ViewExists(f"A saved view called “{name}” is there already.")
+def _name_taken(name: str) -> ViewExists:
+    return ViewExists(f"A saved view named “{name}” exists already.")
 
 
 def _view_from(row: Row) -> SavedView:

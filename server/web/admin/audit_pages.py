@@ -1,4 +1,4 @@
-"""What operators did."""
+"""The page of the audit log."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final
@@ -29,15 +29,15 @@ async def show_audit_log(
     outcome: FromQuery[str] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """A page of the log. The filters live in the address; an empty one is none."""
+    """Show a page of the log. The filters are query parameters; empty ones are ignored."""
     wanted = AuditFilter(
         action=action or None,
         key_id=key.strip() or None,
         object_id=object_id.strip() or None,
         outcome=_OUTCOMES.get(outcome),
     )
-    said = {"action": action, "key": key.strip(), "object": object_id.strip(), "outcome": outcome}
-    filters = {name: value for name, value in said.items() if value}
+    values = {"action": action, "key": key.strip(), "object": object_id.strip(), "outcome": outcome}
+    filters = {name: value for name, value in values.items() if value}
     pushed = pushed_address(request, _address({**filters, "cursor": cursor} if cursor else filters))
     page = await audit_log.list_entries(session.tenant_scope, wanted, cursor=cursor, limit=_ENTRIES)
     return answer_page(

@@ -1,4 +1,4 @@
-"""Where the page of a call links to: into its conversation, or into the item of a replay that made it."""
+"""Links of the page of a call: into its conversation, or into the replay item that made it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Final, Protocol
 from server.replay.rerun.replay import Replay
 
 TURNS_ON_PAGE: Final = 20
-"""Of an item of a replay."""
+"""On the page of a replay item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crumb:
-    """A step of the way to a page."""
+    """An entry of the breadcrumb."""
 
     url: str
     name: str
@@ -20,31 +20,31 @@ class Crumb:
 
 
 class CallLinks(Protocol):
-    """What a call's page has to know of where it stands."""
+    """The links that the page of a call needs."""
 
     @property
     def home(self) -> str:
-        """The page of the whole."""
+        """The page of the conversation or item."""
         ...
 
     @property
     def base(self) -> str:
-        """What the addresses of all its calls begin with."""
+        """The common prefix of the URLs of its calls."""
         ...
 
     @property
     def trail(self) -> Sequence[Crumb]:
-        """The way here."""
+        """The breadcrumb."""
         ...
 
     def turn(self, seq: int) -> str:
-        """Where a turn is shown."""
+        """The URL of a turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLinks:
-    """Of a live conversation."""
+    """Links of a call of a conversation."""
 
     conversation_id: str
 
@@ -69,7 +69,7 @@ class ConversationLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemLinks:
-    """Of an item of a replay."""
+    """On the page of a replay item."""
 
     replay: Replay
     number: int
@@ -91,10 +91,10 @@ class ItemLinks:
         )
 
     def turn(self, seq: int) -> str:
-        """An input stands with its answer: turns 1 and 2 are the first place."""
+        """An input and its answer are shown together: turns 1 and 2 are the first result."""
         return self.place((seq + 1) // 2)
 
     def place(self, place: int) -> str:
-        """Where an answer is shown, on whichever of the item's pages."""
+        """The URL of a result, on the right page of the item."""
         page = (place - 1) // TURNS_ON_PAGE + 1
         return f"{self.home}{'' if page == 1 else f'?page={page}'}#place-{place}"

@@ -1,4 +1,4 @@
-"""The filters of a list of conversations, as they stand in the address of its page."""
+"""The filters of the list of conversations, as query parameters of its page."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -20,7 +20,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "has_prefix_break": "Broken prefix",
     "was_recovered": "Recovered turn",
 }
-"""What a conversation has or has not, and how people call it."""
+"""Filters without a value, and their labels."""
 TEXTS: Final = ("assistant_id", "model", "provider", "error_code", "tool_name", "text", "phrase")
 _TEXT_LIMIT: Final = 1000
 _COUNT_LIMIT: Final = 2**62
@@ -31,11 +31,11 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 LIST: Final = "/admin/conversations"
 FILTER_NAMES: Final = tuple(field.name for field in fields(InspectionFilter))
-"""Those that stand in the address of the list, under the same names."""
+"""The query parameters have the same names."""
 
 
 def read_filters(query: Mapping[str, str]) -> tuple[InspectionFilter, dict[str, str]]:
-    """The filter, and the fields of the form that make it: empty ones are left out.
+    """Return the filter, and the fields of the form without the empty ones.
 
     Raises `ValidationFailed`, which names the field.
     """
@@ -45,31 +45,31 @@ def read_filters(query: Mapping[str, str]) -> tuple[InspectionFilter, dict[str, 
 
 
 def write_filters(filters: Mapping[str, str], **more: str) -> str:
-    """The address of the list with these filters: the same filters have the same address."""
+    """Return the URL of the list. Equal filters give equal URLs."""
     ordered = {name: filters[name] for name in FILTER_NAMES if name in filters}
-    # Half a pair of surrogates has no place in an address, and nobody types one.
+    # A URL cannot contain a lone surrogate.
     query = urlencode({**ordered, **more}, errors="replace")
     return f"{LIST}?{query}" if query else LIST
 
 
-def tell_filters(filters: InspectionFilter) -> dict[str, str]:
-    """Those that were said, in words. What a conversation has or has not is said by its name alone."""
-    said = {name: getattr(filters, name) for name in FILTER_NAMES}
+def label_filters(filters: InspectionFilter) -> dict[str, str]:
+    """Return the filters that are set, with labels. Filters without a value have an empty text."""
+    values = {name: getattr(filters, name) for name in FILTER_NAMES}
     return {
         name.replace("_", " "): "" if value is True else str(value)
-        for name, value in said.items()
+        for name, value in values.items()
         if value is not None and value is not False
     }
 
 
 def _read_text(name: str, value: str) -> str:
     if len(value) > _TEXT_LIMIT:
-        raise _refusal(name, f"It is longer than {_TEXT_LIMIT} characters.")
+        raise _refusal(name, f"Use at most {_TEXT_LIMIT} characters.")
     return value
 
 
 def _read_flag(_name: str, _value: str) -> bool:
-    """A box that is not ticked is not sent."""
+    """An unchecked box is not sent."""
     return True
 
 
@@ -78,7 +78,7 @@ def _read_choice(kind: type[Choice]) -> Callable[[str, str], Choice]:
         try:
             return kind(value)
         except ValueError:
-            raise _refusal(name, f"It is one of: {', '.join(kind)}.") from None
+            raise _refusal(name, f"Use one of: {', '.join(kind)}.") from None
 
     return read
 
@@ -87,33 +87,33 @@ def _read_amount(name: str, value: str) -> Decimal:
     try:
         amount = Decimal(value)
     except InvalidOperation:
-        raise _refusal(name, "It is an amount in dollars, such as 0.05.") from None
+        raise _refusal(name, "Use an amount in dollars, such as 0.05.") from None
     if not amount.is_finite() or abs(amount) > _COUNT_LIMIT:
-        raise _refusal(name, "It is an amount in dollars, such as 0.05.")
+        raise _refusal(name, "Use an amount in dollars, such as 0.05.")
     return amount
 
 
 def _read_count(name: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and int(value) < _COUNT_LIMIT):
-        raise _refusal(name, "It is a whole number.")
+        raise _refusal(name, "Use a whole number.")
     return int(value)
 
 
 def read_time(name: str, value: str) -> datetime:
-    """The moment. Raises `ValidationFailed`. A browser's field knows no zone: it is UTC, as everything on a page."""
+    """Read a time. The fields of a browser have no time zone: it is UTC. Raises `ValidationFailed`."""
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise _refusal(name, "It is a time such as 2026-01-31T09:30.") from None
+        raise _refusal(name, "Use a time such as 2026-01-31T09:30.") from None
     if moment.year not in _YEARS:
-        raise _refusal(name, "There is nothing in that year.")
+        raise _refusal(name, "Use a year between 1970 and 9998.")
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _read_span(name: str, value: str) -> timedelta:
     span = read_span(value)
     if span is None:
-        raise _refusal(name, "It is a span such as 30m, 24h, 7d or 4w.")
+        raise _refusal(name, "Use a duration such as 30m, 24h, 7d or 4w.")
     return span
 
 

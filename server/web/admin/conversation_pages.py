@@ -1,4 +1,4 @@
-"""The conversations, and finding the one that something is wrong with."""
+"""The page with the list of conversations and its filters."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ from server.web.request import StrataRequest
 
 _ROWS: Final = 50
 _PLAIN: Final = frozenset({"text", "state", "active_within"})
-"""Filters that are always shown; the others are folded away until one is used."""
+"""Filters that are always visible. The others are collapsed until one is used."""
 _SPANS: Final = {"1h": "the last hour", "24h": "the last 24 hours", "7d": "the last 7 days", "30d": "the last 30 days"}
 
 
@@ -28,18 +28,18 @@ async def show_conversations(
     inspector: NamedDependency[SkipValidation[Inspector]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """A page of them, newest activity first. All filters live in the address, and nothing else does."""
+    """Show conversations, latest activity first. The filters are query parameters."""
     query = dict(request.query_params.items())
     filters, filled = read_filters(query)
-    said = {name: query[name] for name in ("cursor", "notice") if query.get(name)}
-    address = write_filters(filled, **said)
+    kept = {name: query[name] for name in ("cursor", "notice") if query.get(name)}
+    address = write_filters(filled, **kept)
     pushed = pushed_address(request, address)
     if pushed is None and "" in query.values():
         return answer_redirect(address)
-    cursor = said.get("cursor")
+    cursor = kept.get("cursor")
     page = await inspector.list_conversations(session.tenant_scope, filters=filters, cursor=cursor, limit=_ROWS)
     views = await saved_views.list_views(session.key.tenant_id)
-    # All of them are here: no need to estimate.
+    # The only page: the count is exact.
     is_all = cursor is None and page.next_cursor is None
     return answer_page(
         request,

@@ -1,4 +1,4 @@
-"""The first page: what goes wrong, what was spent and how fast it was, and where to look closer."""
+"""The overview page: problems, cost and latency of a period, with links to details."""
 
 import json
 from collections.abc import Mapping
@@ -38,17 +38,17 @@ _NAME_LIMIT: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTime:
-    """The time that a page shows, and how its address says it."""
+    """The period of the page, and its query parameters."""
 
     since: datetime
     until: datetime
     span: str | None
-    """None: from one moment to another."""
+    """None if the period has explicit start and end times."""
     query: Mapping[str, str]
 
     @property
     def list_query(self) -> Mapping[str, str]:
-        """The same time as filters of the list of conversations."""
+        """The same period as filters of the list of conversations."""
         after = {"active_after": _short(self.since)}
         return after if self.span else {**after, "active_before": _short(self.until)}
 
@@ -60,7 +60,7 @@ async def show_overview_page(
     inspector: NamedDependency[SkipValidation[Inspector]],
     audit_log: NamedDependency[SkipValidation[AuditLog]],
 ) -> Response[bytes]:
-    """The numbers of a time. Time and grouping live in the address."""
+    """Show the overview. Period and grouping are query parameters."""
     asked = {name: value.strip() for name, value in request.query_params.items()}
     chosen = choose_time(asked.get("time", ""), asked.get("from", ""), asked.get("to", ""), datetime.now(UTC))
     grouping = _read_by(asked.get("by", ""))
@@ -90,14 +90,14 @@ async def show_overview_page(
 
 
 def choose_time(span: str, since: str, until: str, now: datetime) -> ChosenTime:
-    """What the address asks for: a span until now, or from one moment to another. Raises `ValidationFailed`.
+    """Return the period: a duration until now, or explicit times. Raises `ValidationFailed`.
 
-    A span begins with a whole step, so that its first number can be compared with the others.
+    A duration starts with a whole step, so that the first number is comparable with the others.
     """
     if not (since or until):
         length = read_span(span or _USUAL)
         if length is None or not timedelta() < length <= MAX_PERIOD - timedelta(days=1):
-            raise _refusal("time", "It is a span such as 24h, 7d or 30d, a year at most.")
+            raise _refusal("time", "Use a duration such as 24h, 7d or 30d, at most a year.")
         return ChosenTime(
             since=_step_before(now - length, choose_step(now - length, now)),
             until=now,
@@ -107,7 +107,7 @@ def choose_time(span: str, since: str, until: str, now: datetime) -> ChosenTime:
     end = read_time("to", until) if until else now
     first = read_time("from", since) if since else end - timedelta(days=1)
     if not timedelta() < end - first <= MAX_PERIOD:
-        raise _refusal("from", "It is a time before the other, by a year at most.")
+        raise _refusal("from", "Use a time before the end, at most a year earlier.")
     query = {name: value for name, value in (("from", since), ("to", until)) if value}
     return ChosenTime(since=first, until=end, span=None, query=query)
 
@@ -121,11 +121,11 @@ def _read_by(by: str) -> OverviewBy:
     try:
         return OverviewBy(by) if by else OverviewBy.MODEL
     except ValueError:
-        raise _refusal("by", f"It is one of: {', '.join(OverviewBy)}.") from None
+        raise _refusal("by", f"Use one of: {', '.join(OverviewBy)}.") from None
 
 
 def _write_sheet(sheet: ChartSheet, step: OverviewStep) -> str:
-    """What the script draws, in ASCII: it stands in an attribute, escaped as everything else."""
+    """Encode the chart data for the script, in ASCII, as the value of an attribute."""
     return json.dumps(
         {
             "step": step.value,
@@ -144,7 +144,7 @@ def _address(query: Mapping[str, str]) -> str:
 
 
 def _short(moment: datetime) -> str:
-    """As a browser's field for times has it, to the minute."""
+    """Format a time for a browser's time field, to the minute."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
 
 

@@ -19,7 +19,7 @@ from server.replay.rerun.replay import Candidate, ItemState, Replay
 from server.replay.rerun.result import DivergenceKind, Outcome, ResultFilter, ResultOrder
 from server.replay.rerun.service import ReplayService
 from server.web.admin.call_links import TURNS_ON_PAGE, ItemLinks
-from server.web.admin.conversation_filters import tell_filters
+from server.web.admin.conversation_filters import label_filters
 from server.web.admin.rendering import answer_page
 from server.web.admin.replay_action_pages import ACTIONS, actions_for
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
@@ -105,7 +105,7 @@ async def show_replay_page(
         has_more_failed=failed.next_cursor is not None,
         formats=list(ExportFormat),
         changed=_list_changed(replay.draft.candidate),
-        chosen_by=tell_filters(replay.draft.selection.filters),
+        chosen_by=label_filters(replay.draft.selection.filters),
     )
 
 

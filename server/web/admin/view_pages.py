@@ -1,4 +1,4 @@
-"""Saved views of the list of conversations: saving, renaming and deleting them."""
+"""Pages to save, rename and delete views of the list of conversations."""
 
 from typing import Final
 from urllib.parse import parse_qsl
@@ -26,7 +26,7 @@ async def show_views(
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """All of them, with what they filter by."""
+    """Show all views with their filters."""
     views = await saved_views.list_views(session.key.tenant_id)
     return answer_page(
         request,
@@ -45,12 +45,12 @@ async def save_view_on_page(
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """Keeps the filters of a list that somebody looks at."""
+    """Save the filters of the list."""
     form = await read_form(request)
     try:
         query = dict(parse_qsl(form.get("filters", ""), max_num_fields=len(FILTER_NAMES)))
     except ValueError:
-        raise BodyMalformed("The filters cannot be read.", hint="Load the list again.") from None
+        raise BodyMalformed("The filters cannot be read.", hint="Reload the list.") from None
     _, filled = read_filters(query)
     if not filled:
         raise ValidationFailed("There is no filter to save.", hint="Filter the list first.")
@@ -66,7 +66,7 @@ async def rename_view_on_page(
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """Calls it otherwise."""
+    """Rename a view."""
     name = clean_name((await read_form(request)).get("name", ""))
     await saved_views.rename_view(session.key.tenant_id, view_id, name, actor)
     return answer_redirect(with_notice(_VIEWS, "view-renamed"))
@@ -79,7 +79,7 @@ async def confirm_view_deletion(
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """Whether you are sure."""
+    """Ask for confirmation."""
     view = await saved_views.load_view(session.key.tenant_id, view_id)
     return answer_page(request, "delete_view.html", view=view, url=write_filters(view.filters))
 
@@ -91,6 +91,6 @@ async def delete_view_on_page(
     session: NamedDependency[SkipValidation[AdminSession]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[bytes]:
-    """Deletes it."""
+    """Delete a view."""
     await saved_views.delete_view(session.key.tenant_id, view_id, actor)
     return answer_redirect(with_notice(_VIEWS, "view-deleted"))

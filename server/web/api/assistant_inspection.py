@@ -50,16 +50,16 @@ _ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailab
 _BODY_ERRORS: Final = (*_ERRORS, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, AssistantNotFound)
 
 
-class TriedBody(Body):
-    """Instructions to try out. What is left out is as the newest version has it."""
+class DraftBody(Body):
+    """A draft of instructions. Members that are left out are those of the version."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"instructions": {"roles": "You know {{ city }}."}}]})
 
-    instructions: InstructionsBody | None = Field(default=None, description="In the place of the version's own.")
-    variables: JsonObject | None = Field(default=None, description="In the place of the version's own.")
+    instructions: InstructionsBody | None = Field(default=None, description="Replace those of the version.")
+    variables: JsonObject | None = Field(default=None, description="Replace those of the version.")
 
-    def put_into(self, assistant: Assistant) -> Assistant:
-        """The assistant as it would be."""
+    def apply_to(self, assistant: Assistant) -> Assistant:
+        """Return the assistant with the draft."""
         definition = assistant.definition
         if self.instructions is not None:
             definition = replace(definition, instructions=Instructions(**self.instructions.model_dump()))
@@ -68,23 +68,25 @@ class TriedBody(Body):
         return replace(assistant, definition=definition)
 
 
-class RenderBody(TriedBody):
-    """What to render, and with which arguments."""
+class RenderBody(DraftBody):
+    """A draft to render, and its arguments."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1, "args": {"city": "Oslo"}}]})
 
-    version: int | None = Field(default=None, ge=1, le=MAX_INTEGER, description="Else the newest.")
-    args: JsonObject | None = Field(default=None, description="Over those of the conversation.")
-    conversation_id: str | None = Field(default=None, description="Whose args, mode and the rest to take.")
+    version: int | None = Field(default=None, ge=1, le=MAX_INTEGER, description="Default: the newest.")
+    args: JsonObject | None = Field(default=None, description="Override those of the conversation.")
+    conversation_id: str | None = Field(
+        default=None, description="The conversation whose args and other members are used."
+    )
 
 
 @get(
     "/admin/api/assistants",
     guards=[admin_only],
-    summary="Assistants with their numbers",
-    response_description="A page of them.",
-    description="The newest version of each, newest assistant first. `tenant` names another tenant than the key's, or "
-    "`all`: that takes the scope `superadmin`.",
+    summary="List assistants with totals",
+    response_description="A page of the list.",
+    description="The newest version of each assistant, newest assistant first. `tenant` selects another tenant, or "
+    "`all`, and requires the scope `superadmin`.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, CursorInvalid),
 )
@@ -95,7 +97,7 @@ async def inspect_assistants(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[AssistantOutlinePage]:
-    """A page of the list."""
+    """List assistants."""
     page = await inspector.list_assistants(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
     data = [AssistantOutlineView.of(outline) for outline in page.items]
     return answer_json(AssistantOutlinePage(data=data, next_cursor=page.next_cursor))
@@ -104,9 +106,9 @@ async def inspect_assistants(
 @get(
     "/admin/api/assistants/{assistant_id:str}",
     guards=[admin_only],
-    summary="An assistant and who uses it",
+    summary="Show an assistant and its use",
     response_description="Its newest version.",
-    description="The newest version, and how many conversations are on which.",
+    description="The newest version, and the number of conversations by version.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, AssistantNotFound),
 )
@@ -115,15 +117,15 @@ async def inspect_assistant(
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[InspectedAssistantView]:
-    """The newest version."""
+    """Show the newest version."""
     return answer_json(InspectedAssistantView.of(await inspector.load_assistant(tenant_scope(caller), assistant_id)))
 
 
 @get(
     "/admin/api/assistants/{assistant_id:str}/versions",
     guards=[admin_only],
-    summary="The versions of an assistant",
-    response_description="A page of them.",
+    summary="List the versions of an assistant",
+    response_description="A page of the list.",
     description="Newest first.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, AssistantNotFound, CursorInvalid),
@@ -135,7 +137,7 @@ async def list_versions(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[VersionPage]:
-    """A page of them."""
+    """List versions."""
     page = await inspector.list_versions(tenant_scope(caller), assistant_id, cursor=cursor, limit=limit)
     return answer_json(
         VersionPage(data=[VersionView.of(outline) for outline in page.items], next_cursor=page.next_cursor)
@@ -145,9 +147,9 @@ async def list_versions(
 @get(
     "/admin/api/assistants/{assistant_id:str}/versions/{version:int}",
     guards=[admin_only],
-    summary="One version, and what changed",
+    summary="Show a version and its changes",
     response_description="The version.",
-    description="With `against` also what is different from that version, field by field, texts by lines.",
+    description="With `against`, also the difference from that version: field by field, texts line by line.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, AssistantNotFound),
 )
@@ -158,12 +160,12 @@ async def inspect_version(
     inspector: NamedDependency[SkipValidation[Inspector]],
     against: Annotated[int | None, QueryParameter(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[ComparedVersionView]:
-    """The version, compared where that is asked for."""
+    """Show a version."""
     found = await inspector.load_assistant(tenant_scope(caller), assistant_id, version)
     difference = None
     if against is not None:
         other = await inspector.load_assistant(tenant_scope(caller), assistant_id, against)
-        # In a thread: large definitions take a while.
+        # Large definitions would block the event loop.
         compared = await asyncio.to_thread(compare_definitions, other.assistant.definition, found.assistant.definition)
         difference = DifferenceView.of(against, compared)
     view = InspectedAssistantView.of(found)
@@ -176,8 +178,8 @@ async def inspect_version(
     status_code=200,
     summary="Render the static prompt",
     response_description="The text.",
-    description="The static layer as a conversation with these args would begin with it, without history. Nothing is "
-    "saved. A template that fails gives its source, and is named in `problems`.",
+    description="The static layer at the start of a conversation with these args, without history. Nothing is saved. "
+    "If a template fails, its source is used, and `problems` names it.",
     tags=["inspection"],
     responses=document_errors(*_BODY_ERRORS, ConversationNotFound, TemplateWorkersBusy),
 )
@@ -188,10 +190,10 @@ async def render_prompt(
     inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[PromptView]:
-    """The rendered text."""
+    """Render the static text."""
     found = await inspector.load_assistant(tenant_scope(caller), assistant_id, data.version)
     prompt = await assistant_editor.render(
-        found.tenant_id, data.put_into(found.assistant), args=data.args, conversation_id=data.conversation_id
+        found.tenant_id, data.apply_to(found.assistant), args=data.args, conversation_id=data.conversation_id
     )
     return answer_json(PromptView.of(found.assistant.version, prompt))
 
@@ -201,20 +203,20 @@ async def render_prompt(
     guards=[admin_only],
     status_code=200,
     summary="Check instructions before saving them",
-    response_description="What is wrong with them.",
-    description="All errors with their lines: what does not parse, what depends on the clock or the message; and "
-    "warnings for names that stand for nothing. Nothing is saved.",
+    response_description="The problems.",
+    description="All errors with their lines: syntax errors, and names that change with every turn; and warnings for "
+    "unknown names. Nothing is saved.",
     tags=["inspection"],
     responses=document_errors(*_BODY_ERRORS, TemplateWorkersBusy),
 )
 async def check_instructions(
     assistant_id: FromPath[str],
-    data: JSONBody[TriedBody],
+    data: JSONBody[DraftBody],
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
 ) -> Response[CheckView]:
-    """The problems."""
+    """Check a draft."""
     found = await inspector.load_assistant(tenant_scope(caller), assistant_id)
-    checked = await assistant_editor.check(found.tenant_id, data.put_into(found.assistant).definition)
+    checked = await assistant_editor.check(found.tenant_id, data.apply_to(found.assistant).definition)
     return answer_json(CheckView.of(checked))

@@ -1,4 +1,4 @@
-"""What operators see of assistants, as JSON."""
+"""Assistants as JSON, for operators."""
 
 from datetime import datetime
 from typing import Any, Final, Self
@@ -20,7 +20,7 @@ _COUNTED: Final = f"Counted up to {COUNT_CAP}."
 
 
 class AssistantOutlineView(View):
-    """An assistant as its newest version has it."""
+    """An assistant as of its newest version."""
 
     id: str = Field(examples=[ASSISTANT_ID])
     tenant_id: str = Field(examples=[TENANT_ID])
@@ -29,14 +29,13 @@ class AssistantOutlineView(View):
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=[_MODEL])
     version: int = Field(examples=[3])
-    versions: int = Field(description=f"How many there are. {_COUNTED}", examples=[3])
+    versions: int = Field(description=f"Number of versions. {_COUNTED}", examples=[3])
     conversations: int = Field(description=_COUNTED, examples=[12])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     changed_at: datetime = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, outline: AssistantOutline) -> Self:
-        """The view of an outline."""
         return cls(
             id=outline.id,
             tenant_id=outline.tenant_id,
@@ -56,24 +55,23 @@ class AssistantOutlinePage(View):
     """Assistants, newest first."""
 
     data: list[AssistantOutlineView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class InspectedAssistantView(View):
-    """A version with what stands around it."""
+    """A version, and which versions conversations use."""
 
     tenant_id: str = Field(examples=[TENANT_ID])
     tenant_name: str = Field(examples=["acme"])
     newest_version: int = Field(examples=[3])
     conversations_by_version: dict[str, int] = Field(
-        description=f"How many of the newest {COUNT_CAP} conversations are on which version.",
+        description=f"Conversations by version, among the newest {COUNT_CAP}.",
         examples=[{"2": 4, "3": 8}],
     )
     assistant: AssistantView
 
     @classmethod
     def of(cls, found: InspectedAssistant) -> Self:
-        """The view of a version."""
         return cls(
             tenant_id=found.tenant_id,
             tenant_name=found.tenant_name,
@@ -91,11 +89,10 @@ class VersionView(View):
     name: str = Field(examples=["helper"])
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=[_MODEL])
-    tools: int = Field(description="How many.", examples=[1])
+    tools: int = Field(description="Number of tools.", examples=[1])
 
     @classmethod
     def of(cls, outline: VersionOutline) -> Self:
-        """The view of a version."""
         return cls(
             version=outline.version,
             created_at=outline.created_at,
@@ -110,21 +107,20 @@ class VersionPage(View):
     """Versions, newest first."""
 
     data: list[VersionView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class LineView(View):
-    """A line of either text; of both where it is the same."""
+    """A line of one of the texts, or of both if it is the same."""
 
     change: LineChange
-    old_line: int | None = Field(description="Its number in the older text.", examples=[2])
-    new_line: int | None = Field(description="Its number in the newer one.", examples=[2])
+    old_line: int | None = Field(description="Line number in the older text.", examples=[2])
+    new_line: int | None = Field(description="Line number in the newer text.", examples=[2])
     text: str = Field(examples=["Be kind."])
-    left_out: int = Field(description="How many equal lines a `left_out` stands for.", examples=[0])
+    left_out: int = Field(description="For `left_out`: the number of equal lines that are not listed.", examples=[0])
 
     @classmethod
     def of(cls, row: DifferenceLine) -> Self:
-        """The view of a row."""
         return cls(
             change=row.change,
             old_line=row.old_number,
@@ -135,19 +131,20 @@ class LineView(View):
 
 
 class FieldChangeView(View):
-    """A field that is not the same in both versions."""
+    """A field that differs."""
 
     path: str = Field(examples=["instructions.constraints"])
     change: ChangeKind
-    old: str | None = Field(description="As JSON; null where it was not there, or `lines` tell it.", examples=['"low"'])
+    old: str | None = Field(
+        description="As JSON; null if it was missing or is compared in `lines`.", examples=['"low"']
+    )
     new: str | None = Field(examples=['"high"'])
-    lines: list[LineView] | None = Field(description="Of texts, and of what is long.")
-    is_coarse: bool = Field(description="Too much to be aligned line by line.", examples=[False])
-    is_cut: bool = Field(description="There are more lines than are told.", examples=[False])
+    lines: list[LineView] | None = Field(description="For texts and long values.")
+    is_coarse: bool = Field(description="The change was too large to align line by line.", examples=[False])
+    is_cut: bool = Field(description="The list of lines was truncated.", examples=[False])
 
     @classmethod
     def of(cls, change: FieldChange) -> Self:
-        """The view of a change."""
         lines = change.lines
         return cls(
             path=change.path,
@@ -161,18 +158,17 @@ class FieldChangeView(View):
 
 
 class DifferenceView(View):
-    """What became of a version."""
+    """The difference from another version."""
 
-    against: int = Field(description="The version that it is compared with, the older one.", examples=[2])
+    against: int = Field(description="The older version that it is compared with.", examples=[2])
     changes: list[FieldChangeView]
-    left_out: int = Field(description="Changes at the end that are not told.", examples=[0])
+    left_out: int = Field(description="Changes that were omitted at the end.", examples=[0])
     cache_effect: CacheEffect = Field(
-        description="What it does to the provider's cache when a conversation goes to this version."
+        description="How switching a conversation to this version affects the provider's cache."
     )
 
     @classmethod
     def of(cls, against: int, difference: AssistantDifference) -> Self:
-        """The view of a difference."""
         return cls(
             against=against,
             changes=[FieldChangeView.of(change) for change in difference.changes],
@@ -182,24 +178,23 @@ class DifferenceView(View):
 
 
 class ComparedVersionView(InspectedAssistantView):
-    """A version, and its difference to another."""
+    """A version, and its difference from another."""
 
-    difference: DifferenceView | None = Field(description="Null unless `against` is said.")
+    difference: DifferenceView | None = Field(description="Null without `against`.")
 
 
 class ProblemView(View):
-    """Something that an author should look at."""
+    """A problem in a template."""
 
     template: str = Field(description="`roles`, `procedure`, `constraints`, or a file.", examples=["constraints"])
-    severity: Severity = Field(description="An `error` cannot be saved.")
+    severity: Severity = Field(description="Instructions with an `error` cannot be saved.")
     kind: str = Field(examples=["parse"])
     message: str = Field(examples=["`system` changes with every turn, and this text is written once."])
     line: int | None = Field(examples=[2])
-    source: str = Field(description="That line.", examples=["Today is {{ system.day_of_week }}."])
+    source: str = Field(description="The line.", examples=["Today is {{ system.day_of_week }}."])
 
     @classmethod
     def of(cls, problem: TemplateProblem) -> Self:
-        """The view of a problem."""
         return cls(
             template=problem.template,
             severity=problem.severity,
@@ -211,15 +206,14 @@ class ProblemView(View):
 
 
 class CheckView(View):
-    """What can be said of instructions without rendering them."""
+    """The result of a check without rendering."""
 
-    is_valid: bool = Field(description="Whether they could be saved.", examples=[False])
+    is_valid: bool = Field(description="Whether the instructions can be saved.", examples=[False])
     problems: list[ProblemView]
-    args: list[str] = Field(description="What a conversation can bring.", examples=[["city"]])
+    args: list[str] = Field(description="Args that a conversation can set.", examples=[["city"]])
 
     @classmethod
     def of(cls, checked: CheckedInstructions) -> Self:
-        """The view of a check."""
         return cls(
             is_valid=checked.is_valid,
             problems=[ProblemView.of(problem) for problem in checked.problems],
@@ -228,20 +222,19 @@ class CheckView(View):
 
 
 class PromptView(View):
-    """The static layer as a conversation would begin with it; history would follow."""
+    """The static layer at the start of a conversation, before any history."""
 
     version: int = Field(examples=[3])
     text: str = Field(examples=["# Assistant\n\nName: helper\n"])
     bytes: int = Field(examples=[28])
-    tokens: int = Field(description="About.", examples=[8])
+    tokens: int = Field(description="An estimate.", examples=[8])
     sha256: str = Field(examples=["5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"])
-    args: dict[str, Any] = Field(description="Those that it was rendered with.", examples=[{"city": "Oslo"}])
-    problems: list[ProblemView] = Field(description="Templates that fell back to their source.")
-    missing: list[str] = Field(description="Names that stood for nothing.", examples=[[]])
+    args: dict[str, Any] = Field(description="The args that it was rendered with.", examples=[{"city": "Oslo"}])
+    problems: list[ProblemView] = Field(description="Templates that failed, so that their source was used.")
+    missing: list[str] = Field(description="Names that had no value.", examples=[[]])
 
     @classmethod
     def of(cls, version: int, prompt: RenderedPrompt) -> Self:
-        """The view of a rendered prompt."""
         return cls(
             version=version,
             text=prompt.text,

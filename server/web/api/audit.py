@@ -23,27 +23,27 @@ from server.web.validation import in_utc
 
 
 class AuditEntryView(View):
-    """What somebody did, or tried to do."""
+    """An action of an operator, or an attempt."""
 
     id: str = Field(examples=["audit_01jd0z8s3bf6h9kq2m4n6p8r0t"])
     happened_at: datetime = Field(examples=[EXAMPLE_TIME])
     tenant_id: str | None = Field(
-        description="Whose data it was about; null where nobody can say.",
+        description="The tenant whose data was affected; null if unknown.",
         examples=["tenant_01jd0z8s3bf6h9kq2m4n6p8r0t"],
     )
     action: str = Field(examples=["conversation.erase"])
     outcome: Outcome = Field(examples=["done"])
-    object_id: str | None = Field(description="What it was done to.", examples=[CONVERSATION_ID])
+    object_id: str | None = Field(description="The object of the action.", examples=[CONVERSATION_ID])
     api_key_id: str | None = Field(
-        description="Who; null: the command line, or an unknown key.", examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"]
+        description="The key of the operator; null for the command line and for unknown keys.",
+        examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"],
     )
-    session_id: str | None = Field(description="Null: not through a page.", examples=[None])
-    address: str | None = Field(description="Null: the command line.", examples=["192.0.2.7"])
-    details: Mapping[str, Any] = Field(description="Facts, never content or secrets.", examples=[{}])
+    session_id: str | None = Field(description="Null if no page was used.", examples=[None])
+    address: str | None = Field(description="Null for the command line.", examples=["192.0.2.7"])
+    details: Mapping[str, Any] = Field(description="Details, without content or secrets.", examples=[{}])
 
     @classmethod
     def of(cls, entry: AuditEntry) -> Self:
-        """The view of a row."""
         return cls(
             id=entry.id,
             happened_at=entry.happened_at,
@@ -59,14 +59,13 @@ class AuditEntryView(View):
 
 
 class AuditPage(View):
-    """Rows of the log, newest first."""
+    """Entries of the log, newest first."""
 
     data: list[AuditEntryView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
     @classmethod
     def of(cls, page: Page[AuditEntry]) -> Self:
-        """The view of a page."""
         return cls(data=[AuditEntryView.of(entry) for entry in page.items], next_cursor=page.next_cursor)
 
 
@@ -76,10 +75,12 @@ def provide_wanted(
     api_key_id: FromQuery[str | None] = None,
     object_id: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
-    since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
-    until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
+    since: Annotated[
+        datetime | None, QueryParameter(name="from", description="Start of the period, inclusive.")
+    ] = None,
+    until: Annotated[datetime | None, QueryParameter(name="to", description="End of the period, exclusive.")] = None,
 ) -> AuditFilter:
-    """Which rows are wanted."""
+    """Read the filter from the query."""
     return AuditFilter(
         action=action,
         key_id=api_key_id,
@@ -95,9 +96,9 @@ def provide_wanted(
     guards=[admin_only],
     dependencies={"wanted": Provide(provide_wanted, sync_to_thread=False)},
     summary="The audit log",
-    response_description="A page of it.",
-    description="What operators did, newest first. All filters can be combined. `tenant` names another tenant than the "
-    "key's, or `all`, which has also the rows of nobody, such as logins with unknown keys: that takes the scope "
+    response_description="A page of entries.",
+    description="Actions of operators, newest first. All filters can be combined. `tenant` selects another tenant, or "
+    "`all`, which includes entries without a tenant, such as logins with unknown keys. It requires the scope "
     "`superadmin`.",
     tags=["inspection"],
     responses=document_errors(ValidationFailed, CursorInvalid, KeyRejected, ScopeMissing, DatabaseUnavailable),
@@ -110,6 +111,6 @@ async def list_audit_entries(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 50,
 ) -> Response[AuditPage]:
-    """A page of the log."""
+    """List entries."""
     page = await audit_log.list_entries(choose_tenant(caller, tenant), wanted, cursor=cursor, limit=limit)
     return answer_json(AuditPage.of(page))

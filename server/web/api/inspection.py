@@ -1,4 +1,4 @@
-"""Inspection over HTTP: lists, timelines and calls for operators, under `/admin/api`."""
+"""Conversations, timelines and calls for operators, under `/admin/api`."""
 
 from typing import Annotated, Final
 
@@ -36,7 +36,7 @@ _ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailab
 
 
 def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
-    """Whose conversations a list shows; None for all. Raises `ScopeMissing` for any but the caller's own."""
+    """Return the tenant of a list, or None for all. Raises `ScopeMissing` for another tenant without the scope."""
     if tenant is None or tenant == caller.tenant_id:
         return caller.tenant_id
     if not caller.opens(Scope.SUPERADMIN):
@@ -45,7 +45,7 @@ def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
 
 
 def tenant_scope(caller: ApiKey) -> str | None:
-    """Among whose conversations one may be opened; None for all."""
+    """Return the tenant whose conversations the caller may open, or None for all."""
     return None if caller.opens(Scope.SUPERADMIN) else caller.tenant_id
 
 
@@ -53,11 +53,11 @@ def tenant_scope(caller: ApiKey) -> str | None:
     "/admin/api/conversations",
     guards=[admin_only],
     dependencies=FILTERS,
-    summary="Conversations by activity",
-    response_description="A page of them.",
-    description="Newest activity first. All filters can be combined. `text` are words that one turn has, `phrase` is "
-    "what it says literally. Facts are counted some seconds behind the turns. Counts are estimates unless they say "
-    "otherwise. `tenant` names another tenant than the key's, or `all`: that takes the scope `superadmin`.",
+    summary="List conversations by activity",
+    response_description="A page of the list.",
+    description="Latest activity first. All filters can be combined. `text` are words that one turn contains, `phrase` "
+    "is a literal text. Facts are counted a few seconds after the turns. Counts are estimates unless `count_exact` is "
+    "true. `tenant` selects another tenant, or `all`, and requires the scope `superadmin`.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, CursorInvalid),
 )
@@ -69,7 +69,7 @@ async def inspect_conversations(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
 ) -> Response[InspectionPageView]:
-    """A page of the list."""
+    """List conversations."""
     page = await inspector.list_conversations(
         choose_tenant(caller, tenant), filters=filters, cursor=cursor, limit=limit
     )
@@ -79,11 +79,11 @@ async def inspect_conversations(
 @get(
     "/admin/api/conversations/{conversation_id:str}",
     guards=[admin_only],
-    summary="A conversation as it went",
-    response_description="A part of its timeline.",
-    description="The newest turns, those behind `after`, before `before`, or around `around`, in their order, "
-    "each with the calls that were made for it and the context that it was answered in; the turn that runs now; and "
-    "where compactions cut. Where turns are very large there are fewer than `limit`.",
+    summary="Show a timeline",
+    response_description="A part of the timeline.",
+    description="The newest turns, or those after `after`, before `before` or around `around`, in order, each with its "
+    "calls and its context; the running turn; and the compactions. Fewer turns than `limit` are returned if they are "
+    "very large.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, ConversationNotFound),
 )
@@ -96,8 +96,8 @@ async def inspect_conversation(
     around: Annotated[int | None, QueryParameter(ge=0)] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=TIMELINE_LIMIT)] = 50,
 ) -> Response[TimelineView]:
-    """A part of the timeline."""
-    if sum(place is not None for place in (after, before, around)) > 1:
+    """Load a part of the timeline."""
+    if sum(seq is not None for seq in (after, before, around)) > 1:
         raise refuse("around", "Expected one of `after`, `before` and `around`", source="query")
     timeline = await inspector.load_timeline(
         tenant_scope(caller), conversation_id, after_seq=after, before_seq=before, around_seq=around, limit=limit
@@ -108,11 +108,11 @@ async def inspect_conversation(
 @get(
     "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}",
     guards=[admin_only],
-    summary="One call to a provider",
-    response_description="All that is known of it.",
-    description="The four layers, the manifest, the request made again and compared with its stored hash, what came "
-    "back as frames and as events, signatures, repairs, caching, cost by bucket, and the difference to the request of "
-    "the call before. `turn_seq` is below zero for calls of no turn.",
+    summary="Show a call",
+    response_description="The call.",
+    description="The four layers, the manifest, the rebuilt request compared with its stored hash, the response as "
+    "frames and events, signatures, repairs, caching, cost by bucket, and the difference from the request of the "
+    "previous call. `turn_seq` is negative for calls that belong to no turn.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS, ConversationNotFound, CallNotFound),
 )
@@ -123,13 +123,13 @@ async def inspect_call(
     caller: NamedDependency[SkipValidation[ApiKey]],
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[CallView]:
-    """The call."""
+    """Load a call."""
     found = await call_inspector.inspect_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     return answer_json(CallView.of(found))
 
 
 _BYTES: Final = ResponseSpec(
-    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes, as they are."
+    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes."
 )
 
 
@@ -137,9 +137,9 @@ _BYTES: Final = ResponseSpec(
     "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/response",
     guards=[admin_only],
     media_type=_OCTETS,
-    summary="The raw response of a call",
-    response_description="The bytes, as they came from the wire.",
-    description="Every byte of the body, signatures included. Empty where nothing came, or retention has removed it.",
+    summary="Download the raw response of a call",
+    response_description="The bytes as received.",
+    description="All bytes of the body, including signatures. Empty if none were received or retention removed them.",
     tags=["inspection"],
     responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
 )
@@ -150,7 +150,7 @@ async def show_response(
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[bytes]:
-    """The raw bytes."""
+    """Download the raw response."""
     stored = await inspector.load_stored_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     end = stored.call.end
     return answer_bytes(b"" if end is None or end.raw_response is None else end.raw_response, "response")
@@ -160,10 +160,10 @@ async def show_response(
     "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/request",
     guards=[admin_only],
     media_type=_OCTETS,
-    summary="The request of a call",
-    response_description="The bytes, made again from what is stored.",
-    description="`x-strata-proof` says whether they have the stored hash: `equal`, `different`, or `impossible`, then "
-    "there are none.",
+    summary="Download the request of a call",
+    response_description="The bytes, rebuilt from stored data.",
+    description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
+    "`impossible` if the request cannot be rebuilt: the body is then empty.",
     tags=["inspection"],
     responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
 )
@@ -174,13 +174,13 @@ async def show_request(
     caller: NamedDependency[SkipValidation[ApiKey]],
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
-    """The bytes of the request."""
+    """Download the rebuilt request."""
     request = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
     return answer_bytes(request.body or b"", "request", {"x-strata-proof": request.proof.value})
 
 
 def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) -> Response[bytes]:
-    """As a download: whatever the bytes say, no browser shows them as a page."""
+    """Answer with a download that no browser shows as a page."""
     shared = {
         "content-disposition": f'attachment; filename="{name}.bin"',
         "cache-control": "no-store",

@@ -1,4 +1,4 @@
-"""The filters of an operator's list, as a query string says them. Routes that take them list `FILTERS`."""
+"""The filters of the list of conversations as query parameters. Routes that accept them declare `FILTERS`."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -28,7 +28,7 @@ def provide_names(
     text: _Words = None,
     phrase: _Words = None,
 ) -> _Values:
-    """Who answered, with what, and what was said."""
+    """Filters by name and text."""
     return {
         "assistant_id": assistant_id,
         "model": model,
@@ -41,12 +41,12 @@ def provide_names(
 
 def provide_outcomes(
     *,
-    # `state` is a reserved name of the framework's.
+    # `state` is a reserved name in Litestar.
     turn_state: Annotated[InspectedState | None, QueryParameter(name="state")] = None,
     stop_reason: FromQuery[StopReason | None] = None,
     error_code: FromQuery[str | None] = None,
 ) -> _Values:
-    """How it ended."""
+    """Filters by outcome."""
     return {"state": turn_state, "stop_reason": stop_reason, "error_code": error_code}
 
 
@@ -58,7 +58,7 @@ def provide_flags(
     has_prefix_break: FromQuery[bool] = False,
     was_recovered: FromQuery[bool] = False,
 ) -> _Values:
-    """What went wrong on the way."""
+    """Filters without a value."""
     return {
         "has_repairs": has_repairs,
         "has_missing_signature": has_missing_signature,
@@ -78,7 +78,7 @@ def provide_ranges(
     active_before: FromQuery[datetime | None] = None,
     active_within: FromQuery[str | None] = None,
 ) -> _Values:
-    """Between what it stayed."""
+    """Filters by range."""
     return {
         "cost_from": None if cost_from is None else Decimal(str(cost_from)),
         "cost_to": None if cost_to is None else Decimal(str(cost_to)),
@@ -93,7 +93,7 @@ def provide_ranges(
 def _read_span(text: str) -> timedelta:
     span = read_span(text)
     if span is None:
-        raise refuse("active_within", "Expected a span such as 30m, 24h, 7d or 4w", source="query")
+        raise refuse("active_within", "Expected a duration such as 30m, 24h, 7d or 4w", source="query")
     return span
 
 
@@ -103,7 +103,7 @@ def provide_filters(
     flags: NamedDependency[SkipValidation[_Values]],
     ranges: NamedDependency[SkipValidation[_Values]],
 ) -> InspectionFilter:
-    """All of them."""
+    """Combine all filters."""
     return InspectionFilter(**named, **ended, **flags, **ranges)
 
 
@@ -114,4 +114,4 @@ FILTERS: Final = {
     "ranges": Provide(provide_ranges, sync_to_thread=False),
     "filters": Provide(provide_filters, sync_to_thread=False),
 }
-"""Give a handler its `filters`."""
+"""The dependencies that provide `filters` to a handler."""

@@ -1,4 +1,4 @@
-"""A tenant's background jobs, over HTTP."""
+"""Background jobs of a tenant."""
 
 from datetime import datetime
 from typing import Any, Self
@@ -23,25 +23,24 @@ class JobStatusView(View):
     """The tenant's jobs of one name."""
 
     name: str = Field(examples=["compaction"])
-    waiting: int = Field(description="Those that could begin now.", examples=[2])
+    waiting: int = Field(description="Jobs that could start now.", examples=[2])
     running: int = Field(
-        description="Also those of a worker that has died, until another one takes them over.", examples=[1]
+        description="Includes the jobs of a worker that has died, until another takes them over.", examples=[1]
     )
-    later: int = Field(description="Those that wait for their time.", examples=[0])
-    postponed: int = Field(description="Of those that wait, how many were tried before.", examples=[0])
-    failed: int = Field(description="Those that were given up in the last 24 hours.", examples=[0])
+    later: int = Field(description="Jobs scheduled for a later time.", examples=[0])
+    postponed: int = Field(description="Queued jobs that were tried before.", examples=[0])
+    failed: int = Field(description="Jobs given up in the last 24 hours.", examples=[0])
     oldest_waiting_at: datetime | None = Field(
-        description="Since when the first of those that wait could have begun.", examples=[EXAMPLE_TIME]
+        description="Since when the oldest waiting job could have started.", examples=[EXAMPLE_TIME]
     )
     last_error: str | None = Field(
-        description="Why one was given up or postponed last: an error's code or class.",
+        description="Why a job was last given up or postponed: an error code or class.",
         examples=["summary_unavailable"],
     )
     last_error_at: datetime | None = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, status: JobStatus) -> Self:
-        """The view of a status."""
         return cls(
             name=status.name,
             waiting=status.waiting_count,
@@ -56,7 +55,7 @@ class JobStatusView(View):
 
 
 class JobListView(View):
-    """By name, those of which there is something to tell."""
+    """The jobs by name. Names without jobs are omitted."""
 
     data: list[JobStatusView]
 
@@ -64,10 +63,10 @@ class JobListView(View):
 @get(
     "/admin/api/jobs",
     guards=[admin_only],
-    summary="Background jobs",
+    summary="Report background jobs",
     response_description="The jobs of the key's tenant, by name.",
-    description="What waits, runs and has failed lately. Names without any job are left out, and so are the jobs of "
-    "the server itself: `strata jobs` shows those of everybody.",
+    description="Waiting, running and recently failed jobs. Names without jobs are omitted, and so are jobs of the "
+    "server itself; `strata jobs` shows all of them.",
     tags=["jobs"],
     responses=document_errors(KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
@@ -75,7 +74,7 @@ async def report_jobs(
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
 ) -> Response[JobListView]:
-    """The jobs of the caller's tenant."""
+    """Report the jobs of the caller's tenant."""
     statuses = await inspector.report_jobs(caller.tenant_id)
     answer: Response[Any] = answer_json(JobListView(data=[JobStatusView.of(status) for status in statuses]))
     return answer

@@ -1,4 +1,4 @@
-"""The overview over HTTP: tokens, cost, cache share, errors and latency over time, and alarms."""
+"""The overview: tokens, cost, cache share, errors and latency over time, and alarms."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self
@@ -35,24 +35,23 @@ from server.web.validation import in_utc, refuse
 
 
 class OverviewCellView(View):
-    """The calls of a step, of an assistant or model, of both, or all."""
+    """The calls of one step, one key, both, or all."""
 
-    at: datetime | None = Field(description="When the step began; null: the whole time.", examples=[EXAMPLE_TIME])
-    key: str | None = Field(description="Null: all of them.", examples=["gemini-3.1-pro-preview"])
-    name: str | None = Field(description="Of an assistant, as it is called now.", examples=[None])
+    at: datetime | None = Field(description="Start of the step; null for the whole period.", examples=[EXAMPLE_TIME])
+    key: str | None = Field(description="Null for all.", examples=["gemini-3.1-pro-preview"])
+    name: str | None = Field(description="The current name of an assistant.", examples=[None])
     calls: int = Field(examples=[12])
-    errors: int = Field(description="Attempts that failed.", examples=[1])
+    errors: int = Field(description="Failed attempts.", examples=[1])
     usage: UsageView
     cache_share: float | None = Field(examples=[0.93])
-    cost_usd: float = Field(description="Of the calls whose price is known.", examples=[0.0123])
+    cost_usd: float = Field(description="Cost of the calls whose price is known.", examples=[0.0123])
     unpriced_calls: int = Field(examples=[0])
     median_seconds: float | None = Field(examples=[1.8])
     p95_seconds: float | None = Field(examples=[6.2])
-    first_byte_seconds: float | None = Field(description="The median.", examples=[0.6])
+    first_byte_seconds: float | None = Field(description="Median time to the first byte.", examples=[0.6])
 
     @classmethod
     def of(cls, cell: OverviewCell) -> Self:
-        """The view of a cell."""
         return cls(
             at=cell.at,
             key=cell.key,
@@ -70,7 +69,7 @@ class OverviewCellView(View):
 
 
 class TopConversationView(View):
-    """A conversation that stands out."""
+    """One of the most expensive or slowest conversations."""
 
     id: str = Field(examples=[CONVERSATION_ID])
     assistant_name: str = Field(examples=["helper"])
@@ -80,7 +79,6 @@ class TopConversationView(View):
 
     @classmethod
     def of(cls, top: TopConversation) -> Self:
-        """The view of a conversation."""
         return cls(
             id=top.id,
             assistant_name=top.assistant_name,
@@ -91,7 +89,7 @@ class TopConversationView(View):
 
 
 class StuckCompactionView(View):
-    """A conversation that has to be compacted and cannot be."""
+    """A conversation that needs a compaction which is not possible."""
 
     conversation_id: str = Field(examples=[CONVERSATION_ID])
     reason: str = Field(examples=["blocked_by_open_call"])
@@ -100,7 +98,6 @@ class StuckCompactionView(View):
 
     @classmethod
     def of(cls, stuck: StuckCompaction) -> Self:
-        """The view of an alarm."""
         return cls(
             conversation_id=stuck.conversation_id,
             reason=stuck.reason,
@@ -110,28 +107,26 @@ class StuckCompactionView(View):
 
 
 class ErrorCountView(View):
-    """Why attempts failed."""
+    """Failed calls by error code."""
 
     code: str = Field(examples=["provider_overloaded"])
     calls: int = Field(examples=[3])
-    last_at: datetime = Field(description="When the newest of them began.", examples=[EXAMPLE_TIME])
+    last_at: datetime = Field(description="Start of the newest call.", examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, error: ErrorCount) -> Self:
-        """The view of a code."""
         return cls(code=error.code, calls=error.call_count, last_at=error.last_at)
 
 
 class AlarmView(View):
-    """Conversations with one kind of trouble."""
+    """Conversations with one kind of problem."""
 
-    kind: str = Field(description="The filter of the list that finds them all.", examples=["has_prefix_break"])
+    kind: str = Field(description="The name of the filter that finds all of them.", examples=["has_prefix_break"])
     estimated_count: int = Field(examples=[0])
-    data: list[InspectedConversationView] = Field(description="The newest of them.")
+    data: list[InspectedConversationView] = Field(description="The newest ones.")
 
     @classmethod
     def of(cls, alarm: Alarm) -> Self:
-        """The view of an alarm."""
         return cls(
             kind=alarm.kind,
             estimated_count=alarm.estimated_count,
@@ -140,19 +135,19 @@ class AlarmView(View):
 
 
 class OverviewView(View):
-    """All of it."""
+    """The overview of a period."""
 
     by: OverviewBy = Field(examples=["model"])
     since: datetime = Field(examples=[EXAMPLE_TIME])
     until: datetime = Field(examples=[EXAMPLE_TIME])
-    step: OverviewStep = Field(description="In UTC.", examples=["day"])
+    step: OverviewStep = Field(description="Length of a step, in UTC.", examples=["day"])
     total: OverviewCellView
     by_step: list[OverviewCellView]
-    by_key: list[OverviewCellView] = Field(description="What took the most tokens first.")
+    by_key: list[OverviewCellView] = Field(description="Most tokens first.")
     cells: list[OverviewCellView] = Field(
-        description=f"By step and key, in the order of time; of the first {CELL_KEY_LIMIT} keys."
+        description=f"By step and key, in order of time; the first {CELL_KEY_LIMIT} keys only."
     )
-    errors: list[ErrorCountView] = Field(description="The most frequent first.")
+    errors: list[ErrorCountView] = Field(description="Most frequent first.")
     most_expensive: list[TopConversationView]
     slowest: list[TopConversationView]
     stuck_compactions: list[StuckCompactionView]
@@ -160,7 +155,6 @@ class OverviewView(View):
 
     @classmethod
     def of(cls, overview: Overview, by: OverviewBy, since: datetime, until: datetime) -> Self:
-        """The view of an overview."""
         return cls(
             by=by,
             since=since,
@@ -181,34 +175,36 @@ class OverviewView(View):
 @get(
     "/admin/api/overview",
     guards=[admin_only],
-    summary="The overview",
-    response_description="Numbers over time, what stands out, and alarms.",
-    description="Of the calls that began at `from` or later and before `to`: the last 7 days, or what you name, a year "
-    "at most; in steps of an hour up to three days, else of a day. `tenant` as for the list of conversations.",
+    summary="Show the overview",
+    response_description="The overview.",
+    description="Covers the calls that started at `from` or later and before `to`; by default the last 7 days, at most "
+    "a year. A step is an hour for up to three days, otherwise a day. `tenant` works as for the list of conversations.",
     tags=["inspection"],
     responses=document_errors(ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
 async def show_overview(
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
-    by: Annotated[OverviewBy, QueryParameter(description="What the keys stand for.")] = OverviewBy.MODEL,
-    since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
-    until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
+    by: Annotated[OverviewBy, QueryParameter(description="How to group.")] = OverviewBy.MODEL,
+    since: Annotated[
+        datetime | None, QueryParameter(name="from", description="Start of the period, inclusive.")
+    ] = None,
+    until: Annotated[datetime | None, QueryParameter(name="to", description="End of the period, exclusive.")] = None,
     tenant: FromQuery[str | None] = None,
 ) -> Response[OverviewView]:
-    """The overview of a tenant, or of all."""
+    """Load the overview of a tenant, or of all."""
     first, end = read_time(in_utc("from", since), in_utc("to", until))
     overview = await inspector.load_overview(choose_tenant(caller, tenant), by, since=first, until=end)
     return answer_json(OverviewView.of(overview, by, first, end))
 
 
 def read_time(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
-    """The time that is meant. Raises `ValidationFailed`."""
+    """Return the period. Raises `ValidationFailed`."""
     end = until or datetime.now(UTC)
     try:
         first = since or end - DEFAULT_PERIOD
     except OverflowError:
         raise refuse("to", "Expected a later time", source="query") from None
     if not timedelta() < end - first <= MAX_PERIOD:
-        raise refuse("from", "Expected a time before `to`, by a year at most", source="query")
+        raise refuse("from", "Expected a time before `to`, at most a year earlier", source="query")
     return first, end

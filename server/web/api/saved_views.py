@@ -1,4 +1,4 @@
-"""Saved views over HTTP: filters of the list of conversations, by name."""
+"""Saved views: named filters of the list of conversations."""
 
 from datetime import datetime
 from typing import Annotated, Final, Self
@@ -39,37 +39,36 @@ _ERRORS: Final = (KeyRejected, ScopeMissing, DatabaseUnavailable)
 
 
 class SavedViewBody(Body):
-    """Filters to be kept."""
+    """Filters to save."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "Overloads of the week", "filters": {**_EXAMPLE}}]}
     )
 
-    name: Annotated[str, TextLimit(NAME_LIMIT, blank=False)] = Field(description="One view per name.")
+    name: Annotated[str, TextLimit(NAME_LIMIT, blank=False)] = Field(description="Unique within the tenant.")
     filters: dict[str, str] = Field(
         min_length=1,
         max_length=len(FILTER_NAMES),
-        description="As in the query string of `/admin/api/conversations`, all of them as strings; flags as `1`. Times "
-        "that go on with the clock are said with `active_within`.",
+        description="As in the query of `/admin/api/conversations`, all values as strings, flags as `1`. Use "
+        "`active_within` for times relative to now.",
     )
 
 
 class SavedViewView(View):
-    """Filters with a name."""
+    """A saved view."""
 
     id: str = Field(examples=[_VIEW_ID])
     name: str = Field(examples=["Overloads of the week"])
     filters: dict[str, str] = Field(examples=[_EXAMPLE])
     page: str = Field(
-        description="The list with these filters, for people.",
+        description="The page of the list with these filters.",
         examples=["/admin/conversations?error_code=provider_overloaded&active_within=7d"],
     )
-    api_key_id: str | None = Field(description="Whose key saved it.", examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"])
+    api_key_id: str | None = Field(description="The key that saved it.", examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
 
     @classmethod
     def of(cls, view: SavedView) -> Self:
-        """The view of a view."""
         return cls(
             id=view.id,
             name=view.name,
@@ -84,15 +83,17 @@ class SavedViewPage(View):
     """Saved views, by name."""
 
     data: list[SavedViewView]
-    next_cursor: str | None = Field(default=None, description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(
+        default=None, description="Always null: all views are on one page.", examples=[None]
+    )
 
 
 @get(
     "/admin/api/views",
     guards=[admin_only],
-    summary="The saved views of the tenant",
-    response_description="All of them, by name.",
-    description="Filters of the list of conversations that operators come back to.",
+    summary="List saved views",
+    response_description="All views of the tenant, by name.",
+    description="Named filters of the list of conversations.",
     tags=["inspection"],
     responses=document_errors(*_ERRORS),
 )
@@ -100,7 +101,7 @@ async def list_views(
     caller: NamedDependency[SkipValidation[ApiKey]],
     saved_views: NamedDependency[SkipValidation[SavedViews]],
 ) -> Response[SavedViewPage]:
-    """All on one page: there are few."""
+    """List all views."""
     views = await saved_views.list_views(caller.tenant_id)
     return answer_json(SavedViewPage(data=[SavedViewView.of(view) for view in views]))
 
@@ -111,7 +112,7 @@ async def list_views(
     status_code=201,
     summary="Save a view",
     response_description="The view.",
-    description="Keeps filters under a name. It is written to the audit log.",
+    description="Saves filters under a name. Audited.",
     tags=["inspection"],
     responses=document_errors(
         ValidationFailed, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, ViewExists, ViewLimitReached, *_ERRORS
@@ -123,7 +124,7 @@ async def save_view(
     saved_views: NamedDependency[SkipValidation[SavedViews]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[SavedViewView]:
-    """The new view. Filters that the list would not take are refused now, and so are unknown ones."""
+    """Save a view. Rejects unknown filters and values that the list would not accept."""
     for name in data.filters:
         if name not in FILTER_NAMES:
             raise refuse("filters", f"Expected filters among {', '.join(FILTER_NAMES)}")
@@ -139,8 +140,8 @@ async def save_view(
     guards=[admin_only],
     status_code=204,
     summary="Delete a saved view",
-    response_description="It is gone.",
-    description="The conversations that it shows stay. It is written to the audit log.",
+    response_description="The view was deleted.",
+    description="Conversations are not affected. Audited.",
     tags=["inspection"],
     responses=document_errors(ViewNotFound, *_ERRORS),
 )
@@ -150,5 +151,5 @@ async def delete_view(
     saved_views: NamedDependency[SkipValidation[SavedViews]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> None:
-    """Nothing is answered."""
+    """Delete a view."""
     await saved_views.delete_view(caller.tenant_id, view_id, actor)

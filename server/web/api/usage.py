@@ -1,4 +1,4 @@
-"""What a tenant's calls took and cost, over HTTP."""
+"""Usage reports: tokens and cost of a tenant's calls."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
@@ -23,21 +23,20 @@ from server.web.validation import in_utc, refuse
 class UsageRowView(View):
     """The calls of one day, assistant, model or conversation."""
 
-    key: str = Field(description="A day, an id, or a model's name, as `by` says.", examples=["2026-01-31"])
-    name: str | None = Field(description="By assistant: what it is called now. Else null.", examples=[None])
-    calls: int = Field(description="Each attempt counts, and each summary of a compaction.", examples=[12])
+    key: str = Field(description="A day, an id or a model, depending on `by`.", examples=["2026-01-31"])
+    name: str | None = Field(description="The current name of an assistant; otherwise null.", examples=[None])
+    calls: int = Field(description="Every attempt counts, and every summary of a compaction.", examples=[12])
     usage: UsageView
     cache_share: float | None = Field(
-        description="Of all input tokens, those that came from the provider's cache. Null where there were none.",
+        description="Share of input tokens read from the provider's cache; null without input tokens.",
         examples=[0.93],
     )
-    expected_cache_tokens: int = Field(description="Those that should have come from it.", examples=[4096])
-    cost_usd: float | None = Field(description="Null where any call's price is not known.", examples=[0.0123])
-    unpriced_calls: int = Field(description="How many of these there are.", examples=[0])
+    expected_cache_tokens: int = Field(description="Tokens that were expected from the cache.", examples=[4096])
+    cost_usd: float | None = Field(description="Null if the price of any call is not known.", examples=[0.0123])
+    unpriced_calls: int = Field(description="Calls without a known price.", examples=[0])
 
     @classmethod
     def of(cls, row: UsageRow) -> Self:
-        """The view of a row."""
         return cls(
             key=row.key,
             name=row.name,
@@ -51,35 +50,37 @@ class UsageRowView(View):
 
 
 class UsageReportView(View):
-    """Days in their order; everything else with what took the most tokens first."""
+    """Days in order; other rows by tokens, most first."""
 
     by: UsageBy = Field(examples=["day"])
-    since: datetime = Field(description="The first moment that counted.", examples=[EXAMPLE_TIME])
-    until: datetime = Field(description="The first that did not.", examples=[EXAMPLE_TIME])
+    since: datetime = Field(description="Start of the period, inclusive.", examples=[EXAMPLE_TIME])
+    until: datetime = Field(description="End of the period, exclusive.", examples=[EXAMPLE_TIME])
     data: list[UsageRowView]
-    total: UsageRowView = Field(description="Of all calls of the time; its key is `total`.")
-    complete: bool = Field(description="False: there are more rows than `limit`.", examples=[True])
+    total: UsageRowView = Field(description="All calls of the period; its key is `total`.")
+    complete: bool = Field(description="Whether all rows are included.", examples=[True])
 
 
 @get(
     "/admin/api/usage",
     guards=[admin_only],
-    summary="Tokens, cost and cache share",
+    summary="Report tokens, cost and cache share",
     response_description="The report.",
-    description="Of the calls that began at `from` or later and before `to`: the last 30 days, or what you name, a "
-    "year at most. Days are those of UTC. A fork counts what was asked for it, not what it brought along.",
+    description="Covers the calls that started at `from` or later and before `to`; by default the last 30 days, at "
+    "most a year. Days are in UTC. For a fork, calls copied from its source do not count.",
     tags=["usage"],
     responses=document_errors(ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
 async def report_usage(
     caller: NamedDependency[SkipValidation[ApiKey]],
     inspector: NamedDependency[SkipValidation[Inspector]],
-    by: Annotated[UsageBy, QueryParameter(description="What the rows stand for.")] = UsageBy.DAY,
-    since: Annotated[datetime | None, QueryParameter(name="from", description="The first moment that counts.")] = None,
-    until: Annotated[datetime | None, QueryParameter(name="to", description="The first that does not.")] = None,
+    by: Annotated[UsageBy, QueryParameter(description="How to group.")] = UsageBy.DAY,
+    since: Annotated[
+        datetime | None, QueryParameter(name="from", description="Start of the period, inclusive.")
+    ] = None,
+    until: Annotated[datetime | None, QueryParameter(name="to", description="End of the period, exclusive.")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=ROW_LIMIT)] = 100,
 ) -> Response[UsageReportView]:
-    """The report of the caller's tenant."""
+    """Report the usage of the caller's tenant."""
     first, end = _read_range(in_utc("from", since), in_utc("to", until))
     report = await inspector.report_usage(caller.tenant_id, by, since=first, until=end, limit=limit)
     answer: Response[Any] = answer_json(

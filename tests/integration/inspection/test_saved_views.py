@@ -32,7 +32,7 @@ async def test_views_are_kept_by_name_and_told_to_the_log(
     assert [view.id for view in await views.list_views(tenant.id)] == [first.id, second.id]
     assert (await views.load_view(tenant.id, first.id)).filters == {"text": NASTY}
     assert second.filters == FILTERS
-    with pytest.raises(ViewExists, match="called “b” is there already"):
+    with pytest.raises(ViewExists, match="named “b” exists already"):
         await views.save_view(tenant.id, "b", FILTERS, OPERATOR)
     with pytest.raises(ViewExists):
         await views.rename_view(tenant.id, first.id, "b", OPERATOR)

@@ -28,7 +28,7 @@ from server.replay.rerun.replay import (
 from server.replay.rerun.report import BIN_COUNT, Distribution, Interval, Measure, Measured
 from server.replay.rerun.result import AnswerFacts, StoredResult
 from server.web.admin.call_links import ItemLinks
-from server.web.admin.conversation_filters import tell_filters
+from server.web.admin.conversation_filters import label_filters
 from server.web.admin.replay_action_pages import ACTIONS
 from server.web.admin.replay_charts import HEIGHT, WIDTH, draw_chart
 from server.web.admin.replay_forms import fill_limits, read_draft, read_fields, read_limits, seal
@@ -144,13 +144,13 @@ def test_limits_of_a_replay_that_goes_on_are_those_of_the_form() -> None:
 def test_filters_are_told_as_far_as_they_were_said() -> None:
     since = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
     said = InspectionFilter(provider="gemini", has_repairs=True, cost_from=Decimal(0), active_after=since)
-    assert tell_filters(said) == {
+    assert label_filters(said) == {
         "provider": "gemini",
         "has repairs": "",
         "cost from": "0",
         "active after": "2026-11-01 09:30:00+00:00",
     }
-    assert tell_filters(InspectionFilter()) == {}
+    assert label_filters(InspectionFilter()) == {}
 
 
 def test_a_seal_is_for_these_fields_alone() -> None:
