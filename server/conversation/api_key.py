@@ -1,8 +1,8 @@
-"""API keys: who may come in, and what for.
+"""API keys, and the ports to keys and rate limits.
 
-A key is `strata_<id>_<secret>`. The id finds the row, the secret is 256 random bits, and only its SHA-256 is stored: a
-slow hash would protect a guessable password, but nobody guesses 256 bits, and every request pays for it. The text of a
-key exists once, in the answer to its creation.
+A key is `strata_<id>_<secret>`. The id finds the row, the secret is 256 random bits, and only its SHA-256 is stored. A
+slow hash would protect a guessable password; 256 random bits cannot be guessed, and the hash is computed for every
+request. The text of a key is returned once, when it is created.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _SECRET_LETTERS: Final = 52
 
 
 class Scope(StrEnum):
-    """What a key opens. `client` and `admin` contain nothing of each other; `superadmin` contains `admin`."""
+    """What a key gives access to. `client` and `admin` are independent; `superadmin` includes `admin`."""
 
     CLIENT = "client"
     """Assistants, conversations and turns under `/v1`."""
@@ -32,13 +32,13 @@ class Scope(StrEnum):
     """Inspection and keys under `/admin`."""
 
     SUPERADMIN = "superadmin"
-    """The same for its own tenant, and reading the data of all tenants. It changes nothing of another tenant, and what
-    it reads there is in the audit log."""
+    """The same for its own tenant, and read access to the data of all tenants. Reads of other tenants' data are in the
+    audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Whose data it is. Every query is bound to one."""
+    """The owner of data. Every query is bound to one tenant."""
 
     id: str
     name: str
@@ -47,49 +47,49 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as it is stored: everything but its secret."""
+    """A stored key, without its secret."""
 
     id: str
     tenant_id: str
     tenant_name: str
     name: str
-    """What the operator called it, for telling keys apart."""
+    """A name for operators."""
     scopes: frozenset[Scope]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
-    """Right to about a minute: it is not written on every request."""
+    """Accurate to about a minute, because it is not written on every request."""
 
     def opens(self, scope: Scope) -> bool:
-        """Whether the key has the scope, or one that contains it."""
+        """Return whether the key has the scope, or one that includes it."""
         return scope in self.scopes or (scope is Scope.ADMIN and Scope.SUPERADMIN in self.scopes)
 
     def is_live(self, now: datetime) -> bool:
-        """Whether the key still opens anything."""
+        """Return whether the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentedKey:
-    """A key as a caller sent it, taken apart."""
+    """A key that a caller sent, parsed."""
 
     id: str
     secret_hash: bytes
 
     def matches(self, stored_hash: bytes) -> bool:
-        """Compares in constant time, so that the answer's delay tells nothing of the hash."""
+        """Compare in constant time, so that the response time reveals nothing about the hash."""
         return hmac.compare_digest(self.secret_hash, stored_hash)
 
 
 def issue_key_text(key_id: str) -> str:
-    """The text of a new key with this id. Its hash is what `parse_key_text(...).secret_hash` gives."""
+    """Return the text of a new key with this id. `parse_key_text(...).secret_hash` is its hash."""
     secret = encode_base32(secrets.randbits(_SECRET_BITS), _SECRET_LETTERS)
     return f"{_BRAND}_{key_id.removeprefix(API_KEY + '_')}_{secret}"
 
 
 def parse_key_text(text: str) -> PresentedKey | None:
-    """A presented key, or None where the text cannot be one of ours."""
+    """Parse a presented key. None if the text cannot be a key of Strata."""
     brand, _, rest = text.partition("_")
     body, _, secret = rest.partition("_")
     key_id = f"{API_KEY}_{body}"
@@ -99,9 +99,9 @@ def parse_key_text(text: str) -> PresentedKey | None:
 
 
 class KeyRing(Protocol):
-    """Tenants and API keys. Expiry is judged by the database's clock, the same for every process.
+    """Tenants and API keys. Expiry is decided by the database's clock, which is the same for all processes.
 
-    Raises `DatabaseUnavailable` from any method.
+    Every method raises `DatabaseUnavailable`.
     """
 
     async def create_tenant(self, name: str) -> Tenant:
@@ -113,7 +113,7 @@ class KeyRing(Protocol):
         ...
 
     async def list_tenants(self) -> Sequence[Tenant]:
-        """All of them, by name."""
+        """List all tenants by name."""
         ...
 
     async def create_key(
@@ -125,15 +125,16 @@ class KeyRing(Protocol):
         expires_at: datetime | None,
         by: Actor = OPERATOR,
     ) -> tuple[ApiKey, str]:
-        """The key and its text, which is never to be had again. The audit log tells of it in the same transaction.
+        """Create a key and return it with its text, which cannot be read again. The audit entry is written in the same
+        transaction.
 
         Raises `TenantNotFound`.
         """
         ...
 
     async def find_live_key(self, presented: PresentedKey) -> ApiKey | None:
-        """The key if its secret matches and it is neither expired nor revoked. At most one round trip; notes the use,
-        though not every time.
+        """Return the key if its secret matches and it is neither expired nor revoked. At most one round trip. Records
+        the use, but not every time.
         """
         ...
 
@@ -142,24 +143,26 @@ class KeyRing(Protocol):
         ...
 
     async def list_keys(self, tenant_id: str | None = None) -> Sequence[ApiKey]:
-        """The keys of one tenant, or of all: oldest first, revoked and expired ones included."""
+        """List the keys of one tenant or of all, oldest first, including revoked and expired ones."""
         ...
 
     async def revoke_key(self, key_id: str, by: Actor = OPERATOR) -> ApiKey:
-        """From the moment this returns the key opens nothing in this process. Others learn of it within moments; one
-        that cannot hear of it asks for every request again, or at the latest half a minute after it last did.
+        """Revoke a key. When this returns, the key is invalid in this process.
 
-        Revoking twice keeps the first time. The audit log tells of it in the same transaction. Raises
-        `ApiKeyNotFound`.
+        Other processes are notified within moments. A process that cannot receive notifications checks a key for every
+        request, or at the latest 30 seconds after the last check. Revoking twice keeps the first time. The audit entry
+        is written in the same transaction. Raises `ApiKeyNotFound`.
         """
         ...
 
 
 class RateLimiter(Protocol):
-    """Counts requests per API key over all processes. Never lets more through than the limit; where several processes
-    serve one key, each holds a few permissions in reserve, so slightly less may get through.
+    """Counts requests per API key over all processes.
+
+    It never admits more than the limit. If several processes serve one key, each reserves a few permissions, so
+    slightly fewer may be admitted.
     """
 
     async def admit(self, key_id: str) -> None:
-        """Counts one request. Raises `RateLimited` with `retry_after_seconds` where the key has none left."""
+        """Count one request. Raises `RateLimited` with `retry_after_seconds` if the limit is reached."""
         ...

@@ -1,4 +1,4 @@
-"""Assistants: the configured persona. An assistant is changed by adding a version; a version never changes."""
+"""Assistants: a configured persona. An assistant is changed by adding a version; a version never changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ class Instructions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the client runs when the model asks for it."""
+    """A function that the client runs when the model calls it."""
 
     name: str
     description: str
     parameters: Mapping[str, JsonValue]
-    """A JSON schema. The order of its keys is kept: models read it, and caches compare it."""
+    """A JSON schema. The order of its keys is preserved, because models read it and caches compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantDefinition:
-    """What the owner of an assistant chooses."""
+    """The configuration of an assistant."""
 
     name: str
     provider: str

@@ -1,4 +1,4 @@
-"""The audit log: who did what to whose data, and how it ended. A row is written once and never changed."""
+"""The audit log: who did what to which data, and with what outcome. An entry never changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from server.conversation.page import Page
 
 
 class Action(StrEnum):
-    """What operators do that is worth a row. The names are public: they are in the table for ever."""
+    """Recorded actions. Their names are public, because they are stored permanently."""
 
     LOGIN = "login"
     LOGOUT = "logout"
@@ -33,38 +33,38 @@ class Action(StrEnum):
     CANCEL_REPLAY = "replay.cancel"
     ERASE_REPLAY = "replay.erase"
     READ_OTHER_TENANT = "tenant.read"
-    """A superadmin read data of another tenant, or of all."""
+    """A superadmin read data of another tenant, or of all tenants."""
 
 
 class Outcome(StrEnum):
-    """How it ended."""
+    """The outcome of an action."""
 
     DONE = "done"
     REFUSED = "refused"
-    """Whoever asked was not let."""
+    """The actor was not allowed to do it."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who acts. Nothing is known of somebody at the command line: the database's credentials let them in."""
+    """Who acts. All fields are None at the command line, where access is granted by the credentials of the database."""
 
     key_id: str | None = None
     session_id: str | None = None
-    """Only through a page."""
+    """Only for actions on a page."""
     address: str | None = None
 
 
 OPERATOR: Final = Actor()
-"""Somebody at the command line."""
+"""An operator at the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraft:
-    """A row to be written."""
+    """An entry to be written."""
 
     tenant_id: str | None
-    """None where nobody can say whose it is, as with a login by an unknown key."""
+    """None if the tenant is unknown, as for a login with an unknown key."""
     actor: Actor
     action: str
     """One of `Action`, or of a later release."""
@@ -76,7 +76,7 @@ class AuditDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry(AuditDraft):
-    """A row of the log."""
+    """A stored entry."""
 
     id: str
     happened_at: datetime
@@ -84,7 +84,7 @@ class AuditEntry(AuditDraft):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which rows. What is None does not matter."""
+    """Which entries to list. None matches all."""
 
     action: str | None = None
     key_id: str | None = None
@@ -95,18 +95,18 @@ class AuditFilter:
 
 
 class AuditLog(Protocol):
-    """The log. Raises `DatabaseUnavailable` from any method.
+    """The log. Every method raises `DatabaseUnavailable`.
 
-    What can be is written in the transaction of what it tells, see `KeyRing` and `AdminSessions`; this `append` is
-    for the rest. Rows stay for good.
+    Most entries are written in the transaction of the action that they describe, see `KeyRing` and `AdminSessions`;
+    `append` is for the others. Entries are never deleted.
     """
 
     async def append(self, draft: AuditDraft) -> None:
-        """A row of its own."""
+        """Write an entry in its own transaction."""
         ...
 
     async def list_entries(
         self, tenant_id: str | None, wanted: AuditFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page[AuditEntry]:
-        """Newest first. Of one tenant, or of all and of nobody. Raises `CursorInvalid`."""
+        """List entries, newest first: of one tenant, or of all and without one. Raises `CursorInvalid`."""
         ...

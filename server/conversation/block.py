@@ -1,8 +1,11 @@
-"""Blocks: the pieces that a turn is made of.
+"""Blocks: the pieces of a turn, and their JSON encoding.
 
-Blocks are for reading: the API, the search and the inspector show them. What goes back to a provider is the turn's
-`native` bytes, in which every unknown field and every signature is still in its place. A signature is therefore not
-repeated here; a block only says that there was one, and which.
+Blocks are for reading: the API, the search and the inspector use them. A turn is sent back to its provider as its
+`native` bytes, which contain every unknown field and every signature. So a block only records that a signature exists,
+and its fingerprint.
+
+Turns are stored, exported and imported with their blocks as JSON. `decode_blocks(encode_blocks(blocks)) == blocks`
+holds for every block whose values are JSON, including NUL bytes and lone surrogates in texts.
 """
 
 import json
@@ -11,21 +14,21 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 JsonValue: TypeAlias = Any
-"""What `json.loads` can give. Deeper than a type can usefully say."""
+"""Any result of `json.loads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureMark:
-    """That a part was signed, without the signature itself."""
+    """The presence of a signature, without the signature itself."""
 
     length: int
     fingerprint: str
-    """The first 16 hex digits of the SHA-256 of the signature's bytes: enough to tell two apart."""
+    """The first 16 hex digits of the SHA-256 of the signature's bytes, enough to distinguish two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBlock:
-    """Text of the user or the model. May be empty where a signature hangs on it."""
+    """Text of the user or the model. May be empty if it carries a signature."""
 
     text: str
     signature: SignatureMark | None = None
@@ -33,7 +36,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBlock:
-    """An image, by the hash of its bytes; the bytes are a blob."""
+    """An image, referenced by the hash of its bytes; the bytes are a blob."""
 
     media_type: str
     sha256: str
@@ -42,7 +45,7 @@ class ImageBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingBlock:
-    """The model's reasoning as far as the provider shows it. `redacted`: it came encrypted, the text is empty."""
+    """The model's reasoning as the provider returns it. `redacted`: it was encrypted, and the text is empty."""
 
     text: str
     redacted: bool = False
@@ -51,21 +54,21 @@ class ThinkingBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallBlock:
-    """The model asks for a tool. The id is the provider's own or, where it gave none, one made here."""
+    """A tool call of the model. The id is the provider's, or one created by Strata if the provider gave none."""
 
     id: str
     name: str
     arguments: Mapping[str, JsonValue]
     signature: SignatureMark | None = None
     is_id_ours: bool = False
-    """The provider gave no id: neither the call nor its result goes back with one."""
+    """The provider gave no id: the call and its result are sent back without one."""
     toolset_name: str | None = None
-    """The provider's toolset that the tool belongs to; the result goes back with the same."""
+    """The provider's toolset of the tool; the result is sent back with the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResultBlock:
-    """What a tool gave for one call."""
+    """The result of one tool call."""
 
     tool_call_id: str
     output: JsonValue
@@ -74,14 +77,14 @@ class ToolResultBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownBlock:
-    """A block of a kind that this release does not know, kept as it came."""
+    """A block of a kind that this release does not support, unchanged."""
 
     data: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """Bytes that a block refers to by hash."""
+    """Bytes that a block references by hash."""
 
     sha256: bytes
     media_type: str
@@ -92,7 +95,7 @@ Block: TypeAlias = TextBlock | ImageBlock | ThinkingBlock | ToolCallBlock | Tool
 
 
 def encode_blocks(blocks: Iterable[Block]) -> bytes:
-    """One JSON array in UTF-8, lone surrogates passed through."""
+    """Encode blocks as one JSON array in UTF-8. Lone surrogates are passed through."""
     array = [block_to_json(block) for block in blocks]
     text = json.dumps(array, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
@@ -104,7 +107,7 @@ def decode_blocks(data: bytes) -> tuple[Block, ...]:
 
 
 def block_to_json(block: Block) -> dict[str, JsonValue]:
-    """A block with its `type`; what has its default value is left out."""
+    """Convert a block to JSON with its `type`. Members with default values are omitted."""
     match block:
         case TextBlock():
             fields: dict[str, JsonValue] = {"type": "text", "text": block.text}
@@ -138,7 +141,7 @@ def block_to_json(block: Block) -> dict[str, JsonValue]:
 
 
 def block_from_json(item: Mapping[str, Any]) -> Block:
-    """The inverse of `block_to_json`. A type that is not known becomes an `UnknownBlock` with all of its fields."""
+    """The inverse of `block_to_json`. An unknown type becomes an `UnknownBlock` with all of its members."""
     match item.get("type"):
         case "text":
             return TextBlock(text=item["text"], signature=_mark(item))

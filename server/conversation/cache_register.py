@@ -1,17 +1,17 @@
-"""The register of explicit caches: what is kept at providers for whom, so that it is shared, paid for and removed.
+"""The register of explicit caches: which caches exist at providers, so that they are shared, budgeted and deleted.
 
-A cache is bound to a tenant, a provider, an account and a model, and stands for one prefix. Conversations with that
-prefix share it. Nobody uses a cache that is not registered for their conversation first, so that whoever erases the
-conversation finds it. What every implementation promises, beside the tenant's walls:
+A cache belongs to a tenant, a provider, an account and a model, and covers one prefix. Conversations with that prefix
+share it. A conversation is registered as a user of a cache before it uses the cache, so erasing the conversation finds
+it. Every implementation promises, besides the separation of tenants:
 
-- **One per key.** Whoever makes a cache reserves its place first, and only one can.
-- **Storage is counted before it is bought.** Places are given out one after another over all processes, and count from
-  then on: two that ask at once do not pass a limit together.
-- **Users are conversations that exist.** One that is erased meanwhile leaves no row behind.
-- **Nothing is forgotten.** A cache stays in the register until it is gone at the provider or its time is over, and so
-  does the place of one whose maker never came back: nobody knows whether it was made.
+- **One cache per key.** A cache is reserved before it is created, and only one process can reserve it.
+- **Storage is counted before it is paid for.** Reservations are serialised over all processes and count immediately, so
+  concurrent reservations do not exceed the limit together.
+- **Users are existing conversations.** A conversation that is erased meanwhile leaves no row.
+- **No cache is forgotten.** A cache stays in the register until it is deleted at the provider or has expired. So does a
+  reservation whose process crashed, because its cache may have been created.
 
-Every method raises `DatabaseUnavailable` when the database does not answer.
+Every method raises `DatabaseUnavailable` if the database does not answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKey:
-    """What a cache can stand for."""
+    """What a cache covers."""
 
     provider: str
     account: str
@@ -39,26 +39,26 @@ class RegisteredCache:
     id: UUID
     key: CacheKey
     name: str
-    """The provider's name for it. Empty where its maker never told."""
+    """The provider's name for it. Empty for a reservation."""
     token_count: int
     expires_at: datetime
 
     @property
     def label(self) -> str:
-        """What it is called at the provider, so that it can be found there without its name."""
+        """Its label at the provider, by which it can be found without its name."""
         return cache_label(self.id)
 
 
 def cache_label(cache_id: UUID) -> str:
-    """What the cache of a place is to be called at the provider."""
+    """Return the label of the cache with this id."""
     return f"strata {cache_id}"
 
 
 class CacheRegister(Protocol):
-    """See the module for what holds for all methods."""
+    """See the module for the promises of all methods."""
 
     async def join_cache(self, tenant_id: str, conversation_id: str, key: CacheKey) -> RegisteredCache | None:
-        """Makes the conversation a user of the living cache with this key, and of no other. None where there is none.
+        """Register the conversation as a user of the live cache with this key, and of no other. None if there is none.
 
         Raises `ConversationNotFound`.
         """
@@ -73,10 +73,10 @@ class CacheRegister(Protocol):
         expires_at: datetime,
         fits: Callable[[Mapping[str, int]], bool],
     ) -> UUID | None:
-        """A place for a cache that the caller is about to make, to be filled or dropped.
+        """Reserve a cache that the caller is about to create. The caller then adds or drops it.
 
-        None where another lives or is about to be made, or where `fits` refuses the tokens that would be kept then, by
-        model and for all tenants. It is pure and quick: everybody else who wants a place waits for it.
+        None if a cache exists or is reserved, or if `fits` refuses the total tokens by model for all tenants. `fits`
+        must be pure and fast, because other reservations wait for it.
         """
         ...
 
@@ -90,29 +90,29 @@ class CacheRegister(Protocol):
         token_count: int,
         expires_at: datetime,
     ) -> RegisteredCache | None:
-        """Fills a place, with its first user. None where the place was taken away, since it took too long.
+        """Complete a reservation, with its first user. None if the reservation expired meanwhile.
 
         Raises `ConversationNotFound`.
         """
         ...
 
     async def prolong_cache(self, cache_id: UUID, expires_at: datetime) -> None:
-        """The cache lives until then."""
+        """Record a new expiry."""
         ...
 
     async def drop_cache(self, cache_id: UUID) -> None:
-        """The cache is gone at the provider, or was never made: so are its row and its uses."""
+        """Remove a cache that is deleted at the provider or was never created, and its users."""
         ...
 
     async def claim_unused_caches(self, accounts: Sequence[str], *, limit: int = 100) -> Sequence[RegisteredCache]:
-        """Caches of these accounts that nobody uses any more, for the caller to remove: nobody can join them from now.
+        """Claim caches of these accounts without users, for the caller to delete. They can no longer be joined.
 
-        A conversation uses a cache no longer when it is erased, or when its epoch has another prefix. Places that were
-        not filled for minutes are among them, without a name. What was claimed and not dropped is given out again
-        after a while. Caches whose time is over are dropped here.
+        A conversation stops using a cache when it is erased, or when its epoch has another prefix. Reservations that
+        are some minutes old are included, without a name. A claim that is not followed by `drop_cache` expires after a
+        while. Expired caches are dropped here.
         """
         ...
 
     async def measure_caches(self) -> Mapping[str, int]:
-        """By model, how many tokens are kept now or are about to be, for all tenants."""
+        """Return the tokens of all caches and reservations by model, for all tenants."""
         ...

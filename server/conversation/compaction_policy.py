@@ -1,19 +1,19 @@
-"""When to compact, as an assistant's settings say it: the member `compaction`, read strictly.
+"""When to compact: the member `compaction` of an assistant's settings.
 
-| member              | takes                        | default | means                                               |
-|---------------------|------------------------------|---------|-----------------------------------------------------|
-| `policy`            | `cost`, `threshold` or `off` | `cost`  | what decides                                        |
-| `keep_exchanges`    | a whole number from 1 on     | 4       | so many of the newest exchanges stay in the buffer  |
-| `fixed_cost_tokens` | a whole number from 0 on     | 500     | `cost`: what a compaction costs beside the tokens   |
-| `max_turns`         | a whole number from 1 on     | none    | `threshold`: more turns than this are too many      |
-| `max_tokens`        | a whole number from 1 on     | 8000    | `threshold`: more tokens than this are too many     |
-| `target_tokens`     | a whole number from 0 on     | 0       | `threshold`: the tokens it goes down to          |
-| `window_share`      | a number above 0, at most 1  | 0.8     | the share of the window beyond which room is short  |
-| `signed`            | true or false                | false   | a block that the provider signs, where the model    |
-|                     |                              |         | gives one, in place of a segment                    |
+| member              | value                          | default | meaning                                             |
+|---------------------|--------------------------------|---------|-----------------------------------------------------|
+| `policy`            | `cost`, `threshold` or `off`   | `cost`  | how the time of a compaction is chosen              |
+| `keep_exchanges`    | an integer of at least 1       | 4       | how many of the newest exchanges stay               |
+| `fixed_cost_tokens` | an integer of at least 0       | 500     | `cost`: the fixed cost of a compaction              |
+| `max_turns`         | an integer of at least 1       | none    | `threshold`: the maximum turns in the buffer        |
+| `max_tokens`        | an integer of at least 1       | 8000    | `threshold`: the maximum tokens in the buffer       |
+| `target_tokens`     | an integer of at least 0       | 0       | `threshold`: the tokens that stay in the buffer     |
+| `window_share`      | a number above 0 and at most 1 | 0.8     | the share of the window above which room is made    |
+| `signed`            | true or false                  | false   | signed summaries instead of segments, if the model  |
+|                     |                                |         | supports them                                       |
 
-Naming `max_turns` alone puts the default of `max_tokens` out of force. With a `target_tokens` of 0 everything moves but
-the exchanges that stay.
+If only `max_turns` is set, `max_tokens` has no default. With a `target_tokens` of 0, all exchanges are moved except
+those that stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ _MAX_TOKENS: Final = 8_000
 
 
 class PolicyKind(StrEnum):
-    """What decides when to compact."""
+    """How the time of a compaction is chosen."""
 
     COST = "cost"
     THRESHOLD = "threshold"
@@ -37,7 +37,7 @@ class PolicyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """See the module for what each member means."""
+    """See the module for the members."""
 
     kind: PolicyKind = PolicyKind.COST
     keep_exchanges: int = 4
@@ -50,7 +50,7 @@ class CompactionPolicy:
 
 
 def read_policy(settings: Mapping[str, JsonValue]) -> CompactionPolicy:
-    """The policy of an assistant. Raises `ValidationFailed` for a member that is unknown or of another type."""
+    """Read the policy of an assistant. Raises `ValidationFailed` for a member that is unknown or has a wrong type."""
     errors = [
         {"path": f"settings.compaction.{name}", "source": "body", "message": message}
         for name, message in _find_faults(settings)
@@ -67,23 +67,23 @@ def read_policy(settings: Mapping[str, JsonValue]) -> CompactionPolicy:
 def _find_faults(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
     for name, value in settings.items():
         if name not in _MEMBERS:
-            yield name, f"There is no such member; there are {', '.join(_MEMBERS)}."
+            yield name, f"There is no such member. The members are {', '.join(_MEMBERS)}."
         elif value is not None:
-            is_good, wanted = _MEMBERS[name]
-            if not is_good(value):
-                yield name, f"This takes {wanted}."
+            is_valid, expected = _MEMBERS[name]
+            if not is_valid(value):
+                yield name, f"The value must be {expected}."
     target: JsonValue = settings.get("target_tokens")
     limit: JsonValue = settings.get("max_tokens") or _MAX_TOKENS
     if _is_whole(target) and _is_whole(limit) and target > limit:
-        yield "target_tokens", "This takes no more than max_tokens."
+        yield "target_tokens", "The value must not exceed max_tokens."
 
 
 def _is_whole(value: JsonValue) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _from(least: int) -> tuple[Callable[[JsonValue], bool], str]:
-    return lambda value: _is_whole(value) and value >= least, f"a whole number from {least} on"
+def _at_least(minimum: int) -> tuple[Callable[[JsonValue], bool], str]:
+    return lambda value: _is_whole(value) and value >= minimum, f"an integer of at least {minimum}"
 
 
 def _is_share(value: JsonValue) -> bool:
@@ -92,11 +92,11 @@ def _is_share(value: JsonValue) -> bool:
 
 _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
     "policy": (lambda value: value in list(PolicyKind), " or ".join(PolicyKind)),
-    "keep_exchanges": _from(1),
-    "fixed_cost_tokens": _from(0),
-    "max_turns": _from(1),
-    "max_tokens": _from(1),
-    "target_tokens": _from(0),
+    "keep_exchanges": _at_least(1),
+    "fixed_cost_tokens": _at_least(0),
+    "max_turns": _at_least(1),
+    "max_tokens": _at_least(1),
+    "target_tokens": _at_least(0),
     "window_share": (_is_share, "a number above 0 and up to 1"),
     "signed": (lambda value: isinstance(value, bool), "true or false"),
 }

@@ -12,13 +12,13 @@ from server.conversation.usage import Usage
 
 
 class OnBusy(StrEnum):
-    """What a second writer wants while a turn runs."""
+    """What happens to an input while a turn of the conversation runs."""
 
     REJECT = "reject"
     QUEUE = "queue"
-    """To wait for its turn, first come first served."""
+    """It waits, first come first served."""
     SUPERSEDE = "supersede"
-    """To have the running turn cancelled, and to be the next."""
+    """The running turn is cancelled, and the input is next."""
 
 
 class ConversationState(StrEnum):
@@ -31,7 +31,7 @@ class ConversationState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a fork came from."""
+    """The source of a fork."""
 
     conversation_id: str
     seq: int
@@ -39,11 +39,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationDraft:
-    """What is chosen when a conversation is made."""
+    """The settings of a new conversation."""
 
     assistant_id: str
     assistant_version: int | None = None
-    """None pins the newest version there is."""
+    """None for the latest version."""
     identifier: str | None = None
     source: str | None = None
     direction: str | None = None
@@ -55,13 +55,13 @@ class ConversationDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A conversation without its turns. It costs the same to load however long it is."""
+    """A conversation without its turns. Loading it takes the same time for any length."""
 
     id: str
     assistant_id: str
     assistant_version: int
     revision: int
-    """Counts every change: one for an accepted turn, one for its end, one for an edit. Guards against stale writers."""
+    """Counts every change: an accepted turn, its end, an edit. Protects against outdated writers."""
     next_seq: int
     buffer_start_seq: int
     """The first turn that is not compacted."""
@@ -69,9 +69,9 @@ class Conversation:
     """0 until the first payload is built."""
     state: ConversationState
     pending_call_ids: tuple[str, ...]
-    """Tool calls that wait for results, in the order of the calls."""
+    """Tool calls without results, in order."""
     pending_calls: tuple[ToolCallBlock, ...]
-    """The same with names and arguments. Filled by `load_conversation` and by lists; empty elsewhere."""
+    """The same with names and arguments. Only in results of `load_conversation` and lists; otherwise empty."""
     identifier: str | None
     source: str | None
     direction: str | None
@@ -86,7 +86,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationStatus:
-    """What a client has to know to go on."""
+    """What a client needs to continue."""
 
     id: str
     revision: int
@@ -96,19 +96,19 @@ class ConversationStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to run one turn of a conversation. Whoever knows the token holds it."""
+    """The right to run one turn of a conversation, proven by the token."""
 
     conversation_id: str
     token: UUID
     owner: str
-    """Which server process, for operators and for handing everything back at shutdown."""
+    """The server process, for operators and for giving up all leases at shutdown."""
     turn_seq: int
-    """The number of the model turn that it is for."""
+    """The number of the model turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFacts:
-    """What operators ask of a conversation, as far as it is counted."""
+    """Aggregates of a conversation for lists and filters, computed after its turns."""
 
     last_indexed_seq: int = 0
     """The newest turn that is counted."""
@@ -129,9 +129,9 @@ class ConversationFacts:
     was_recovered: bool = False
     usage: Usage = field(default_factory=Usage)
     cost_usd: Decimal = Decimal(0)
-    """Of the calls whose price is known."""
+    """Of the calls with a known price."""
     unpriced_count: int = 0
     slowest_call_ms: int | None = None
     last_activity_at: datetime
     excerpt: str = ""
-    """How the first user task begins."""
+    """The beginning of the first user task."""

@@ -1,10 +1,11 @@
 """Epochs and segments: the frozen texts of the static layer.
 
-The static text of an epoch is its base text followed by the segments of its generation up to `segment_count`. Within a
-generation segments are only added, so the text of one epoch is a prefix of the next and stays in the provider's cache.
+An epoch is a period in which the static layer does not change. Its static text is the base text, followed by the first
+`segment_count` segments of its generation. Within a generation segments are only appended, so the text of one epoch is
+a prefix of the next one's and stays in the provider's cache.
 
-On models that sign summaries of their own an epoch may have a signed summary: the first message, which stands for
-turns that are neither in the static text nor in the buffer.
+On models that sign summaries, an epoch may have a signed summary: the first message, which replaces turns that are
+neither in the static text nor in the buffer.
 """
 
 from collections.abc import Mapping
@@ -16,51 +17,52 @@ from server.conversation.block import JsonValue
 
 
 class EpochReason(StrEnum):
-    """Why the static layer changed."""
+    """Why the epoch began."""
 
     STARTED = "started"
     ASSISTANT_CHANGED = "assistant_changed"
     ARGUMENTS_CHANGED = "arguments_changed"
     COMPACTED = "compacted"
     SIGNED = "signed"
-    """Turns gave way to a block that the provider has signed."""
+    """Turns were replaced by a signed summary."""
     COMPACTED_UNSIGNED = "compacted_unsigned"
-    """A signed block was wanted and could not be had: the turns became a segment."""
+    """A signed summary was not available: the turns became a segment."""
     SUMMARY_INLINED = "summary_inlined"
-    """What a signed block tells is text of the history now: the provider refused it, or the window ran short."""
+    """The text of a signed summary became a segment, because the provider rejected it or the window ran short."""
     SIGNATURES_REJECTED = "signatures_rejected"
-    """The provider rejected signatures of the history. The static text is the same; they are left out from now on."""
+    """The provider rejected signatures of the history. The static text is the same; the signatures are left out from
+    now on."""
     COMPACTION_UNDONE = "compaction_undone"
     SUMMARISED = "summarised"
     OLDEST_LEFT_OUT = "oldest_left_out"
-    """A summary was wanted and could not be had."""
+    """A summary was needed and not available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedSummary:
-    """A signed block in the place of the oldest turns, on the models that give one."""
+    """A block that the provider signed, in place of the oldest turns."""
 
     data: bytes
-    """The message that holds it, as the provider spoke it: sent first, byte for byte."""
+    """The message that contains it, in the provider's format. It is sent first, unchanged."""
     start_seq: int
-    """The first turn that it stands for; the last is the one before the buffer."""
+    """The first turn that it replaces; the last is the one before the buffer."""
     text: str
-    """What it tells, as the segment that takes its place where the block is worth nothing any more."""
+    """Its content as a segment, for when the block can no longer be used."""
     token_count: int
     kept_prefix_hashes: tuple[bytes, ...] = ()
-    """Thinking that was made behind one of these prefixes is valid behind the block too: those of the epochs that the
-    block was made in, newest first."""
+    """Thinking created with one of these prefixes is valid after the block too: those of the epochs in which the block
+    was created, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """What one provider has rejected of a history, and is not sent again."""
+    """What a provider has rejected of a history. It is not sent again."""
 
     signatures_through_seq: int
-    """Answers up to this turn go back without signatures and thinking."""
+    """Responses up to this turn are sent without signatures and thinking."""
     calls_through_seq: int = 0
-    """Up to this turn also the calls and their results are sent as text: the provider rejected them without a
-    signature too."""
+    """Up to this turn, calls and results are sent as text too, because the provider rejected them without a
+    signature."""
 
 
 NOTHING_REJECTED: Final = Rejected(signatures_through_seq=0)
@@ -68,7 +70,7 @@ NOTHING_REJECTED: Final = Rejected(signatures_through_seq=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """The time in which the static layer does not change."""
+    """The period in which the static layer does not change."""
 
     number: int
     reason: EpochReason
@@ -77,25 +79,25 @@ class Epoch:
     segment_count: int
     base_text: str
     static_hash: bytes
-    """SHA-256 of the whole static text: what a process holds it by."""
+    """SHA-256 of the whole static text, by which it is cached."""
     prefix_hash: bytes
-    """SHA-256 of the static text and the tools: thinking on a prefix-bound model is valid behind this one alone.
+    """SHA-256 of static text and tools. On a prefix-bound model, thinking is valid only with the prefix that it was
+    created with.
 
-    With a signed summary also of the epoch that the signed summary began with: what was made behind a signed block is
-    not valid once the turns that it stands for are back.
-    """
+    With a signed summary the hash also covers the epoch that introduced it, because thinking created after the block is
+    not valid when the turns that it replaces are restored."""
     arguments_hash: bytes
-    """SHA-256 of the conversation's args that the text was rendered with: others begin a new epoch."""
+    """SHA-256 of the conversation's args that the text was rendered with. A change begins a new epoch."""
     template_hash: bytes
-    """SHA-256 of the template's source; the source itself is archived under it."""
+    """SHA-256 of the template's source, which is archived under it."""
     buffer_start_seq: int
     signed_summary: SignedSummary | None = None
-    """Stands before the buffer; None where the buffer begins with a turn."""
+    """The message before the buffer; None if the buffer begins with a turn."""
     rejected: Mapping[str, Rejected] = field(default_factory=dict)
-    """By provider. Every later epoch has at least the same: what was left out once must not come back."""
+    """By provider. Later epochs have at least the same, because what was left out once must not be sent again."""
     args: Mapping[str, JsonValue] | None = None
-    """The conversation's args that the base text was rendered with. None where they were not kept, and for an epoch
-    that is to begin: those of the one before, where the hash is the same. Only past ones are read with theirs."""
+    """The conversation's args that the base text was rendered with. None if they were not stored, and for a new epoch
+    whose hash equals that of the epoch before it. Only loaded for past epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +111,14 @@ class Segment:
     text: str
     token_count: int
     summarises: tuple[int, int] | None = None
-    """For a summary: the generation it replaces and how many of its segments."""
+    """For a summary: the generation that it replaces, and how many of its segments."""
 
 
 def inline_summary(epoch: Epoch) -> Segment | None:
-    """The segment that takes the place of the epoch's signed summary, behind all others. None where there is no signed
+    """Return the segment that replaces the epoch's signed summary, after all other segments. None if there is no signed
     summary.
 
-    No segment was ever written there: whoever gives an epoch a signed summary sees to that.
+    Its position is free: an epoch gets a signed summary only if the next position of its generation was never written.
     """
     if epoch.signed_summary is None:
         return None

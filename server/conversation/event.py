@@ -1,17 +1,22 @@
-"""Events: what a stream means.
+"""Events: the content of a provider's stream, and the events of a turn as clients receive them.
 
-A provider's stream gives, in the order in which the model writes:
+A provider's stream yields, in the order in which the model writes:
 
 | event             | fields                       | when                                                             |
 |-------------------|------------------------------|------------------------------------------------------------------|
-| `ThinkingDelta`   | text                         | some reasoning                                                   |
-| `TextDelta`       | text                         | some of the answer                                               |
-| `ToolCallBegin`   | call_id, name                | a call begins                                                    |
-| `ToolCallDelta`   | call_id, arguments_json      | some of its arguments, as JSON text; Gemini sends none           |
-| `ToolCallEnd`     | call_id, name, arguments     | the call is whole                                                |
-| `UsageReported`   | usage                        | the provider said what it took; the last one counts              |
+| `ThinkingDelta`   | text                         | a part of the reasoning                                          |
+| `TextDelta`       | text                         | a part of the answer                                             |
+| `ToolCallBegin`   | call_id, name                | a tool call begins                                               |
+| `ToolCallDelta`   | call_id, arguments_json      | a part of its arguments, as JSON text; not on Gemini             |
+| `ToolCallEnd`     | call_id, name, arguments     | the tool call is complete                                        |
+| `UsageReported`   | usage                        | the provider reported usage; the last report counts              |
 
-Events are purely semantic. That a stream failed is no event: it is raised, and what had arrived is in the snapshot.
+A failed stream is not an event: the error is raised, and the answer contains what was received.
+
+A client receives `TurnStarted` when the input is durable, then the events above, and `TurnEnded` when the answer is
+durable. They are numbered 1, 2, 3. The numbers are a function of the stored bytes: reading a turn again, in any process
+and at any time, gives the same events with the same numbers. For that reason a call is retried only before the first
+event of its answer.
 """
 
 from collections.abc import Mapping
@@ -26,21 +31,21 @@ from server.conversation.usage import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingDelta:
-    """Some reasoning."""
+    """A part of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """Some of the answer."""
+    """A part of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallBegin:
-    """A call begins."""
+    """A tool call begins."""
 
     call_id: str
     name: str
@@ -48,7 +53,7 @@ class ToolCallBegin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """Some of a call's arguments, as JSON text."""
+    """A part of a call's arguments, as JSON text."""
 
     call_id: str
     arguments_json: str
@@ -56,7 +61,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallEnd:
-    """A call is whole."""
+    """A tool call is complete."""
 
     call_id: str
     name: str
@@ -65,7 +70,7 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReported:
-    """What the provider says it took so far."""
+    """The usage reported so far."""
 
     usage: Usage
 
@@ -75,7 +80,7 @@ ProviderEvent: TypeAlias = ThinkingDelta | TextDelta | ToolCallBegin | ToolCallD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted:
-    """The input is durable, and the answer will have this number."""
+    """The input is durable. The answer will have the number `seq`."""
 
     conversation_id: str
     input_seq: int
@@ -84,18 +89,18 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded:
-    """The answer is durable, whole or not: its state says which, its error code why."""
+    """The answer is durable, complete or not: see its state and error code."""
 
     turn: ModelResponseTurn
     conversation: ConversationStatus
-    """As it was when the turn ended."""
+    """Its status when the turn ended."""
 
 
 TurnEvent: TypeAlias = TurnStarted | ProviderEvent | TurnEnded
 
 
 def build_turn_ended(conversation_id: str, turn: ModelResponseTurn) -> TurnEnded:
-    """The last event of a stored turn."""
+    """Return the last event of a stored turn."""
     complete = turn.state is TurnState.COMPLETE
     calls = tuple(block for block in turn.blocks if isinstance(block, ToolCallBlock)) if complete else ()
     status = ConversationStatus(

@@ -1,7 +1,7 @@
-"""JSON that comes out as it went in.
+"""JSON that is encoded exactly as it was decoded.
 
-What a provider sent goes back to it, and caches and signatures may hang on it: `1.0` must not become `1`, nor `1e400`
-infinity, and keys keep their order. So numbers are kept as the text they came as.
+A provider's message is sent back to it, and caches and signatures depend on its bytes: `1.0` must not become `1`, nor
+`1e400` infinity, and keys keep their order. So numbers are kept as text.
 """
 
 import json
@@ -11,7 +11,7 @@ from json.encoder import encode_basestring
 from typing import Any, Final, assert_never
 
 MAX_DEPTH: Final = 200
-"""More levels than this are nobody's arguments."""
+"""The maximum nesting. No legitimate arguments are nested deeper."""
 _TOO_DEEP: Final = "nested too deeply"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -23,23 +23,23 @@ class Number(str):
 
 
 def loads_exact(text: str | bytes) -> Any:
-    """A JSON document with its numbers as `Number`. Raises `ValueError`, also for one that is nested too deeply."""
+    """Decode a document, with numbers as `Number`. Raises `ValueError`, also for too deep nesting."""
     text = text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
     try:
         value = _decoder.decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    # Counting is quick, and a document with few brackets cannot be deep.
+    # Counting is fast, and a document with few brackets cannot be deep.
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
         raise ValueError(_TOO_DEEP)
     return value
 
 
 def dumps_exact(value: Any) -> bytes:
-    """A document as `loads_exact` gives it, in UTF-8 without white space. Plain numbers are written as Python does.
+    """Encode a document in UTF-8 without white space. Plain numbers are written as Python does.
 
-    Halves of a surrogate pair that have come together are one character; a lone one is written as an escape, since it
-    has no place in UTF-8.
+    Two halves of a surrogate pair that have become adjacent are written as one character. A lone half is written as an
+    escape, because UTF-8 cannot represent it.
     """
     text = "".join(_write(value))
     if _SURROGATE.search(text):
@@ -49,21 +49,21 @@ def dumps_exact(value: Any) -> bytes:
 
 
 def dumps_sendable(value: Any) -> bytes:
-    """As `dumps_exact`, but U+FFFD stands for a lone half of a surrogate pair: no provider takes one."""
+    """As `dumps_exact`, but with U+FFFD for lone surrogates, which providers reject."""
     return _mend("".join(_write(value))).encode()
 
 
 def make_sendable(value: Any) -> Any:
-    """The same value without lone halves of surrogate pairs; itself where there are none, as nearly always."""
+    """Replace lone surrogates. Returns the same object if there are none, which is the usual case."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if text.isascii() or not _SURROGATE.search(text):
-        # The static text comes this way with every call, and may be very long.
+        # The static text is checked with every call, and may be very long.
         return value
     return json.loads(_mend(json.dumps(value, ensure_ascii=False)))
 
 
 def to_plain(value: Any) -> Any:
-    """The same with ordinary numbers, for reading. A number that Python cannot hold stays the text it is."""
+    """Convert to ordinary numbers, for reading. A number that Python cannot represent stays a text."""
     match value:
         case Number():
             return _to_number(value)

@@ -1,7 +1,7 @@
-"""Images: what the bytes really are, whatever a client calls them.
+"""Images: the format and size of image bytes, independent of the media type that a client claims.
 
-The magic number alone is not enough: a header that says how large the picture is has to follow where the format puts
-it. Whether the rest can be drawn is the provider's to find out.
+The magic number alone is not sufficient: the header with the size has to follow. The rest of the image is not checked;
+the provider does that.
 
 | format | begins with            | the size is read from                       |
 |--------|------------------------|---------------------------------------------|
@@ -23,18 +23,18 @@ IMAGE_TYPES: Final = (PNG, JPEG, WEBP, GIF)
 
 _PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_HEADER: Final = b"\x00\x00\x00\rIHDR"
-_PNG_LARGEST: Final = 2**31 - 1
+_MAX_PNG_SIDE: Final = 2**31 - 1
 _JPEG_SIZES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-"""The SOF markers. The three between them define tables or are reserved."""
+"""The SOF markers. The three others in this range define tables or are reserved."""
 _JPEG_BARE: Final = frozenset({0x01, *range(0xD0, 0xD8)})
 """Markers without a segment."""
 _JPEG_SCAN: Final = frozenset({0xD8, 0xD9, 0xDA})
-"""A second image, the end, a scan: nothing of these may come before the size."""
+"""A second image, the end, a scan: none of these may come before the size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageHeader:
-    """What an image says about itself."""
+    """The format and size of an image."""
 
     media_type: str
     width: int
@@ -42,7 +42,7 @@ class ImageHeader:
 
 
 def find_image_header(data: bytes) -> ImageHeader | None:
-    """The header of a PNG, JPEG, GIF or WebP; None for anything else, and for one without a size."""
+    """Return the header of a PNG, JPEG, GIF or WebP image; None for anything else, and without a size."""
     for media_type, read_size in _READERS:
         size = read_size(data)
         if size is not None and min(size) > 0:
@@ -54,26 +54,26 @@ def _png_size(data: bytes) -> tuple[int, int] | None:
     if not data.startswith(_PNG_SIGNATURE + _PNG_HEADER) or len(data) < 33:  # noqa: PLR2004  reason: signature and IHDR with its checksum
         return None
     width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
-    return (width, height) if max(width, height) <= _PNG_LARGEST else None
+    return (width, height) if max(width, height) <= _MAX_PNG_SIDE else None
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     if not data.startswith(b"\xff\xd8\xff"):
         return None
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF:  # noqa: PLR2004  reason: every marker begins with this byte
-        marker = data[place + 1]
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:  # noqa: PLR2004  reason: every marker begins with this byte
+        marker = data[offset + 1]
         if marker == 0xFF:  # noqa: PLR2004  reason: markers may be padded
-            place += 1
+            offset += 1
         elif marker in _JPEG_BARE:
-            place += 2
+            offset += 2
         elif marker in _JPEG_SIZES:
-            segment = data[place + 4 : place + 9]
+            segment = data[offset + 4 : offset + 9]
             return (int.from_bytes(segment[3:5]), int.from_bytes(segment[1:3])) if len(segment) == 5 else None  # noqa: PLR2004  reason: precision, height, width
         elif marker in _JPEG_SCAN or marker == 0:
             return None
         else:
-            place += 2 + max(int.from_bytes(data[place + 2 : place + 4]), 2)
+            offset += 2 + max(int.from_bytes(data[offset + 2 : offset + 4]), 2)
     return None
 
 

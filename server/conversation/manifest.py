@@ -1,7 +1,7 @@
-"""Manifests: what a payload was made of, block by block, by hash.
+"""Manifests: the blocks of a payload, by hash.
 
-A manifest is stored with every call. It shows an operator what was sent without keeping it twice, it is what a rebuilt
-request is compared with, and it tells the first block that differs between two requests that should begin alike.
+A manifest is stored with every call. It shows operators what was sent without storing it twice, a rebuilt request is
+compared with it, and it shows the first block that differs between two requests that should begin alike.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ CONTINUATION: Final = "continuation"
 
 
 def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
-    """The blocks of a payload. `marks_static`: the static text has its cache markers."""
+    """List the blocks of a payload. `marks_static`: the static text has cache markers."""
     return tuple(_entries(payload, marks_static=marks_static))
 
 
 def list_contents(payload: Payload) -> Mapping[str, bytes]:
-    """What the blocks of a payload say, by the hashes that its manifest has."""
+    """Return the contents of a payload's blocks, by their hashes in the manifest."""
     contents = [encode_tools(payload.tools)] if payload.tools else []
     contents += [piece.encode("utf-8", "surrogatepass") for piece in split_static(payload.static_text)]
     for message in payload.messages:
@@ -35,13 +35,13 @@ def list_contents(payload: Payload) -> Mapping[str, bytes]:
 
 
 def encode_tools(tools: Sequence[Tool]) -> bytes:
-    """The tools as one text, their keys in the order in which they are sent."""
+    """Encode the tools as one text, keys in the order in which they are sent."""
     listed = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
     return json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def encode_manifest(manifest: Sequence[ManifestEntry]) -> tuple[dict[str, JsonValue], ...]:
-    """As it is stored: what has its default value is left out."""
+    """Encode a manifest to be stored. Members with default values are omitted."""
     return tuple(_encode_entry(entry) for entry in manifest)
 
 
@@ -64,10 +64,10 @@ def decode_manifest(stored: Sequence[Mapping[str, JsonValue]]) -> tuple[Manifest
 def find_prefix_break(
     previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder
 ) -> dict[str, JsonValue] | None:
-    """The first block of the previous request that the current one does not begin with, or None.
+    """Return the first block of the previous request that the current one does not repeat, or None.
 
-    In the append-only order all blocks have to come again, in the layered order the tools and the static text. Markers
-    may move. Only for requests of one order behind the same prefix: a new epoch is announced by itself.
+    In the append-only order all blocks have to be repeated, in the layered order the tools and the static text. Markers
+    may move. Only for requests with the same order and prefix, because a new epoch changes blocks on purpose.
     """
     if order is LayerOrder.LAYERED:
         previous = [entry for entry in previous if entry.layer is Layer.STATIC]
@@ -88,18 +88,18 @@ def find_prefix_break(
 
 
 def extend_manifest(manifest: Sequence[ManifestEntry], payload: Payload) -> tuple[ManifestEntry, ...]:
-    """The manifest of a request that continues a paused answer, given that of the request that was paused."""
+    """Return the manifest of a request that continues a paused answer, given that of the paused request."""
     added = (message for message in payload.messages if message.is_continuation)
     return (*manifest, *(_message_entry(message, kind=CONTINUATION, marked=False) for message in added))
 
 
 def without_continuation(manifest: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
-    """A request as the next turn's request has to begin: a paused answer comes again as a part of the whole one."""
+    """Remove the blocks of a continuation, because the next turn repeats a paused answer as a part of the whole one."""
     return tuple(entry for entry in manifest if entry.kind != CONTINUATION)
 
 
 def share_signed_summary(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
-    """Whether both requests begin with the same signed block, or neither with any."""
+    """Return whether both requests begin with the same signed summary, or neither with any."""
     return _signed_summary_hash(one) == _signed_summary_hash(other)
 
 
@@ -112,7 +112,7 @@ def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]
         tools = encode_tools(payload.tools)
         yield _entry(tools, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools)
     pieces = _outline_static(payload.static_text)
-    # Behind the last one and the one before it, see `server.caching.policy`.
+    # After the last one and the one before it, see `server.caching.policy`.
     marked_from = len(pieces) - 2 if marks_static else len(pieces)
     yield from pieces[: max(0, marked_from)]
     yield from (replace(piece, marked=True) for piece in pieces[max(0, marked_from) :])

@@ -1,7 +1,7 @@
-"""The port for news between processes: something happened to a conversation, look again.
+"""The port for notifications between processes: a conversation has changed.
 
-An announcement carries no data and may be lost, doubled or late; whoever waits for one looks at the store after every
-wait, however it ended. What is announced was durable before.
+A notification carries no data and may be lost, duplicated or late. A waiter reads the store after every wait, however
+it ended. Changes are durable before they are announced.
 """
 
 from enum import StrEnum
@@ -15,13 +15,13 @@ class Notification(StrEnum):
     GROWN = "grown"
     """More of a running answer can be read."""
     ENDED = "ended"
-    """A turn has ended: its answer can be read and the conversation is free."""
+    """A turn has ended: its answer can be read, and the next input is accepted."""
     CANCELLING = "cancelling"
-    """Somebody wants the running turn to stop."""
+    """A cancellation of the running turn was requested."""
 
 
 class Watch(Protocol):
-    """Somebody's eye on one conversation, from entering to leaving the block."""
+    """A subscription to one conversation, active inside its `with` block."""
 
     def __enter__(self) -> Self: ...
 
@@ -30,13 +30,15 @@ class Watch(Protocol):
     ) -> None: ...
 
     async def wait(self, limit_seconds: float) -> bool:
-        """Until there is news since the last wait (or since entering), or the time is over. Whether there was news."""
+        """Wait for a notification since the last wait (or since entering). Returns False after `limit_seconds` without
+        one.
+        """
         ...
 
 
 class Notifications(Protocol):
-    """What this process hears of."""
+    """The notifications that this process receives."""
 
-    def watch(self, conversation_id: str, *news: Notification) -> Watch:
-        """An eye for these kinds of news alone. Entering it reads nothing."""
+    def watch(self, conversation_id: str, *kinds: Notification) -> Watch:
+        """Subscribe to these kinds of notifications. Entering does no I/O."""
         ...

@@ -7,12 +7,12 @@ from typing import Final, Generic, TypeVar
 Item = TypeVar("Item")
 
 PAGE_LIMIT: Final = 100
-"""More than this is never read at once."""
+"""The maximum size of a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[Item]):
-    """Some items and how to go on."""
+    """Some items, and the cursor of the next page."""
 
     items: Sequence[Item]
     next_cursor: str | None

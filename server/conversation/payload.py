@@ -1,7 +1,11 @@
-"""Payloads: what is sent, before any vendor's SDK has seen it.
+"""Payloads: the content of a request, independent of any vendor's SDK.
 
-A payload is made of pieces in the vendor's own JSON, each of which belongs to a layer. The pieces are bytes: what was
-stored is what leaves, and equal payloads are equal byte for byte.
+A payload consists of pieces in the vendor's JSON format, each of which belongs to a layer. The pieces are bytes: stored
+bytes are sent unchanged, and equal payloads are equal byte for byte.
+
+The static text is sent in several blocks. Providers cache by blocks, so a growing text in one block would be a new
+block each time, and its cache would be lost. `split_static` divides it such that the pieces of a text are also the
+first pieces of every longer text that begins with it, except for the last one.
 """
 
 from collections.abc import Mapping
@@ -23,12 +27,12 @@ class Layer(StrEnum):
 
 
 class LayerOrder(StrEnum):
-    """In which order the four layers stand."""
+    """The order of the four layers."""
 
     LAYERED = "layered"
     """Static, dynamic, buffered, trigger."""
     APPEND_ONLY = "append_only"
-    """Static, buffered, dynamic, trigger; what was sent once is sent for ever."""
+    """Static, buffered, dynamic, trigger. Everything that was sent is sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +40,27 @@ class PayloadMessage:
     """One message object of the vendor's list."""
 
     layer: Layer
-    """In the append-only order a message may hold a dynamic block too; it counts as what it answers or asks."""
+    """In the append-only order a message may contain a dynamic block too; it has the layer of its turn."""
     data: bytes
-    """JSON in UTF-8, as the vendor speaks it."""
+    """JSON in UTF-8, in the vendor's format."""
     role: str = ""
-    """Who speaks, for the manifest: `user`, `model` or `tool`, whatever the vendor calls it."""
+    """For the manifest: `user`, `model` or `tool`, independent of the vendor's name."""
     seq: int | None = None
-    """The turn that it is made of; None for a dynamic message of its own, and for one that a repair put in."""
+    """Its turn; None for a separate dynamic message, and for one that a repair inserted."""
     dynamic: str | None = None
-    """The dynamic block inside it, if there is one."""
+    """The dynamic block inside it, if any."""
     is_signed_summary: bool = False
-    """It is a signed block that stands for turns before the buffer, see `server.conversation.epoch`."""
+    """A signed summary of turns before the buffer, see `server.conversation.epoch`."""
     is_continuation: bool = False
-    """It is what the model had said when it paused, for it to go on, see `server.providers.continuation`."""
+    """The paused output that the model should continue, see `server.providers.continuation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestEntry:
-    """One block of a payload, by what it is and not by what it says. Stored with the call.
+    """One block of a payload: its properties and hash, without its content. Stored with the call.
 
-    In the order in which providers read and cache: the tools, the static text, then message by message; a dynamic
-    block stands before the message that holds it.
+    Entries are in the order in which providers read and cache: tools, static text, messages. A dynamic block comes
+    before the message that contains it.
     """
 
     layer: Layer
@@ -65,28 +69,28 @@ class ManifestEntry:
     role: str
     """`system`, `user`, `model` or `tool`."""
     hash: str
-    """The first 32 hex digits of the SHA-256 of its bytes, without any cache marker."""
+    """The first 32 hex digits of the SHA-256 of its bytes, without cache markers."""
     length: int
     """Bytes."""
     seq: int | None = None
     marked: bool = False
-    """A cache marker stands behind it."""
+    """There is a cache marker after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """What an assistant asks of a model beside the prompt. None leaves it to the model."""
+    """Model settings of an assistant. None for the model's default."""
 
     max_output_tokens: int | None = None
     thinking: str | None = None
-    """A level or an effort, `off`, or a number of tokens as text, as the model's profile has it."""
+    """A level or effort, `off`, or a number of tokens as text, depending on the model's profile."""
     show_thinking: bool = True
     temperature: float | None = None
     stop_sequences: tuple[str, ...] = ()
     safety: Mapping[str, str] = field(default_factory=dict)
-    """Category to threshold, where the vendor has such; Gemini does."""
+    """Thresholds by category. Only Gemini has them."""
     extra: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Members for the vendor's request as they are; what Strata sets itself wins."""
+    """Members that are added to the vendor's request unchanged. Members that Strata sets take precedence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,40 +103,42 @@ class Payload:
     messages: tuple[PayloadMessage, ...]
     settings: CallSettings = field(default_factory=CallSettings)
     cached_content: str | None = None
-    """Name of an explicit cache that stands for the static text and the tools."""
+    """The name of an explicit cache that replaces the static text and the tools."""
     breakpoints: tuple[int, ...] = ()
-    """Indexes of messages behind which the provider should cache, where it takes markers."""
+    """Indexes of messages after which the provider should cache, if it supports markers."""
     marks_tools: bool = False
-    """Whether it should cache behind the last tool too; behind the static text it always should."""
+    """Whether the provider should also cache after the last tool. It always should after the static text."""
     cache_seconds: int = 300
-    """Lifetime that is asked for at the breakpoints."""
+    """The requested lifetime at the breakpoints."""
     static_cache_seconds: int = 0
-    """Lifetime behind the tools and the static text; never shorter than at the breakpoints, which stand behind them."""
+    """The requested lifetime after tools and static text; never shorter than at the breakpoints, which come later."""
     requests_diagnosis: bool = False
-    """Whether the provider should say why its cache missed, where it can."""
+    """Whether the provider should report why its cache missed, if it can."""
     previous_response_id: str | None = None
-    """The answer that it should compare with; None: the first that it can."""
+    """The response that the diagnosis compares with; None for the first one."""
     continues: tuple[int, ...] = ()
-    """Attempts of the same turn, from 1, whose paused answer the last message is."""
+    """Attempts of the same turn, from 1, whose paused output the last message is."""
     container: str | None = None
-    """The provider's container that an earlier answer of the conversation used, where the vendor has such."""
+    """The provider's container that an earlier answer of the conversation used, if the vendor has containers."""
     requests_summary: bool = False
-    """Whether the messages are to be summed up in a signed block, and not answered. Only for models that do it."""
+    """Whether the messages are to be summarised in a signed block instead of answered. Only for models that
+    support it."""
 
     @property
     def signed_summary(self) -> PayloadMessage | None:
-        """The signed block that the messages begin with."""
+        """The signed summary that the messages begin with."""
         first = self.messages[0] if self.messages else None
         return first if first is not None and first.is_signed_summary else None
 
 
 PIECE_CHARACTERS: Final = 16_384
-"""A piece is at least so long and ends with its line. Never changed: past requests are rebuilt with it."""
+"""The minimum length of a piece, which ends at the end of its line. Must not change, because past requests are rebuilt
+with it."""
 _STATIC_MARKS: Final = 2
 
 
 def split_static(text: str) -> tuple[str, ...]:
-    """The pieces, which together are the text. None for an empty one."""
+    """Divide the text into pieces. Empty for an empty text."""
     pieces: list[str] = []
     start = 0
     while (cut := text.find("\n", start + PIECE_CHARACTERS - 1) + 1) and cut < len(text):
@@ -142,7 +148,7 @@ def split_static(text: str) -> tuple[str, ...]:
 
 
 def count_static_breakpoints(piece_count: int, limit: int) -> int:
-    """How many markers the static text has: behind its last piece, and behind the one before it, the last that is still
-    there when the text has grown.
+    """Return the number of cache markers in the static text: after its last piece, and after the one before it, which
+    is still there when the text has grown.
     """
     return min(piece_count, _STATIC_MARKS, limit)

@@ -1,19 +1,19 @@
-"""The port to whatever has to be there before the server can serve."""
+"""The port to the dependencies of the server."""
 
 from typing import Protocol
 
 
 class Probe(Protocol):
-    """One thing that the server depends on."""
+    """One dependency of the server."""
 
     @property
     def name(self) -> str:
-        """What `/readyz` calls it."""
+        """Its name in `/readyz`."""
         ...
 
     async def check(self) -> None:
-        """Returns when the thing is usable now, else raises an `Unavailable` or `Setup` error that says why.
+        """Return if the dependency is usable; otherwise raise an `Unavailable` or `Setup` error with the cause.
 
-        Bounded in time: it never waits longer than one connection attempt.
+        Never waits longer than one connection attempt.
         """
         ...

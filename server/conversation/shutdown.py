@@ -1,4 +1,4 @@
-"""A sign for work that takes long: come to an end at the next good place."""
+"""Ending work when a process stops."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Down until the process wants to stop. Work that takes long looks at it between its steps."""
+    """A request to stop. Long work checks it between its steps."""
 
     requested: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Does the work to its end, also where the caller is cancelled meanwhile, which is passed on afterwards."""
+    """Run the work to its end, even if the caller is cancelled meanwhile. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,22 +1,23 @@
-"""The store port: where conversations live.
+"""The store port: conversations, their turns and calls.
 
-What every implementation promises, and `tests/contracts/store_contract.py` checks:
+Every implementation promises the following, and `tests/contracts/store_contract.py` checks it:
 
-- **Bound to a tenant.** An object of another tenant is not found; no method tells that it exists.
-- **Order is `seq`.** It is assigned in the transaction that writes the turn: 1, 2, 3, without gaps or repeats, whatever
-  the number of writers and whatever their clocks say.
+- **Bound to a tenant.** An object of another tenant is not found, and no method reveals that it exists.
+- **Ordered by `seq`.** It is assigned in the transaction that writes the turn: 1, 2, 3, without gaps or repetitions,
+  for any number of writers and whatever their clocks show.
 - **One writer.** `accept_turn` takes the conversation's lease, and everything else that writes a turn must hold it. A
-  lease never ends by itself: after its time anybody may take it over with `take_over_lease`, and then the old token is
-  worth nothing.
-- **Whole or not at all.** Each method is one transaction. What it returned from is durable.
-- **Repeatable.** What writes a turn, a call or chunks can be sent again after a lost answer and has the effect of one.
-- **Byte for byte.** Any text comes back as it went in, NUL bytes and lone surrogates included, any bytes likewise.
-- **Announced.** What others may wait for (more of an answer, the end of a turn, a wish to cancel) is announced when it
-  is durable, see `server.conversation.notifications`.
-- **Flat.** `accept_turn`, `load_payload_source` and `finish_turn` are one round trip each, and none of them costs more
-  in a long conversation than in a short one with the same buffer.
+  lease does not end by itself: after its expiry any process can take it over with `take_over_lease`, and then the old
+  token is invalid.
+- **Atomic.** Each method is one transaction. When it has returned, its effect is durable.
+- **Repeatable.** Methods that write a turn, a call or chunks can be repeated after a lost response and have the effect
+  of one call.
+- **Exact.** Any text is returned as it was stored, including NUL bytes and lone surrogates, and so are any bytes.
+- **Announced.** Changes that other processes may wait for (more of an answer, the end of a turn, a cancellation) are
+  announced when they are durable, see `server.conversation.notifications`.
+- **Constant cost.** `accept_turn`, `load_payload_source` and `finish_turn` are one round trip each, and cost no more in
+  a long conversation than in a short one with the same buffer.
 
-Every method raises `DatabaseUnavailable` when the database does not answer.
+Every method raises `DatabaseUnavailable` if the database does not answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,36 +41,36 @@ from server.conversation.usage import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewInput:
-    """An input turn that wants to be accepted, and the lease to take for answering it."""
+    """An input turn to be accepted, and the lease to take for answering it."""
 
     conversation_id: str
     kind: TurnKind
     """`user_task` or `tool_response`."""
     blocks: tuple[Block, ...]
     body_hash: bytes
-    """SHA-256 of the request: tells a retry from a reused key."""
+    """SHA-256 of the request, to distinguish a retry from a reused key."""
     lease_token: UUID
-    """New for every request; sending the same again is a repetition of it."""
+    """New for every request; the same token repeats the request."""
     lease_owner: str
     lease_seconds: float
     blobs: tuple[Blob, ...] = ()
     answers: tuple[str, ...] = ()
-    """For tool responses: the ids of the calls that are answered."""
+    """For tool responses: the ids of the calls that they answer."""
     abandons_calls: bool = False
-    """For a user task: pending calls are given up."""
+    """For a user task: pending calls are abandoned."""
     language: str | None = None
     args: Mapping[str, JsonValue] | None = None
     idempotency_key: str | None = None
     announces_retry: bool = False
-    """The client says that it sent this before: without a key it is recognised by `body_hash`."""
+    """The client states that it has sent this before. Without a key it is recognised by `body_hash`."""
     expected_revision: int | None = None
     ticket: int | None = None
-    """The place in the queue that it holds, if it had to wait; given up when the turn is accepted."""
+    """Its position in the queue, if it had to wait. Released when the turn is accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The turn is durable and the caller holds the conversation."""
+    """The turn is durable, and the caller has the lease."""
 
     seq: int
     revision: int
@@ -78,12 +79,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate:
-    """The turn was accepted before; nothing was written now."""
+    """The turn was accepted before; nothing was written."""
 
     seq: int
     answer_seq: int
     running: bool
-    """Whether its answer is still on its way."""
+    """Whether its answer is still being generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,102 +96,100 @@ class BufferedTurn:
     state: TurnState
     native: Native
     blocks: tuple[Block, ...] | None
-    """For input turns always. For model turns where the native alone is not enough: they may hold tool calls, they did
-    not complete, or another provider made them. None for the others."""
+    """Always for input turns. For model turns only if the native bytes are not sufficient: they may contain tool calls,
+    did not complete, or come from another provider. Otherwise None."""
     provider: str | None
     model: str | None
     account: str | None
     prefix_hash: bytes | None
-    """For model turns: that of the epoch in which they were made; None where no call was."""
+    """For model turns: that of their epoch; None if they had no call."""
     dynamic: bytes | None
-    """For model turns: the dynamic block inside the input that they answered. None where it stood elsewhere, as the
-    layered order has it, or nowhere."""
+    """For model turns: the dynamic block inside the input that they answered. None if it was elsewhere, as in the
+    layered order, or absent."""
     language: str | None
     args: Mapping[str, JsonValue] | None
     output_tokens: int | None = None
-    """For model turns: how many the provider counted, without reasoning."""
+    """For model turns: the reported output tokens, without reasoning."""
     reasoning_tokens: int | None = None
-    """For model turns: how many more it counted as reasoning."""
+    """For model turns: the reported reasoning tokens."""
     created_at: datetime | None = None
-    """Of a turn that was read from the store."""
+    """For turns that were loaded from the store."""
     model_version: str | None = None
-    """For model turns: the model that the answer names. None where it names none, or it was not kept."""
+    """For model turns: the model that the response names. None if it names none, or it was not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadSource:
-    """All that a payload is built from, as of one moment."""
+    """Everything that a payload is built from, at one point in time."""
 
     conversation: Conversation
     assistant: Assistant
-    """The conversation's version for a user task. Within a tool loop the one that began it: thinking and calls of an
-    open loop belong to its tools and its texts."""
+    """For a user task: the conversation's version. Within a tool loop: the version that began the loop, because its
+    thinking and calls belong to that version's tools and texts."""
     epoch: Epoch | None
-    """None before the first payload. `base_text` is empty where the static text is held already."""
+    """None before the first payload. `base_text` is empty if the static text is cached."""
     static_text: str | None
-    """None where there is no epoch, or where its hash was among those held."""
+    """None if there is no epoch, or if its hash was among the cached ones."""
     buffered: tuple[BufferedTurn, ...]
-    """From the buffer's start to the newest turn, the trigger included."""
+    """From the start of the buffer to the newest turn, including the trigger."""
     blobs: Mapping[str, Blob]
-    """By the hex of their hash: those of the buffered turns, without the ones that are held."""
+    """By the hex of their hash: those of the buffered turns, except the cached ones."""
     previous_manifest: Sequence[Mapping[str, JsonValue]]
-    """Of the newest call before the trigger; empty where there is none."""
+    """Of the newest call before the trigger; empty if there is none. The other `previous_` fields are of
+    the same call."""
     previous_order: LayerOrder | None
-    """Of the same call."""
     previous_prefix_hash: bytes | None
-    """Of the same call's epoch."""
+    """Of its epoch."""
     previous_epoch: int | None = None
-    """The same call's epoch."""
     previous_container: Mapping[str, JsonValue] | None = None
-    """The same call's note about the provider's container that it used, see `server.providers.continuation`."""
+    """Its note about the provider's container that it used, see `server.providers.continuation`."""
     previous_call: CallTrace | None = None
-    """The same call."""
     recent_call_times: tuple[datetime, ...] = ()
-    """When it and the few before it left, newest first."""
+    """The start of it and of the few calls before it, newest first."""
     cache: RegisteredCache | None = None
-    """The explicit cache that the conversation uses, whatever it stands for."""
+    """The explicit cache that the conversation is registered for, whatever prefix it covers."""
     exchange_count: int = 0
-    """Of the whole conversation up to now, those that were compacted included."""
+    """Of the whole conversation so far, including compacted exchanges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildSource:
-    """All that the payload of a past call was built from."""
+    """Everything that the payload of a past call was built from."""
 
     call: Call
     """Without its raw bytes."""
     source: PayloadSource
-    """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, the turns
-    from the epoch's buffer start up to the trigger. The conversation is as it is now. A call of no turn has the turns
-    up to the `last_seq` of its note, or none."""
+    """As it was then: the epoch of the call with its static text, the assistant's version of that epoch, and the turns
+    from the epoch's buffer start to the trigger. The conversation is as it is now. A call of no turn has the turns up
+    to the `last_seq` of its note, or none."""
     continued: tuple[bytes | None, ...] = ()
-    """The raw bytes of the calls of the same turn that this one continues, in order; None where they are gone."""
+    """The raw bytes of the calls of the same turn that this one continues, in order; None for removed ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedSegments:
-    """Segments of an older generation that a new one begins with, or goes on with."""
+    """Segments of an older generation that are copied into a new one."""
 
     generation: int
     from_position: int
     count: int
     to_position: int
-    """Where the first of them stands in the new one."""
+    """The position of the first copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a compaction works on, as of one moment."""
+    """What a compaction works on, at one point in time."""
 
     source: PayloadSource
-    """The buffer as a payload would have it, the newest turn included, running or not; without any blobs. The
-    assistant is the epoch's version: its tools are those of the epoch's prefix."""
+    """The buffer as for a payload, including the newest turn, running or not, without blobs. The assistant is the
+    epoch's version, because its tools belong to the epoch's prefix."""
     segments: tuple[Segment, ...]
-    """Those of the current epoch. Their texts are empty where the static text is held."""
+    """Those of the current epoch. Their texts are empty if the static text is cached."""
     newest_generation: int
-    """The highest that any segment has; 0 where there is none."""
+    """The highest generation of any segment; 0 if there is none."""
     can_append_segment: bool
-    """Whether the next segment of the epoch's generation can be written: it was never written before."""
+    """Whether the next position of the epoch's generation is free: it was never written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,13 +204,13 @@ class EpochOutline:
     buffer_start_seq: int
     created_at: datetime
     last_segment: Segment | None
-    """The newest of the epoch's segments, its text left empty, or what its signed summary would be as one; None where
-    there is neither."""
+    """The newest of the epoch's segments, without its text, or its signed summary as a segment; None if there is
+    neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAnswer:
-    """How a model turn ended, with the call that gave it."""
+    """The end of a model turn, with its call."""
 
     blocks: tuple[Block, ...]
     native: Native
@@ -221,22 +220,22 @@ class NewAnswer:
     usage: Usage
     cost_usd: Decimal | None
     pending_call_ids: tuple[str, ...] = ()
-    """Calls that the client has to answer next. Empty for a turn that did not complete."""
+    """Calls that the client has to answer. Empty for a turn that did not complete."""
     provider: str
     model: str
     account: str | None
     start: CallStart | None
     end: CallEnd | None
-    """Both None where the turn ended before any call was made."""
+    """Both None if the turn ended before any call."""
     model_version: str | None = None
-    """The model that the answer names."""
+    """The model that the response names."""
     ending: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What the provider said about the end, see `server.conversation.turn`."""
+    """What the provider reported about the end, see `server.conversation.turn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The answer is durable and the conversation is free."""
+    """The answer is durable, and the lease is released."""
 
     revision: int
     created_at: datetime
@@ -244,10 +243,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """Which conversations a list shows. What is None does not matter.
+    """Which conversations to list. None matches all.
 
-    Times count to the millisecond, by the clock of the process that made the conversation. `created_after` includes its
-    own millisecond and `created_before` does not, so that a moment parts the list in two.
+    Times have millisecond precision, by the clock of the process that created the conversation. `created_after` is
+    inclusive and `created_before` exclusive, so a point in time divides the list in two.
     """
 
     assistant_id: str | None = None
@@ -258,7 +257,7 @@ class ConversationFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationChange:
-    """An edit of a conversation. What is None stays."""
+    """An edit of a conversation. None leaves a field unchanged."""
 
     assistant_version: int | None = None
     args: Mapping[str, JsonValue] | None = None
@@ -268,21 +267,21 @@ class ConversationChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureReport:
-    """What went, or would go: rows by table. Tables without any are left out."""
+    """The erased rows by table, or those that would be erased. Tables without rows are omitted."""
 
     rows: Mapping[str, int]
     stored_bytes: int | None = None
-    """What these rows take in the database, compressed as they are there; only a dry run counts it."""
+    """The size of these rows in the database, compressed. Only for a dry run."""
 
 
 AcceptOutcome: TypeAlias = Accepted | Duplicate
 
 
 class Store(Protocol):
-    """See the module for what holds for all methods."""
+    """See the module for the promises of all methods."""
 
     async def create_assistant(self, tenant_id: str, definition: AssistantDefinition) -> Assistant:
-        """Version 1 of a new assistant."""
+        """Create version 1 of a new assistant."""
         ...
 
     async def revise_assistant(
@@ -293,19 +292,19 @@ class Store(Protocol):
         *,
         expected_version: int | None = None,
     ) -> Assistant:
-        """The next version. Conversations stay on theirs.
+        """Create the next version. Conversations keep theirs.
 
-        Raises `AssistantNotFound`, and `AssistantRevised` where the newest version is not the expected one: of several
-        who expect the same, one succeeds.
+        Raises `AssistantNotFound`, and `AssistantRevised` if the latest version is not the expected one: of several
+        writers that expect the same version, one succeeds.
         """
         ...
 
     async def load_assistant(self, tenant_id: str, assistant_id: str, version: int | None = None) -> Assistant:
-        """A version, or the newest. Raises `AssistantNotFound`."""
+        """Load a version, or the latest. Raises `AssistantNotFound`."""
         ...
 
     async def list_assistants(self, tenant_id: str, *, cursor: str | None = None, limit: int = 20) -> Page[Assistant]:
-        """The newest version of each, newest assistant first. Raises `CursorInvalid`."""
+        """List the latest version of each assistant, newest assistant first. Raises `CursorInvalid`."""
         ...
 
     async def create_conversation(self, tenant_id: str, draft: ConversationDraft) -> Conversation:
@@ -335,24 +334,24 @@ class Store(Protocol):
         *,
         expected_revision: int | None = None,
     ) -> Conversation:
-        """Counts as a revision, also while a turn runs: the turn keeps what it loaded.
+        """Edit a conversation and count a revision, even while a turn runs: the turn keeps what it has loaded.
 
-        Raises `ConversationNotFound`, `AssistantNotFound` (no such version), `RevisionMismatch`.
+        Raises `ConversationNotFound`, `AssistantNotFound` (for an unknown version), `RevisionMismatch`.
         """
         ...
 
     async def accept_turn(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
-        """Checks, takes the lease, and writes the input turn.
+        """Check the input, take the lease, and write the input turn.
 
         Raises, in this order of precedence: `ConversationNotFound`; `IdempotencyKeyReused`; `ConversationBusy`, whether
-        or not the lease's time is over, and also where others wait in the queue before the turn's ticket (without one:
-        where anybody waits); `RevisionMismatch`; `HistoryRuleBroken` with the missing and unexpected ids. A duplicate
-        is recognised before any of the last three.
+        or not the lease has expired, and also if others are in the queue before the turn's ticket (without a ticket: if
+        any are); `RevisionMismatch`; `HistoryRuleBroken` with the missing and unexpected ids. A duplicate is recognised
+        before any of the last three.
         """
         ...
 
     async def find_duplicate(self, tenant_id: str, turn: NewInput) -> Duplicate | None:
-        """What `accept_turn` would recognise the turn as, without writing anything.
+        """Return the duplicate that `accept_turn` would recognise, without writing anything.
 
         Raises `ConversationNotFound`, `IdempotencyKeyReused`.
         """
@@ -361,18 +360,18 @@ class Store(Protocol):
     async def enter_queue(
         self, tenant_id: str, conversation_id: str, *, limit: int, seconds: float, first: bool = False
     ) -> int:
-        """A ticket for the conversation: behind all that wait, or before them. It lapses after so many seconds.
+        """Add a ticket to the queue of the conversation, at its end or at its start. It expires after this time.
 
-        Raises `ConversationNotFound`, `QueueFull` where `limit` others wait already (not for `first`).
+        Raises `ConversationNotFound`, and `QueueFull` if `limit` others are waiting (not for `first`).
         """
         ...
 
     async def renew_ticket(self, conversation_id: str, ticket: int, *, seconds: float) -> bool:
-        """Moves its end on. False where it has lapsed and been cleared away: then a new one has to be drawn."""
+        """Extend a ticket. False if it has expired and was removed: the caller needs a new one."""
         ...
 
     async def leave_queue(self, conversation_id: str, ticket: int) -> None:
-        """Gives the ticket back. One that is gone is no error."""
+        """Remove a ticket. A missing ticket is no error."""
         ...
 
     async def load_payload_source(
@@ -383,7 +382,7 @@ class Store(Protocol):
         cached_static_hashes: Sequence[bytes] = (),
         cached_blobs: Sequence[bytes] = (),
     ) -> PayloadSource:
-        """Raises `ConversationNotFound`. `cached_blobs`: hashes of blobs that need not be read."""
+        """Raises `ConversationNotFound`. Texts and blobs with the given hashes are not loaded."""
         ...
 
     async def load_rebuild_source(
@@ -403,12 +402,12 @@ class Store(Protocol):
         template_source: str | None = None,
         seen_next_seq: int | None = None,
     ) -> None:
-        """Starts epoch `number`, which must follow the current one, and moves the buffer's start to the epoch's.
+        """Begin epoch `number`, which must follow the current one, and set the start of the buffer to the epoch's.
 
-        `segment` is written with it, `copies` are brought along into the epoch's generation, and `template_source` is
-        archived under the epoch's `template_hash`. `seen_next_seq` is the conversation's `next_seq` that the caller
-        based its decision on; None if turns that were accepted since do not matter. Raises `EpochMoved` if another
-        epoch has begun, or if `next_seq` differs from `seen_next_seq`; `ConversationNotFound`.
+        `segment` is written with it, `copies` are copied into the epoch's generation, and `template_source` is archived
+        under the epoch's `template_hash`. `seen_next_seq` is the conversation's `next_seq` that the caller based its
+        decision on; None if turns that were accepted since do not matter. Raises `EpochMoved` if another epoch has
+        begun, or if `next_seq` differs from `seen_next_seq`; `ConversationNotFound`.
         """
         ...
 
@@ -421,21 +420,22 @@ class Store(Protocol):
     async def load_segments(
         self, tenant_id: str, conversation_id: str, generation: int, count: int
     ) -> Sequence[Segment]:
-        """The first so many segments of a generation, with their texts. Raises `ConversationNotFound`."""
+        """Load the first `count` segments of a generation, with their texts. Raises `ConversationNotFound`."""
         ...
 
     async def find_epoch_before(self, tenant_id: str, conversation_id: str, signed_summary: bytes) -> Epoch | None:
-        """The epoch that the newest signed one with this signed summary has followed. Raises `ConversationNotFound`."""
+        """Find the epoch before the newest one that introduced this signed summary. Raises `ConversationNotFound`."""
         ...
 
     async def load_turns(self, tenant_id: str, conversation_id: str, first_seq: int, last_seq: int) -> Sequence[Turn]:
-        """The turns from the one to the other, both included, those that there are. Raises `ConversationNotFound`."""
+        """Load the existing turns of a range, both ends included. Raises `ConversationNotFound`."""
         ...
 
     async def list_epochs(
         self, tenant_id: str, conversation_id: str, *, cursor: str | None = None, limit: int = 20
     ) -> Page[EpochOutline]:
-        """Those that moved the buffer's start or the history, newest first: compactions, undone ones, summaries.
+        """List the epochs that changed the buffer's start or the history, newest first: compactions, undone ones,
+        summaries.
 
         Raises `ConversationNotFound`, `CursorInvalid`.
         """
@@ -444,44 +444,44 @@ class Store(Protocol):
     async def record_call(
         self, tenant_id: str, conversation_id: str, call: Call, *, template_source: str | None = None
     ) -> bool:
-        """Writes a call that belongs to no turn, such as a summary's. Its `turn_seq` is below zero.
+        """Write a call that belongs to no turn, such as that of a summary. Its `turn_seq` is negative.
 
-        Again with an end, where it had none, completes it. False where another call has its number, which is told by
-        its start's time and hash: then nothing is written. `template_source` is archived under its SHA-256 with a
-        call that begins. Raises `ConversationNotFound`.
+        A repeated call with an end completes a call without one. Returns False without writing if another call, with
+        another start time and hash, has its number. `template_source` is archived under its SHA-256 with the start of a
+        call. Raises `ConversationNotFound`.
         """
         ...
 
     async def load_template(self, template_hash: bytes) -> str | None:
-        """The source of a template that some epoch, or the question of some background call, was rendered from."""
+        """Load the source of a template that an epoch, or the prompt of a background call, was rendered from."""
         ...
 
     async def begin_call(self, lease: Lease, start: CallStart) -> None:
-        """Records that a request leaves. Not awaited before it leaves. Raises `LeaseLost`."""
+        """Record that a request is being sent. The request does not wait for it. Raises `LeaseLost`."""
         ...
 
     async def end_call(self, lease: Lease, start: CallStart, end: CallEnd) -> None:
-        """Records a call that another one will follow. Its chunks go. Raises `LeaseLost`."""
+        """Record a call that is followed by another one, and remove its chunks. Raises `LeaseLost`."""
         ...
 
     async def append_chunks(self, lease: Lease, chunks: Sequence[Chunk], *, lease_seconds: float) -> bool:
-        """Keeps raw bytes of a running call and moves the lease's expiry on: the heartbeat, with or without chunks.
+        """Write raw bytes of a running call, if any, and renew the lease.
 
-        Whether somebody wants the turn to stop. Raises `LeaseLost`.
+        Returns whether a cancellation was requested. Raises `LeaseLost`.
         """
         ...
 
     async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
-        """Notes that the running turn should stop, whichever process runs it. Its number.
+        """Request the cancellation of the running turn, in whichever process it runs. Returns its number.
 
-        Raises `ConversationNotFound`; `TurnNotRunning` where none runs, or not the one that was named.
+        Raises `ConversationNotFound`, and `TurnNotRunning` if no turn runs, or not the given one.
         """
         ...
 
     async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
-        """Writes the model turn and its call, removes the chunks, gives the lease back.
+        """Write the model turn and its call, remove the chunks, and release the lease.
 
-        Raises `LeaseLost` unless this very turn was written before by the same lease.
+        Raises `LeaseLost`, except if the same turn was written before with the same lease.
         """
         ...
 
@@ -506,50 +506,55 @@ class Store(Protocol):
         ...
 
     async def list_calls(self, tenant_id: str, conversation_id: str, turn_seq: int) -> Sequence[Call]:
-        """All calls of a turn with their raw bytes, oldest first. Raises `ConversationNotFound`."""
+        """List all calls of a turn with their raw bytes, oldest first. Raises `ConversationNotFound`."""
         ...
 
     async def list_chunks(
         self, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int = 0
     ) -> Sequence[Chunk]:
-        """The raw bytes of a running turn's calls so far, in order: of this attempt from the offset on, and of those
-        that followed it. A call's pieces are gone once it has ended. Raises `ConversationNotFound`.
+        """List the raw bytes of a running turn's calls so far, in order: of this attempt from the offset on, and of
+        later attempts.
+
+        The chunks of a call are removed when it ends. Raises `ConversationNotFound`.
         """
         ...
 
     async def load_blob(self, tenant_id: str, sha256: bytes, *, conversation_id: str | None = None) -> Blob | None:
-        """None where no turn refers to it: of the conversation, where one is named, else of the tenant."""
+        """None if no turn of the conversation, or without one of the tenant, references it."""
         ...
 
     async def list_expired_leases(
         self, *, conversation_id: str | None = None, limit: int = 100
     ) -> Sequence[tuple[str, Lease]]:
-        """Leases whose time is over by the database's clock, with their tenants: of one conversation, or of all."""
+        """List the leases that have expired by the database's clock, with their tenants: of one conversation, or of
+        all.
+        """
         ...
 
     async def take_over_lease(self, lease: Lease, *, token: UUID, owner: str, lease_seconds: float) -> Lease:
-        """The lease under a new token, if it is still expired and still the same. Raises `LeaseLost`."""
+        """Take over a lease with a new token, if it is still expired and unchanged. Raises `LeaseLost`."""
         ...
 
     async def fork_conversation(self, tenant_id: str, conversation_id: str, at_seq: int) -> Conversation:
-        """A new conversation with the turns up to and including `at_seq`, and all that their requests were made of.
+        """Create a conversation with the turns up to and including `at_seq`, and everything that their requests were
+        built from.
 
-        It has their numbers, calls, raw bytes and blobs, and is in the epoch of the newest call among them, so that its
-        next request begins with the bytes that the original's would have begun with. Where `at_seq` is an input turn,
-        its answer is left behind: an empty cancelled model turn stands in its place. Idempotency keys do not come
-        along. Its metadata, args, context, mode, source, direction and assistant version are copied, its identifier is
-        not. It begins at revision 0, and the turns that came along have none.
+        It has their numbers, calls, raw bytes and blobs, and the epoch of the newest call among them, so its next
+        request begins with the same bytes as the original's would. If `at_seq` is an input turn, its answer is replaced
+        by an empty cancelled model turn. Idempotency keys are not copied. Metadata, args, context, mode, source,
+        direction and assistant version are copied, the identifier is not. The fork begins at revision 0, and the copied
+        turns have no revision.
 
-        Raises `ConversationNotFound`, `TurnNotFound`. A running turn is no obstacle.
+        Raises `ConversationNotFound`, `TurnNotFound`. A running turn does not prevent a fork.
         """
         ...
 
     async def expire_leases(self, owner: str) -> int:
-        """Ends the time of all leases of a process that stops, so that another may take them over at once."""
+        """End all leases of a process that stops, so that others can take them over at once."""
         ...
 
     async def erase_conversation(self, tenant_id: str, conversation_id: str, *, dry_run: bool = False) -> ErasureReport:
-        """Everything of the conversation, in every table; blobs and caches with their last user.
+        """Erase the conversation from every table, and blobs and caches that it was the last to use.
 
         Raises `ConversationNotFound`, `ConversationBusy` while a turn runs.
         """

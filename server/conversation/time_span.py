@@ -1,4 +1,4 @@
-"""Spans of time as people write them: 30m, 12h, 7d, 4w."""
+"""Time spans in short notation: 30m, 12h, 7d, 4w."""
 
 import re
 from datetime import timedelta
@@ -11,12 +11,12 @@ _UNITS: Final = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
-_LONGEST: Final = timedelta(days=365 * 2000)
-"""A moment so long ago can still be told."""
+_MAX_SPAN: Final = timedelta(days=365 * 2000)
+"""A time that long ago can still be represented."""
 
 
 def read_span(text: str) -> timedelta | None:
-    """The span, or None where the text is none, or one longer than any calendar."""
+    """Parse a span. None if the text is not a span, or longer than the calendar."""
     found = _SPAN.fullmatch(text)
     span = None if found is None else int(found[1]) * _UNITS[found[2]]
-    return None if span is None or span > _LONGEST else span
+    return None if span is None or span > _MAX_SPAN else span

@@ -1,8 +1,8 @@
-"""What people read of a turn, as one text: what a search looks through.
+"""The text of a turn, for the search.
 
-Text, reasoning, the names and arguments of tools and their results. Characters that no search can hold (NUL bytes, lone
-surrogates) become spaces. A very long turn is cut: an index entry has a largest size, and a line of a megabyte must not
-keep the others from being found.
+It contains texts, reasoning, the names and arguments of tools, and their results. Characters that the search cannot
+store (NUL bytes, lone surrogates) become spaces. A very long turn is truncated, because the size of an index entry is
+limited.
 """
 
 import json
@@ -22,13 +22,13 @@ from server.conversation.block import (
 )
 
 TEXT_LIMIT_BYTES: Final = 200_000
-"""The words of so much text fit into an index entry of a megabyte, however short they are."""
+"""The words of a text of this size fit into an index entry of a megabyte, however short they are."""
 EXCERPT_LIMIT: Final = 160
 _UNREADABLE: Final = re.compile("[\x00\ud800-\udfff\U0010ffff]")
 
 
 def read_text(blocks: Sequence[Block]) -> str:
-    """The turn as a text, cut at the limit."""
+    """Return the text of the turn, truncated at the limit."""
     text = _UNREADABLE.sub(" ", "\n".join(_pieces(blocks)))
     if len(text) * 4 <= TEXT_LIMIT_BYTES:
         return text
@@ -36,7 +36,7 @@ def read_text(blocks: Sequence[Block]) -> str:
 
 
 def read_excerpt(blocks: Sequence[Block]) -> str:
-    """How the turn's own words begin, on one line."""
+    """Return the beginning of the turn's texts, on one line."""
     words = " ".join(block.text[: 4 * EXCERPT_LIMIT] for block in blocks if isinstance(block, TextBlock))
     line = " ".join(_UNREADABLE.sub(" ", words).split())
     return line if len(line) <= EXCERPT_LIMIT else f"{line[: EXCERPT_LIMIT - 1]}…"

@@ -1,7 +1,7 @@
-"""Tokens, counted once each.
+"""Usage: tokens, each counted once.
 
-Providers count differently; here every token of a call is in exactly one bucket, so buckets can be added and priced
-without looking at the provider again.
+Providers count differently. Here every token of a call is in exactly one bucket, so buckets can be added and priced
+without knowing the provider.
 
 | bucket               | Gemini                                              | Claude                        |
 |----------------------|-----------------------------------------------------|-------------------------------|
@@ -19,9 +19,9 @@ from typing import Any, Final
 from server.conversation.exact_json import Number
 
 MAX_TOKEN_COUNT: Final = 10**9
-"""A thousand times more than any call can take; sums over all calls of a database fit into 64 bits."""
+"""A thousand times more than any call can have. Sums over all calls of a database fit into 64 bits."""
 COUNT_FAULT: Final = "token_count_out_of_range"
-"""The kind of warning that a call has whose provider reported a count that cannot be one."""
+"""The kind of warning for a reported count that is out of range."""
 _MAX_DIGITS: Final = 15
 _SHOWN_DIGITS: Final = 40
 _MAX_FAULTS: Final = 10
@@ -29,7 +29,7 @@ _MAX_FAULTS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one provider call took. No bucket contains another; none is negative."""
+    """The tokens of one call. No bucket contains another; none is negative."""
 
     fresh_input_tokens: int = 0
     cache_read_tokens: int = 0
@@ -39,14 +39,14 @@ class Usage:
 
     @property
     def input_tokens(self) -> int:
-        """The provider's total for the request."""
+        """All tokens of the request."""
         return self.fresh_input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
 def read_count(value: object) -> int:
-    """A provider's count, as it came or as a plain number; 0 for what is no count.
+    """Read a provider's count; 0 for a value that is no count.
 
-    It is never negative and never more than `MAX_TOKEN_COUNT`; `find_count_faults` tells what was left out.
+    The result is never negative and at most `MAX_TOKEN_COUNT`; `find_count_faults` reports what was changed.
     """
     match value:
         case Number() if value.isdecimal():
@@ -58,7 +58,7 @@ def read_count(value: object) -> int:
 
 
 def find_count_faults(reported: Mapping[str, Any], path: str = "") -> tuple[dict[str, str | int], ...]:
-    """Warnings for the counts of a usage report that were not taken as they are: no whole number, or out of range."""
+    """Return warnings for reported counts that were not used unchanged: not an integer, or out of range."""
     faults: list[dict[str, str | int]] = []
     for name, value in reported.items():
         if isinstance(value, Mapping) and not path:
@@ -72,7 +72,7 @@ def find_count_faults(reported: Mapping[str, Any], path: str = "") -> tuple[dict
 
 
 def add_usages(usages: Sequence[Usage]) -> Usage:
-    """The sum, bucket by bucket."""
+    """Return the sum by bucket."""
     return Usage(
         fresh_input_tokens=sum(usage.fresh_input_tokens for usage in usages),
         cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),

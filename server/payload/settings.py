@@ -55,7 +55,7 @@ def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> Laye
         return profile.orders[0]
     if chosen not in list(profile.orders):
         allowed = " or ".join(profile.orders)
-        _refuse([(_LAYER_ORDER, f"{profile.model} takes {allowed}.")])
+        _refuse([(_LAYER_ORDER, f"{profile.model} supports {allowed}.")])
     return LayerOrder(chosen)
 
 
@@ -80,33 +80,33 @@ def check_settings(provider: str, model: str, settings: Mapping[str, JsonValue])
     if requested.thinking is not None and (fault := _find_thinking_fault(requested.thinking, profile)):
         faults.append(("thinking", fault))
     if requested.temperature is not None and not profile.accepts_sampling:
-        faults.append(("temperature", f"{model} takes no temperature."))
+        faults.append(("temperature", f"{model} does not support temperature."))
     if read_cache_settings(settings).explicit is ExplicitChoice.ON and not profile.explicit_caches:
-        faults.append((_CACHE, f"{model} has no explicit caches."))
+        faults.append((_CACHE, f"{model} does not support explicit caches."))
     limit = profile.output_limit_tokens
     if not profile.assumed and (requested.max_output_tokens or 0) > limit:
-        faults.append(("max_output_tokens", f"{model} gives at most {limit} tokens."))
+        faults.append(("max_output_tokens", f"{model} returns at most {limit} tokens."))
     _refuse(faults)
 
 
 def _find_thinking_fault(requested: str, profile: ModelProfile) -> str | None:
     if requested == _OFF:
-        return None if profile.thinking_optional else f"{profile.model} always thinks."
+        return None if profile.thinking_optional else f"{profile.model} cannot turn thinking off."
     if profile.thinking is ThinkingControl.BUDGET:
-        return None if _is_number_text(requested) else f"{profile.model} takes thinking as a number of tokens, or off."
+        return None if _is_number_text(requested) else f"{profile.model} supports a number of tokens, or off."
     if requested in profile.thinking_levels:
         return None
-    return f"{profile.model} takes thinking as one of {', '.join(profile.thinking_levels)}."
+    return f"{profile.model} supports one of {', '.join(profile.thinking_levels)}."
 
 
 def _find_faults(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
     for name, value in settings.items():
         if name not in _MEMBERS:
-            yield name, f"There is no such setting; there are {', '.join(_MEMBERS)}."
+            yield name, f"There is no such setting. The settings are {', '.join(_MEMBERS)}."
         elif value is not None:
             is_valid, expected = _MEMBERS[name]
             if not is_valid(value):
-                yield name, f"This takes {expected}."
+                yield name, f"The value must be {expected}."
 
 
 def _refuse(faults: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> None:
@@ -145,7 +145,7 @@ def _is_caching(value: JsonValue) -> bool:
 
 
 _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
-    "max_output_tokens": (lambda value: _is_whole(value) and value > 0, "a positive whole number"),
+    "max_output_tokens": (lambda value: _is_whole(value) and value > 0, "a positive integer"),
     "thinking": (
         lambda value: _is_whole(value) or (isinstance(value, str) and value != ""),
         "a word or a number of tokens",

@@ -103,7 +103,7 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
                     retry_after_seconds=30.0,
                 ),
             },
-            "Slow. Wait. [provider_rate_limited] The provider said: Quota used up. It asks to wait 30 s.",
+            "Slow. Wait. [provider_rate_limited] Provider message: Quota used up. Retry after 30 s.",
         ),
         ({"state": "cancelled"}, "Cancelled. What had arrived is kept."),
         ({"state": "failed"}, "The turn failed."),

@@ -39,7 +39,7 @@ def test_an_ordinary_stop_says_nothing(
 def test_the_end_in_words() -> None:
     assert describe_ending({}) == ""
     ending = {"provider_message": "Slow.", "retry_after_seconds": 30.0, "stop_details": {"category": "bio", "x": 1}}
-    assert describe_ending(ending) == "The provider said: Slow. It asks to wait 30 s. Category: bio"
+    assert describe_ending(ending) == "Provider message: Slow. Retry after 30 s. Category: bio"
 
 
 @pytest.mark.parametrize(
