@@ -118,7 +118,7 @@ async def test_a_call_that_went_wrong_says_so_and_nothing_that_a_terminal_obeys(
         (("call", "conv_x", "-2"), "conversation_not_found"),
         (("list", "--tenant", "nobody"), "tenant_not_found"),
         (("list", "--cursor", "x"), "cursor_invalid"),
-        (("list", "--cost-from", "much"), "no amount"),
+        (("list", "--cost-from", "much"), "not an amount"),
         (("conversation", "conv_x", "--after", "1", "--around", "2"), "not both"),
     ],
 )
