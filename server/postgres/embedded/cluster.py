@@ -1,4 +1,4 @@
-"""The cluster of the embedded Postgres on disk: what lies where, how it is made, what the server is told at a start."""
+"""The cluster of the embedded Postgres on disk: paths and locks, its creation, and the command line of the server."""
 
 import contextlib
 import functools
@@ -38,13 +38,13 @@ if sys.platform != "win32":
 ROLE: Final = "strata"
 DATABASE: Final = "strata"
 PORT: Final = 5432
-"""A name only: it is a part of the socket's file name."""
+"""Only a part of the name of the socket's file."""
 MINIMUM_FREE_BYTES: Final = 128 * 1024 * 1024
-"""A new cluster takes 50 MB; with less room than this it would be full before it is of any use."""
+"""A new cluster takes 50 MB; with less space than this the disk would soon be full."""
 RUNNING_FREE_BYTES: Final = 32 * 1024 * 1024
-"""Two segments of the write-ahead log. With less a server that does not come up has found its disk full."""
+"""Two segments of the write-ahead log. If a server does not start with less than this, the disk is full."""
 SOCKET_PATH_LIMIT: Final = 103
-"""Bytes in the path of a Unix socket: 107 on Linux, 103 on macOS."""
+"""Maximum length of the path of a Unix socket in bytes: 107 on Linux, 103 on macOS."""
 _REMOVE_SECONDS: Final = 5.0
 _LOG_TAIL_BYTES: Final = 8192
 _WEEK_SECONDS: Final = 6 * 24 * 3600.0
@@ -67,7 +67,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "log_rotation_age": "1d",
     "log_rotation_size": "0",
     "log_truncate_on_rotation": "on",
-    # What conversations say is nobody's business: no statements, no parameters, no DETAIL with the values of a row.
+    # No content of conversations in the log: no statements, no parameters, no DETAIL with the values of a row.
     "log_statement": "none",
     "log_min_error_statement": "panic",
     "log_min_duration_statement": "-1",
@@ -75,12 +75,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "log_parameter_max_length": "0",
     "log_parameter_max_length_on_error": "0",
 }
-"""Given on the command line at every start, so that they hold whatever an older release or ALTER SYSTEM wrote."""
+"""Passed on the command line at every start, which overrides what an older release or ALTER SYSTEM wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The names in a data directory."""
+class DataDirectory:
+    """The paths in a data directory."""
 
     data_dir: Path
 
@@ -101,14 +101,14 @@ class Place:
 
 
 class KernelLock:
-    """A lock of the kernel on a file. The file is closed in programs that are started, and so is the lock there."""
+    """A kernel lock (flock) on a file. Programs that are started do not inherit it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = open_own(path, os.O_RDWR)
 
     def acquire(self, *, shared: bool, seconds: float = 0.0) -> bool:
-        """Whether it was had in time. Having it already, the other kind is had instead, or neither."""
+        """Return whether it was acquired in time. A lock of the other kind is converted, or lost."""
         operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         return wait_until(lambda: self._try(operation), seconds)
 
@@ -136,8 +136,10 @@ def kernel_lock(path: Path) -> Iterator[KernelLock]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A file of ours in the data directory. Root leaves it to the directory's owner, who could not use it otherwise,
-    and follows no link, for the owner could have laid one.
+    """Open or create a file in the data directory.
+
+    Root gives it to the directory's owner, who could not use it otherwise, and follows no link, which the owner could
+    have placed there.
     """
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0:
@@ -152,42 +154,43 @@ def is_free(path: Path) -> bool:
 
 
 def make_data_dir(data_dir: Path) -> None:
-    """Makes it if it is missing: closed to others for a user; for root open to entry, as Postgres has another account.
+    """Create the data directory if it is missing, private to this account.
 
-    Directories that exist are left as they are, whoever made them.
+    If this account is root, others may enter it, because Postgres runs under another account. Existing directories are
+    not changed.
     """
     missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
         if os.geteuid() == 0:
-            path.chmod(0o755)  # whatever the umask says
+            path.chmod(0o755)  # regardless of the umask
         elif path == data_dir:
             path.chmod(0o700)
     if not data_dir.is_dir():
         raise DataDirectoryForbidden(f"{data_dir} is not a directory.", path=str(data_dir))
 
 
-def prepare(place: Place, user: str, extra_settings: Mapping[str, str]) -> tuple[list[str], Account | None]:
-    """Everything that a start needs, made or checked; the command line, and whom to run it as."""
-    remove_unfinished(place.data_dir)
-    exists = require_own_cluster(place.pgdata)
-    account = choose_account(place.pgdata, user, exists=exists)
-    require_entry(place.data_dir, account)
-    programs = reachable_programs(find_programs(), account, place.data_dir)
+def prepare(directory: DataDirectory, user: str, extra_settings: Mapping[str, str]) -> tuple[list[str], Account | None]:
+    """Create or check all that a start needs, and return the command line and the account to run it under."""
+    remove_unfinished(directory.data_dir)
+    exists = require_own_cluster(directory.pgdata)
+    account = choose_account(directory.pgdata, user, exists=exists)
+    require_entry(directory.data_dir, account)
+    programs = reachable_programs(find_programs(), account, directory.data_dir)
     if not exists:
-        make_cluster(programs, account, place.pgdata, sync=extra_settings.get("fsync") != "off")
-    make_log_dir(place.log_dir, account)
+        make_cluster(programs, account, directory.pgdata, sync=extra_settings.get("fsync") != "off")
+    make_log_dir(directory.log_dir, account)
     command = server_command(
         programs,
-        place,
-        socket_dir=choose_socket_dir(place.pgdata, account),
+        directory,
+        socket_dir=choose_socket_dir(directory.pgdata, account),
         extra_settings=extra_settings,
     )
     return command, account
 
 
 def require_own_cluster(pgdata: Path) -> bool:
-    """Whether there is a cluster. Raises if what is there is none of ours, or of another major version."""
+    """Return whether there is a cluster. Raises if the directory has other content, or another major version."""
     with explained(pgdata):
         try:
             version = (pgdata / "PG_VERSION").read_text(encoding="ascii", errors="replace").strip()
@@ -216,10 +219,10 @@ def require_space(data_dir: Path, needed: int) -> None:
 
 
 def make_cluster(programs: Programs, account: Account | None, pgdata: Path, *, sync: bool) -> None:
-    """Makes a cluster with our role and database. It appears at `pgdata` when it is complete, or not at all.
+    """Create a cluster with our role and database. It appears at `pgdata` when it is complete, or not at all.
 
-    Whoever is killed halfway leaves a directory of another name, which nobody uses again and `remove_unfinished` takes
-    away: `initdb` itself may live on for a moment and must not write into the work of the next.
+    A process that is killed meanwhile leaves a directory with another name, which is not used again and which
+    `remove_unfinished` removes: its `initdb` may live on for a moment and must not write into the next attempt.
     """
     require_space(pgdata.parent, MINIMUM_FREE_BYTES)
     part = pgdata.with_name(f"{pgdata.name}{UNFINISHED}{secrets.token_hex(4)}")
@@ -230,7 +233,9 @@ def make_cluster(programs: Programs, account: Account | None, pgdata: Path, *, s
         try:
             for command, stdin in _steps_to_a_cluster(programs, part, sync=sync):
                 result = run_program(command, account, stdin)
-                if result.returncode != 0 or "ERROR: " in result.stdout:  # a lone backend survives a failed statement
+                if (
+                    result.returncode != 0 or "ERROR: " in result.stdout
+                ):  # a single-user backend survives a failed statement
                     raise explain_output(result.stdout, pgdata)
             part.rename(pgdata)
             _sync_directory(pgdata.parent)
@@ -240,7 +245,7 @@ def make_cluster(programs: Programs, account: Account | None, pgdata: Path, *, s
 
 
 def _steps_to_a_cluster(programs: Programs, part: Path, *, sync: bool) -> list[tuple[list[str], str]]:
-    """Commands, each with its input. All is synced once, at the end."""
+    """Return commands, each with its input. All files are synced once, at the end."""
     make = ["--pgdata", str(part), "--username", ROLE, "--auth=trust", "--no-sync", "--no-instructions"]
     locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     steps = [
@@ -254,7 +259,7 @@ def _steps_to_a_cluster(programs: Programs, part: Path, *, sync: bool) -> list[t
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the rename durable: without it a power cut could bring an empty place back."""
+    """Make the rename durable: without it the directory could be empty again after a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -263,9 +268,9 @@ def _sync_directory(directory: Path) -> None:
 
 
 def remove_unfinished(data_dir: Path) -> None:
-    """Takes away what killed processes left half-made. Call it only while nobody else can be making anything.
+    """Remove what killed processes left unfinished. The caller must hold the lock for starting.
 
-    An `initdb` whose parent was killed still writes, and fails soon after its directory is gone; hence the repetition.
+    Repeated, because an `initdb` whose parent was killed still writes until its directory is gone.
     """
     for path in (*data_dir.glob(f"*{UNFINISHED}*"), *data_dir.glob(f"postgres.programs/{UNFINISHED}*")):
         wait_until(functools.partial(_remove, path), _REMOVE_SECONDS)
@@ -277,8 +282,9 @@ def _remove(path: Path) -> bool:
 
 
 def make_log_dir(log_dir: Path, account: Account | None) -> None:
-    """Makes it for the account, and takes away files of the week before: Postgres empties a file only if it runs at
-    midnight, and one that never does would add to the same seven files for ever.
+    """Create the directory for the account, and remove the files of the previous week.
+
+    Postgres truncates a file only if it runs at midnight; otherwise it would append to the same seven files for ever.
     """
     if not log_dir.is_dir():
         log_dir.mkdir(mode=0o700)
@@ -294,7 +300,7 @@ def log_sizes(log_dir: Path) -> dict[Path, int]:
 
 
 def new_log(log_dir: Path, sizes: Mapping[Path, int]) -> str:
-    """The end of what Postgres wrote to its log since the sizes were taken, newest last."""
+    """Return the end of what Postgres wrote to its log since the sizes were read, newest last."""
     text = ""
     for path, size in sorted(log_sizes(log_dir).items(), key=lambda item: item[0].stat().st_mtime):
         with path.open("rb") as file:
@@ -304,10 +310,10 @@ def new_log(log_dir: Path, sizes: Mapping[Path, int]) -> str:
 
 
 def choose_socket_dir(pgdata: Path, account: Account | None) -> Path:
-    """Where the socket lies: in the cluster, or in a private directory under a short name if that path is too long.
+    """Return the directory of the socket: the cluster, or a private one with a short name if the path is too long.
 
-    Also if it cannot stand in a URL: a comma there separates hosts. The short name is derived from the long one and
-    does not depend on the environment, so that a restart by another process does not change the URL of the first.
+    Also if the path contains a comma, which separates hosts in a URL. The short name is derived from the long one and
+    does not depend on the environment, so that a restart by another process does not change the URL.
     """
     if _can_hold_socket(pgdata):
         return pgdata
@@ -331,7 +337,7 @@ def _can_hold_socket(directory: Path) -> bool:
 
 
 def _make_private(path: Path, account: Account | None) -> bool:
-    """Whether it is a directory that only its owner can enter. The names in /tmp are free for all to take."""
+    """Create a directory that only its owner can enter. False if another account has taken the name in /tmp."""
     try:
         path.mkdir(mode=0o700)
         if account is not None:
@@ -345,7 +351,7 @@ def _make_private(path: Path, account: Account | None) -> bool:
 
 
 def size_of(pgdata: Path) -> int:
-    """Bytes on disk. Files come and go under a running server; those that are gone count for nothing."""
+    """Return the bytes on disk. Files that a running server removes meanwhile are not counted."""
     total = 0
     for folder, _, names in os.walk(pgdata):
         for name in names:
@@ -355,16 +361,16 @@ def size_of(pgdata: Path) -> int:
 
 
 def server_command(
-    programs: Programs, place: Place, *, socket_dir: Path, extra_settings: Mapping[str, str]
+    programs: Programs, directory: DataDirectory, *, socket_dir: Path, extra_settings: Mapping[str, str]
 ) -> list[str]:
-    """The command line of the postmaster. `-D` comes first, where the supervisor looks for it."""
+    """Return the command line of the postmaster. `-D` comes first, because `processes_of` looks for it there."""
     quoted = str(socket_dir).replace('"', '""')
     settings = {
         **SETTINGS,
-        "cluster_name": cluster_name(str(place.pgdata)),
-        "log_directory": str(place.log_dir),
+        "cluster_name": cluster_name(str(directory.pgdata)),
+        "log_directory": str(directory.log_dir),
         "unix_socket_directories": f'"{quoted}"',
         **extra_settings,
     }
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-    return [programs.postgres, "-D", str(place.pgdata), *options]
+    return [programs.postgres, "-D", str(directory.pgdata), *options]

@@ -1,21 +1,19 @@
 """The supervisor: the parent of the embedded postmaster, and the only process that starts or stops it.
 
-    strata serve ──shared──┐
-    strata keys  ──shared──┤ users.lock            a user holds it as long as it lives, kill -9 included
-                           │
-    supervisor ────exclusive───┘ blocks until the last user is gone, then stops Postgres and ends
-      └─ postmaster          restarted by the supervisor when it dies, told to stop by the kernel when the supervisor
-      dies
+    strata serve ──shared──────┐
+    strata keys  ──shared──────┤ users.lock, held by each user while it lives
+                               │
+    supervisor ────exclusive───┘ blocks until there are no users, then stops Postgres and ends
+      └─ postmaster              restarted when it dies; stopped by the kernel when the supervisor dies (Linux)
 
-It runs by file path as `python -I -S supervisor.py <orders>` and imports the standard library only: it must not care
-which virtual environment, working directory or version of Strata its users have. Its lock is taken by whoever starts it
-and handed over as an open file, so there is no moment in which two supervisors could believe in their appointment.
+It runs by file path as `python -I -S supervisor.py <config>` and imports the standard library only, because its users
+may have different virtual environments, working directories and versions of Strata. The process that starts it takes
+its lock and passes it on as an open file, so there are never two supervisors.
 
-Promises:
-- Exactly one line comes back over the report pipe for the first start: ready, or why not. Afterwards it never gives up
-  while there are users: a postmaster that dies is started again, with a growing pause.
-- Nothing is judged by a bare process number. A process counts as ours only if its command line names this cluster.
-- SIGINT, SIGTERM and SIGHUP do nothing: its end is decided by its users, who get the same signals at a shutdown.
+- It writes exactly one line to the report pipe about the first start: ready, or the reason of the failure. Afterwards
+  it restarts a postmaster that dies, after growing pauses, as long as there are users.
+- It does not rely on a bare process id: a process belongs to the cluster only if its command line names the cluster.
+- It ignores SIGINT, SIGTERM and SIGHUP: it ends when its users do, which receive the same signals at shutdown.
 """
 
 import contextlib
@@ -41,22 +39,22 @@ if sys.platform != "win32":
 
 POLL_SECONDS: Final = 0.02
 STOP_STAGES: Final = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
-"""Fast shutdown first. Immediate shutdown and the kill leave recovery to the next start, but lose nothing."""
+"""Fast shutdown first. An immediate shutdown or a kill requires recovery at the next start, but loses nothing."""
 ORPHAN_STAGES: Final = ((signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
-"""Backends whose postmaster died: what the postmaster itself tells its children when one of them crashes."""
+"""Backends whose postmaster died. A postmaster sends its children the same signal when one of them crashes."""
 FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 5.0
-PATIENCE_SECONDS: Final = 30.0
-"""How long a first start is retried while remains of a killed server are in the way."""
-LAST_WORDS_SECONDS: Final = 5.0
+MAX_PAUSE_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 30.0
+"""How long the first start is retried while leftovers of a killed server prevent it."""
+OUTPUT_SECONDS: Final = 5.0
 LOG_LIMIT_BYTES: Final = 1024 * 1024
-_IN_THE_WAY: Final = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
+_LEFTOVER_MESSAGES: Final = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """All that a supervisor is told, once, on its command line."""
+    """The configuration of a supervisor, passed as JSON on its command line."""
 
     pgdata: str
     command: list[str]
@@ -72,7 +70,7 @@ class SupervisorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostmasterFile:
-    """What postmaster.pid says. Postgres writes it piece by piece, so later lines may be missing."""
+    """The content of postmaster.pid. Postgres writes it in pieces, so later lines may be missing."""
 
     pid: int
     """Negative for a backend without a postmaster (`postgres --single`)."""
@@ -81,7 +79,7 @@ class PostmasterFile:
 
 
 def read_postmaster_file(pgdata: str) -> PostmasterFile | None:
-    """None if there is none, or none that can be made sense of yet. What it says may be long outdated."""
+    """Read the file; None if it is missing or incomplete. Its content may be outdated."""
     try:
         lines = os.fsdecode(Path(pgdata, "postmaster.pid").read_bytes()).split("\n")
         pid = int(lines[0])
@@ -92,14 +90,14 @@ def read_postmaster_file(pgdata: str) -> PostmasterFile | None:
 
 
 def cluster_name(pgdata: str) -> str:
-    """Stands in the title of every process of this cluster, so that they can be told from those of others."""
+    """Return the name in the title of every process of this cluster, which identifies them."""
     return "strata-" + hashlib.sha256(os.fsencode(os.path.realpath(pgdata))).hexdigest()[:16]
 
 
 def processes_of(pgdata: str) -> set[int]:
-    """The live processes of this cluster.
+    """Return the live processes of this cluster.
 
-    Known by their command lines, which everybody may read: root in a container may not look at the working
+    They are found by their command lines, which every account may read: root in a container may not read the working
     directories of another account's processes.
     """
     title, option = f"postgres: {cluster_name(pgdata)}: ", f" -D {pgdata} "
@@ -127,7 +125,7 @@ def _command_lines_of_ps() -> Iterator[tuple[int, str]]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
+    """Wait for the condition, and return whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -137,9 +135,9 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def end_leftovers(pgdata: str) -> None:
-    """Ends what a killed supervisor or a killed postmaster left running. A lone `postgres --single` is somebody's work.
+    """End the processes that a killed supervisor or postmaster left running, but not a `postgres --single`.
 
-    With nothing running, a lock file that makes no sense is the rest of a write that was cut off, and only in the way.
+    If nothing runs, an unreadable lock file is the remainder of an interrupted write, and is removed.
     """
     file = read_postmaster_file(pgdata)
     if file is not None and file.pid < 0:
@@ -162,7 +160,7 @@ def _end(alive: Callable[[], set[int]], stages: tuple[tuple[signal.Signals, floa
 
 
 def note(text: str) -> None:
-    """A line in the supervisor's log. The log is kept short, and a full disk must not end the supervisor."""
+    """Write a line to the supervisor's log, which is kept short. A full disk must not end the supervisor."""
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > LOG_LIMIT_BYTES:
             os.ftruncate(2, 0)
@@ -170,26 +168,26 @@ def note(text: str) -> None:
 
 
 class Postmaster:
-    """A postmaster that was started here. It has to be made in the main thread, see `_die_with_the_supervisor`."""
+    """A postmaster started by this process, from the main thread: see `_stop_with_supervisor`."""
 
-    def __init__(self, orders: SupervisorConfig, on_exit: Callable[[], None]) -> None:
-        self.said: deque[str] = deque(maxlen=50)
+    def __init__(self, config: SupervisorConfig, on_exit: Callable[[], None]) -> None:
+        self.output: deque[str] = deque(maxlen=50)
         self._process = subprocess.Popen(  # noqa: S603  reason: the command comes from our own code
-            orders.command,
+            config.command,
             cwd="/",
-            env=_environment(orders.pgdata),
+            env=_environment(config.pgdata),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            close_fds=True,  # above all the supervisor's lock: in a postmaster it would outlive the supervisor
-            user=orders.uid,
-            group=orders.gid,
-            extra_groups=None if orders.uid is None else [],
-            preexec_fn=_die_with_the_supervisor,  # noqa: PLW1509  reason: it takes no lock that another thread could hold
+            close_fds=True,  # above all the supervisor's lock, which the postmaster would keep after its death
+            user=config.uid,
+            group=config.gid,
+            extra_groups=None if config.uid is None else [],
+            preexec_fn=_stop_with_supervisor,  # noqa: PLW1509  reason: it takes no lock that another thread could hold
         )
         self.pid = self._process.pid
         note(f"started postmaster {self.pid}")
-        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
         self._waiter = threading.Thread(target=self._await_exit, args=(on_exit,), daemon=True)
         self._waiter.start()
@@ -199,36 +197,36 @@ class Postmaster:
         return file is not None and file.pid == self.pid and file.ready
 
     def stop(self) -> None:
-        """Returns when it and its children are gone, the log writer included, which is the last to leave."""
+        """Stop it, and wait until it and its children have ended. The log writer, the last of them, closes the pipe."""
         for number, seconds in STOP_STAGES:
             self._process.send_signal(number)
             self._waiter.join(seconds)
             if not self._waiter.is_alive():
                 break
-        self._reader.join(LAST_WORDS_SECONDS)
+        self._reader.join(OUTPUT_SECONDS)
 
-    def _listen(self) -> None:
-        """What it says before its own log is open, or when that cannot be written."""
+    def _read_output(self) -> None:
+        """Read its output, which it writes before its log is open, or when that cannot be written."""
         output = self._process.stdout
         if output is not None:
             for line in output:
-                self.said.append(line.decode(errors="replace").rstrip())
-                note(self.said[-1])
+                self.output.append(line.decode(errors="replace").rstrip())
+                note(self.output[-1])
 
     def _await_exit(self, on_exit: Callable[[], None]) -> None:
         code = self._process.wait()
         note(f"postmaster {self.pid} ended with {code}")
-        if code > 0:  # it gave up by itself and says why; killed, it says nothing, and its orphans keep the pipe open
-            self._reader.join(LAST_WORDS_SECONDS)
+        if code > 0:  # it failed and wrote the reason; if it was killed, its orphans keep the pipe open
+            self._reader.join(OUTPUT_SECONDS)
         on_exit()
 
 
 def _environment(pgdata: str) -> dict[str, str]:
-    """Nothing of the user's environment: PGPORT and its kin change what a server does.
+    """Return an environment without the user's variables: PGPORT and others change what a server does.
 
-    A stale postmaster.pid may name a number that by now belongs to an innocent process; Postgres would refuse to start.
-    It takes the number of its grandparent for stale, so that is what the number is said to be. Removing the file would
-    do as well, but would also remove the check for orphaned backends that still write to the cluster.
+    The process id in a stale postmaster.pid may belong to another process by now, and Postgres would refuse to start.
+    Postgres considers the id of its grandparent as stale, so the id is passed as that. Removing the file would also
+    remove the check for orphaned backends that still write to the cluster.
     """
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
     file = read_postmaster_file(pgdata)
@@ -241,8 +239,8 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _supervisor_pid = os.getpid()
 
 
-def _die_with_the_supervisor() -> None:
-    """Fast shutdown when the supervisor dies (Linux). The kernel ties this to the thread that started the process."""
+def _stop_with_supervisor() -> None:
+    """Request a fast shutdown when the supervisor dies (Linux). The kernel ties this to the thread that forks."""
     if _libc is not None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
@@ -251,94 +249,95 @@ def _die_with_the_supervisor() -> None:
 
 
 class _Event(enum.Enum):
-    USERS_GONE = enum.auto()
+    NO_USERS = enum.auto()
     POSTMASTER_ENDED = enum.auto()
 
 
 class Supervisor:
-    """Keeps one postmaster running until nobody uses it."""
+    """Keeps one postmaster running until it has no users."""
 
-    def __init__(self, orders: SupervisorConfig) -> None:
-        self._orders = orders
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
         self._events: queue.Queue[_Event] = queue.Queue()
         self._reported = False
-        # Opened here and not received: a received one would share, and release, the lock of whoever sent it.
-        self._start_fd = os.open(orders.start_lock, os.O_RDWR)
-        self._users_fd = os.open(orders.users_lock, os.O_RDWR)
+        # Opened here: an inherited file would share, and release, the lock of the process that passed it.
+        self._start_fd = os.open(config.start_lock, os.O_RDWR)
+        self._users_fd = os.open(config.users_lock, os.O_RDWR)
 
     def run(self) -> None:
         threading.Thread(target=self._watch_users, daemon=True).start()
         began_at, pause = time.monotonic(), FIRST_PAUSE_SECONDS
-        while self._is_appointed():
-            end_leftovers(self._orders.pgdata)
+        while self._is_current():
+            end_leftovers(self._config.pgdata)
             started_at = time.monotonic()
             postmaster = self._launch()
-            if postmaster is None or self._attend(postmaster):
+            if postmaster is None or self._watch(postmaster):
                 return
-            if not self._reported and not self._is_worth_another_try(postmaster, began_at):
-                self._report("failed", "\n".join(postmaster.said))
+            if not self._reported and not self._can_retry(postmaster, began_at):
+                self._report("failed", "\n".join(postmaster.output))
                 return
-            pause = FIRST_PAUSE_SECONDS if time.monotonic() - started_at > PATIENCE_SECONDS else pause * 2
-            if self._users_leave_within(min(pause, LONGEST_PAUSE_SECONDS)):
+            pause = FIRST_PAUSE_SECONDS if time.monotonic() - started_at > RETRY_SECONDS else pause * 2
+            if self._wait_for_no_users(min(pause, MAX_PAUSE_SECONDS)):
                 return
 
     def _launch(self) -> Postmaster | None:
-        """None if the program cannot be run at all. A user then appoints another supervisor, who may know better:
-        after an upgrade of the wheel the programs lie elsewhere.
+        """Start the postmaster; None if the program cannot be run at all.
+
+        A user then starts another supervisor with the current path, which an upgrade of the wheel changes.
         """
         try:
-            return Postmaster(self._orders, lambda: self._events.put(_Event.POSTMASTER_ENDED))
+            return Postmaster(self._config, lambda: self._events.put(_Event.POSTMASTER_ENDED))
         except (OSError, subprocess.SubprocessError) as error:
-            note(f"cannot run {self._orders.command[0]}: {error}")
+            note(f"cannot run {self._config.command[0]}: {error}")
             self._report("failed", f"FATAL:  {error}")
             return None
 
-    def _attend(self, postmaster: Postmaster) -> bool:
-        """Whether the users left, and the postmaster was stopped for that; else it ended by itself."""
+    def _watch(self, postmaster: Postmaster) -> bool:
+        """Watch it until it ends. Return True if there are no users and it was stopped; False if it ended by itself."""
         ready = False
         while True:
             try:
                 event = self._events.get(timeout=None if ready else POLL_SECONDS)
             except queue.Empty:
-                ready = postmaster.is_ready(self._orders.pgdata)
+                ready = postmaster.is_ready(self._config.pgdata)
                 if ready:
                     self._report("ready", "")
                 continue
-            if event is _Event.USERS_GONE:
-                note("nobody uses it any more")
+            if event is _Event.NO_USERS:
+                note("there are no users")
                 postmaster.stop()
                 return True
             return False
 
-    def _users_leave_within(self, seconds: float) -> bool:
+    def _wait_for_no_users(self, seconds: float) -> bool:
         try:
-            return self._events.get(timeout=seconds) is _Event.USERS_GONE
+            return self._events.get(timeout=seconds) is _Event.NO_USERS
         except queue.Empty:
             return False
 
-    def _is_worth_another_try(self, postmaster: Postmaster, began_at: float) -> bool:
-        in_the_way = any(sign in line for line in postmaster.said for sign in _IN_THE_WAY)
-        return in_the_way and time.monotonic() - began_at < PATIENCE_SECONDS
+    def _can_retry(self, postmaster: Postmaster, began_at: float) -> bool:
+        in_the_way = any(sign in line for line in postmaster.output for sign in _LEFTOVER_MESSAGES)
+        return in_the_way and time.monotonic() - began_at < RETRY_SECONDS
 
-    def _is_appointed(self) -> bool:
-        """No longer, if the data directory was removed and made anew under the same name: that one has its own."""
+    def _is_current(self) -> bool:
+        """Return False if the data directory was removed or replaced: a new one has its own supervisor."""
         try:
-            return os.path.samestat(os.fstat(self._orders.supervisor_fd), Path(self._orders.supervisor_lock).stat())
+            return os.path.samestat(os.fstat(self._config.supervisor_fd), Path(self._config.supervisor_lock).stat())
         except FileNotFoundError:
             return False
 
     def _report(self, outcome: str, reason: str) -> None:
         if not self._reported:
             self._reported = True
-            with contextlib.suppress(OSError):  # whoever started us may be dead; others may use the server
-                os.write(self._orders.report_fd, json.dumps([outcome, reason[-2000:]]).encode() + b"\n")
-            os.close(self._orders.report_fd)
+            with contextlib.suppress(OSError):  # the process that started us may have died
+                os.write(self._config.report_fd, json.dumps([outcome, reason[-2000:]]).encode() + b"\n")
+            os.close(self._config.report_fd)
 
     def _watch_users(self) -> None:
-        """Says so when the last user is gone, and keeps newcomers waiting from then on.
+        """Report when there are no users, and block new ones from then on.
 
-        Newcomers take the start lock first and the users lock second. So the users lock, once had, is given back before
-        the start lock is taken, and only having both in that order is proof that nobody came in between.
+        New users take the start lock first and the users lock second. So the users lock is released before the start
+        lock is taken, and only both in that order prove that no user came in between.
         """
         while True:
             fcntl.flock(self._users_fd, fcntl.LOCK_EX)
@@ -349,28 +348,28 @@ class Supervisor:
             except BlockingIOError:
                 fcntl.flock(self._start_fd, fcntl.LOCK_UN)
             else:
-                self._events.put(_Event.USERS_GONE)
+                self._events.put(_Event.NO_USERS)
                 return
 
 
-def _leave_the_family() -> None:
-    """Becomes a child of init, so that no user has to wait for it or leaves it behind as a zombie."""
-    global _supervisor_pid  # noqa: PLW0603  reason: known before any thread exists, and read after a fork
+def _daemonize() -> None:
+    """Become a child of init, so that no user has to wait for this process or leaves it as a zombie."""
+    global _supervisor_pid  # noqa: PLW0603  reason: set before any thread exists, and read after a fork
     if os.fork() != 0:
         os._exit(0)
     _supervisor_pid = os.getpid()
 
 
 def main() -> None:
-    orders = SupervisorConfig(**json.loads(sys.argv[1]))
-    _leave_the_family()
+    config = SupervisorConfig(**json.loads(sys.argv[1]))
+    _daemonize()
     os.umask(0o077)
-    # Handlers, because an ignored signal would stay ignored in the postmaster.
+    # Handlers, because the postmaster would inherit an ignored signal.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    Supervisor(orders).run()
+    Supervisor(config).run()
     note("supervisor ended")
-    # The kernel drops the locks with the process: whoever sees them free finds nothing of us running.
+    # The kernel releases the locks when the process has ended.
     os._exit(0)
 
 
