@@ -1,12 +1,11 @@
-"""Python values to columns and back.
+"""Encoding of Python values for columns.
 
-Postgres text, and with it `json` and `jsonb`, takes neither NUL bytes nor lone surrogates, yet both arrive: models
-stream half of a surrogate pair, tools return binary rubbish. Such a character is written as an escape: U+10FFFF, which
-is no character of any language, followed by its four hex digits; U+10FFFF itself becomes an escape too. The mapping is
-reversible, text without these characters is stored as it is, and the check costs one scan.
+Postgres `text`, `json` and `jsonb` accept neither NUL bytes nor lone surrogates, yet both occur: models stream half of
+a surrogate pair, tools return binary data. Such a character is written as an escape: U+10FFFF, a noncharacter, followed
+by four hex digits; U+10FFFF itself is escaped too. The mapping is reversible, text without these characters is stored
+unchanged, and the check costs one scan.
 
-Raw provider bytes are compressed with zstd: event streams repeat themselves and shrink to a fraction. They have a
-checksum, so that bytes which a disk or a backup has changed are not taken for what the provider said.
+Raw provider bytes are compressed with zstd. They have a checksum, so that a change by a disk or a backup is detected.
 """
 
 import base64
@@ -27,11 +26,11 @@ _SELF: Final = "ffff"
 _EXPONENT: Final = re.compile(r"\de\+\d")
 _STRING_OR_HUGE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?e\+\d+')
 
-Place = TypeVar("Place", str, int)
+Position = TypeVar("Position", str, int)
 
 
 def encode_text(text: str) -> str:
-    """Text as Postgres takes it."""
+    """Escape text for Postgres."""
     if isinstance(text, Storable):
         return text
     return _UNSTORABLE.sub(_escape, text) if _UNSTORABLE.search(text) else text
@@ -43,13 +42,13 @@ def decode_text(text: str) -> str:
 
 
 class Storable(str):
-    """Text that has been made storable already: doing it twice would not be undone by undoing it once."""
+    """Text that is already escaped. Escaping it again would not be reversed by one decoding."""
 
     __slots__ = ()
 
 
 def encode_json(value: object) -> Storable:
-    """A JSON document as Postgres takes it, its keys in their order."""
+    """Encode a JSON document, keeping the order of its keys. Raises `ValidationFailed`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -57,47 +56,47 @@ def encode_json(value: object) -> Storable:
     if _EXPONENT.search(text):
         text = _STRING_OR_HUGE.sub(_write_out, text)
     text = encode_text(text)
-    # `json` has written NUL as an escape of its own, which Postgres refuses just as much.
+    # `json.dumps` writes NUL as `\u0000`, which Postgres rejects too.
     return Storable(_JSON_NUL.sub(rf"\g<1>{_ESCAPE}0000", text) if "\\u0000" in text else text)
 
 
 def decode_json(text: str) -> Any:
-    """The inverse of `encode_json`. Control characters may stand raw where an escape was undone."""
+    """The inverse of `encode_json`. Decoded text may contain raw control characters."""
     return json.loads(decode_text(text), strict=False)
 
 
 def encode_raw(data: bytes) -> bytes:
-    """Raw provider bytes, compressed."""
+    """Compress raw provider bytes."""
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data)
 
 
 def decode_raw(data: bytes) -> bytes:
-    """The inverse of `encode_raw`. Raises `zstandard.ZstdError` for what is damaged."""
+    """The inverse of `encode_raw`. Raises `zstandard.ZstdError` if the data is damaged."""
     try:
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except MemoryError as error:
-        # How much there is stands at the beginning, and a single bit makes it more than there can be.
-        raise zstandard.ZstdError("the frame says that it holds more than there is room for") from error
+        # The frame begins with its size, and one changed bit can make it larger than any memory.
+        raise zstandard.ZstdError("the frame names a size that does not fit into memory") from error
 
 
-def encode_cursor(place: str | int) -> str:
-    """A place in a list, opaque to clients."""
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+def encode_cursor(position: str | int) -> str:
+    """Encode a position in a list, opaque to clients."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, kind: type[Place]) -> Place:
-    """The place that a cursor stands for. Raises `CursorInvalid`."""
+def decode_cursor(cursor: str, kind: type[Position]) -> Position:
+    """The inverse of `encode_cursor`. Raises `CursorInvalid`."""
     try:
-        place = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        position = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
     except (ValueError, RecursionError) as error:
         raise CursorInvalid from error
-    if type(place) is not kind:
+    if type(position) is not kind:
         raise CursorInvalid
-    return place
+    return position
 
 
 def _write_out(match: re.Match[str]) -> str:
-    """A float in digits with a fraction. `jsonb` would keep `1e+300` as an integer, which is another number."""
+    """Write a float as digits with a fraction. `jsonb` would store `1e+300` as an integer, which is read as int."""
     found = match.group()
     return found if found.startswith('"') else f"{Decimal(float(found)):f}.0"
 

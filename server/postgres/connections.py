@@ -1,4 +1,4 @@
-"""Connecting to Postgres: which host, with what settings, and what it means when it fails."""
+"""Connecting to Postgres: the choice of a host, the settings of a session, and the translation of errors."""
 
 import asyncio
 import re
@@ -22,13 +22,13 @@ OLDEST_VERSION: Final = 15
 _KEEP_ALIVE_IDLE_SECONDS: Final = 30
 _KEEP_ALIVE_INTERVAL_SECONDS: Final = 5
 _KEEP_ALIVE_COUNT: Final = 3
-"""A connection whose other side is gone ends after 45 s, in both directions."""
+"""Both sides end a connection 45 s after the other has disappeared."""
 _NUMBERS: Final = re.compile(r"\[[^\]]*\] | \(_ssl\.c:\d+\)")
 _CHECK_URL: Final = "Check STRATA_DATABASE_URL."
 _MALFORMED: Final = "it is malformed"
-"""And no more of it: parts of a password may stand where a host or a port should."""
+"""Without details: parts of a password may be in the position of a host or a port."""
 _SESSION_ATTRIBUTES: Final = ("read-write", "primary", "any")
-"""Those that can lead to a host that takes writes; Strata has no use for another."""
+"""The values that select a host which accepts writes."""
 
 _WRONG_OPTION: Final = (
     pg.ClientConfigurationError,
@@ -41,7 +41,7 @@ _WRONG_OPTION: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseOptions:
-    """Where the database is and how much of it one process takes."""
+    """The address of the database, and the limits of one process."""
 
     url: str = field(repr=False)
     pool_size: int = 20
@@ -51,16 +51,16 @@ class DatabaseOptions:
     lock_seconds: float = 15.0
     """Postgres cancels a statement that waits longer for a lock; 0 means no limit."""
     idle_transaction_seconds: float = 10.0
-    """Postgres ends a session whose transaction is open for so long without a statement, as that of a frozen process
-    is, and frees its locks; 0 means no limit. Less than `lock_seconds`: who waits for such a lock gets it.
+    """Postgres ends a session whose transaction is idle for this long, such as that of a frozen process, and releases
+    its locks; 0 means no limit. Less than `lock_seconds`, so that a statement that waits for such a lock gets it.
     """
     application_name: str = "strata"
     search_path: str | None = None
-    """Which schemas names are looked up in; None: those that the database's account has."""
+    """The schemas in which names are looked up; None: the default of the role."""
 
 
 async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
-    """One connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
+    """Open a connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
     with translated_errors():
         connection = await connect_to_one(read_hosts(options.url), options)
     try:
@@ -78,19 +78,19 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
         "statement_timeout": _milliseconds(options.statement_seconds),
         "lock_timeout": _milliseconds(options.lock_seconds),
         "idle_in_transaction_session_timeout": _milliseconds(options.idle_transaction_seconds),
-        # Postgres finds out that a client's machine is gone, and frees its locks. Ignored on a Unix socket.
+        # Postgres detects that a client's machine is gone, and releases its locks. Ignored on a Unix socket.
         "tcp_keepalives_idle": str(_KEEP_ALIVE_IDLE_SECONDS),
         "tcp_keepalives_interval": str(_KEEP_ALIVE_INTERVAL_SECONDS),
         "tcp_keepalives_count": str(_KEEP_ALIVE_COUNT),
         "timezone": "UTC",
-        # The statements are short and look rows up by key: planning them anew each time, or compiling the plan, costs
-        # more than running them.
+        # The statements are short and find rows by key: planning them each time, or compiling the plan, costs more
+        # than running them.
         "jit": "off",
         "plan_cache_mode": "force_generic_plan",
-        # A plan made while the tables are nearly empty would read them whole, and go on doing so as they grow until
-        # the statistics are renewed. By key from the first row on, a turn costs the same in every database.
-        # For the same reason conditions on a tenant beside a key are written `(tenant_id = …) IS TRUE`: no index serves
-        # those, so a small one on the tenant does not look cheaper than the key's.
+        # A plan made while the tables are nearly empty would use sequential scans, and keep them as the tables grow
+        # until the statistics are renewed. With index scans from the first row on, a turn costs the same in every
+        # database. For the same reason conditions on a tenant beside a key are written `(tenant_id = …) IS TRUE`: no
+        # index supports them, so the planner does not prefer a small index on the tenant to that of the key.
         "enable_seqscan": "off",
     }
 
@@ -100,7 +100,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _keep_alive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """Lets the system find out that the database's machine is gone while a connection is idle in the pool."""
+    """Enable TCP keepalive, which detects that the database's machine is gone while a connection is idle."""
     transport: asyncio.Transport = connection._transport  # type: ignore[attr-defined]  # noqa: SLF001  reason: asyncpg has no option for it
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family not in {socket.AF_INET, socket.AF_INET6}:
@@ -117,9 +117,9 @@ def _keep_alive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 
 
 def read_hosts(url: str) -> list[str]:
-    """The URL of each host, in the order of the URL that names them all. Raises `SettingsInvalid`.
+    """Split a URL with several hosts into one URL per host, in the same order. Raises `SettingsInvalid`.
 
-    With several hosts and no word on it, the one that takes writes is meant; libpq would take any.
+    With several hosts `target_session_attrs` defaults to `read-write`; in libpq it is `any`.
     """
     try:
         parts = urlsplit(url)
@@ -140,12 +140,12 @@ def read_hosts(url: str) -> list[str]:
     if netloc:
         parts = parts._replace(query=urlencode(query))
         return [urlunsplit(parts._replace(netloc=f"{account}{at}{host}")) for host in hosts]
-    places = [{"host": host, "port": port} for host, port in zip(hosts, cycle(ports), strict=False)]
-    return [urlunsplit(parts._replace(query=urlencode(query | place))) for place in places]
+    addresses = [{"host": host, "port": port} for host, port in zip(hosts, cycle(ports), strict=False)]
+    return [urlunsplit(parts._replace(query=urlencode(query | address))) for address in addresses]
 
 
 def _require_readable(query: Mapping[str, str]) -> None:
-    """Raises `SettingsInvalid` for a file of TLS that is not there or, as far as can be told, not what it should be."""
+    """Raise `SettingsInvalid` for a TLS file that is missing or, for the root certificates, malformed."""
     for name in sorted(query.keys() & {"sslrootcert", "sslcrl", "sslcert", "sslkey"}):
         try:
             Path(query[name]).open("rb").close()
@@ -163,10 +163,10 @@ def _unusable(reason: str) -> SettingsInvalid:
 async def connect_to_one(
     hosts: list[str], options: DatabaseOptions, **arguments: Any
 ) -> "asyncpg.Connection[asyncpg.Record]":
-    """The first host that can be used. It moves to the front, so that the next connection tries it first.
+    """Connect to the first usable host, and move it to the front, so that the next connection tries it first.
 
-    Each host gets its share of the time, where asyncpg has one limit for all of them together: a dead machine at the
-    front does not answer at all, and nobody would ever ask the one that took its place.
+    Each host gets an equal share of the time limit. asyncpg has one limit for all hosts, so that a dead machine at the
+    front would use it up and its successor would never be tried.
     """
     arguments |= {"timeout": options.connect_seconds / len(hosts), "server_settings": _server_settings(options)}
     failures: list[Exception] = []
@@ -186,12 +186,12 @@ async def connect_to_one(
             hosts.remove(url)
             hosts.insert(0, url)
             return connection
-    # What a server said tells more than that another one did not answer.
+    # The error of a server is more helpful than that another one did not answer.
     raise max(failures, key=lambda error: not isinstance(error, OSError))
 
 
 def require_supported(connection: Connection) -> None:
-    """Raises `DatabaseUnsupported` for a Postgres that is too old or a database that is not UTF-8."""
+    """Raise `DatabaseUnsupported` if Postgres is too old or the database is not UTF-8."""
     version = connection.get_server_version()
     if version.major < OLDEST_VERSION:
         raise DatabaseUnsupported(f"The database runs PostgreSQL {version.major}; {OLDEST_VERSION} is the oldest.")
@@ -200,8 +200,8 @@ def require_supported(connection: Connection) -> None:
         raise DatabaseUnsupported(f"The database has the encoding {encoding}.")
 
 
-class translated_errors:  # noqa: N801  reason: reads as a statement where it is used
-    """Turns what asyncpg raises into our errors, without secrets: its messages name hosts and users, not passwords."""
+class translated_errors:  # noqa: N801  reason: used as a statement
+    """Translate errors of asyncpg into ours. Its messages contain hosts and users, but no passwords."""
 
     def __enter__(self) -> None:
         return None
@@ -223,8 +223,8 @@ _UNAVAILABLE: Final[Mapping[type[BaseException], tuple[str, str]]] = {
     ),
     pg.QueryCanceledError: ("The database did not finish a statement within the time limit.", ""),
     pg.LockNotAvailableError: ("A row of the database stayed locked for too long.", ""),
-    pg.TransactionRollbackError: ("The database undid a statement over a conflict with another one.", ""),
-    pg.IdleInTransactionSessionTimeoutError: ("The database ended a transaction that stood still for too long.", ""),
+    pg.TransactionRollbackError: ("The database rolled back a statement because of a conflict with another one.", ""),
+    pg.IdleInTransactionSessionTimeoutError: ("The database ended a transaction that was idle for too long.", ""),
     pg.DiskFullError: ("The database's disk is full.", "Free some space on it."),
     pg.TooManyConnectionsError: ("The database has no connection left.", "Lower STRATA_DATABASE_POOL_SIZE."),
     pg.InsufficientResourcesError: ("The database has run out of a resource: {}.", ""),
@@ -236,11 +236,11 @@ _UNAVAILABLE: Final[Mapping[type[BaseException], tuple[str, str]]] = {
     pg.PostgresConnectionError: ("The database cannot be reached: {}.", ""),
     pg.OperatorInterventionError: ("The database cannot be reached: {}.", ""),
 }
-"""Sentence and hint for what asyncpg raises. The first that fits counts."""
+"""Message and hint for errors of asyncpg. The first match is used."""
 
 
 def translate(error: BaseException) -> StrataError | None:
-    """Our word for an error of asyncpg, or None for one that is a bug of ours."""
+    """Return our error for one of asyncpg, or None if it is a bug of ours."""
     for kind, (sentence, hint) in _UNAVAILABLE.items():
         if isinstance(error, kind):
             return DatabaseUnavailable(sentence.format(_reason(error)), hint=hint)
@@ -248,6 +248,6 @@ def translate(error: BaseException) -> StrataError | None:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, as a part of a sentence: without the numbers of its library, and without advice."""
+    """Return the message of an error as a part of a sentence, without codes of its library."""
     text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error) or type(error).__name__
     return _NUMBERS.sub("", text).strip().splitlines()[0].rstrip(".")

@@ -1,9 +1,9 @@
-"""Connections to Postgres: one pool per process, and what happens when the database goes away.
+"""The connection pool of a process, statements, and the behaviour when the database is unavailable.
 
-Statements are made once and run by asyncpg directly: between the two stands nothing that costs a round trip. A
-statement is its own transaction. Most can safely be repeated, and one of these that loses its connection is run once
-more on a new one: a restart or a failover between two statements is seen by nobody. Where the database falls silent
-instead, every wait has an end: to connect, for a free connection, for an answer.
+A statement is compiled once, when its module is imported, and asyncpg runs it without further round trips, in a
+transaction of its own. Most statements can be repeated safely: if one loses its connection, it is run once more on a
+new one, so that a restart or a failover between two statements has no effect on callers. If the database does not
+answer, every wait has a limit: to connect, for a free connection, for a result.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ LOST: Final = (
     ConnectionError,
     pg.PostgresConnectionError,
     pg.InterfaceError,
-    # The server has said goodbye on an idle connection, and its end has not arrived yet.
+    # The server has closed an idle connection, and the end of the stream has not arrived yet.
     pg.InternalClientError,
     pg.CannotConnectNowError,
     pg.AdminShutdownError,
@@ -48,14 +48,14 @@ LOST: Final = (
     # The primary became a standby under an open connection.
     pg.ReadOnlySQLTransactionError,
 )
-"""What asyncpg raises when the connection, and not the statement, is at fault. Worth one more try at once."""
+"""Errors of the connection and not of the statement. The statement is retried once, immediately."""
 
 
 class Statement:
-    """A statement, made once when its module is loaded.
+    """A statement, compiled once when its module is imported.
 
-    From SQLAlchemy Core, or from SQL with `:name` where a value goes. The long ones of the request path are SQL: they
-    are read, and pasted into EXPLAIN, more often than they are changed.
+    It is written in SQLAlchemy Core, or in SQL with `:name` for a value. The long ones of the request path are SQL:
+    they are read, and pasted into EXPLAIN, more often than they are changed.
     """
 
     __slots__ = ("_constants", "_order", "sql")
@@ -65,8 +65,8 @@ class Statement:
         if isinstance(source, str):
             names = dict.fromkeys(_PLACEHOLDER.findall(source))
             self._order = tuple(names)
-            places = {name: f"${place}" for place, name in enumerate(names, start=1)}
-            self.sql = _PLACEHOLDER.sub(lambda match: places[match.group(1)], source)
+            parameters = {name: f"${number}" for number, name in enumerate(names, start=1)}
+            self.sql = _PLACEHOLDER.sub(lambda match: parameters[match.group(1)], source)
         else:
             compiled = source.compile(dialect=_DIALECT)  # type: ignore[attr-defined]  # reason: every statement here has it
             self.sql = str(compiled)
@@ -75,34 +75,34 @@ class Statement:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What has to be given."""
+        """The names of the values."""
         return self._order
 
     def arguments(self, values: dict[str, Any]) -> list[object]:
-        """The values in the order of the placeholders, text made storable.
+        """Return the values in the order of the placeholders, with text escaped.
 
-        Every placeholder has to be given: a forgotten one must not become a silent NULL.
+        Raises `KeyError` for a missing value, which must not silently become NULL.
         """
         known = self._constants | values
         return [encode_text(value) if isinstance(value := known[name], str) else value for name in self._order]
 
 
 class Database:
-    """The pool of one process. Making it connects to nothing: an unreachable database is found out by using it."""
+    """The connection pool of one process. It connects when it is first used."""
 
     def __init__(
         self, options: DatabaseOptions, *, on_first_contact: Callable[[Connection], Awaitable[None]] | None = None
     ) -> None:
-        """`on_first_contact` runs on the first connection that is made, and again on the next as long as it raises."""
+        """`on_first_contact` runs on the first connection, and on each further one until it does not raise."""
         self.options = options
         self._on_first_contact = on_first_contact
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._opening = asyncio.Lock()
 
     async def run(self, statement: Statement, *, repeatable: bool = True, **values: Any) -> list[asyncpg.Record]:
-        """One round trip. Raises `DatabaseUnavailable`.
+        """Run a statement in one round trip. Raises `DatabaseUnavailable`.
 
-        `repeatable`: running it twice has the effect of once, so a lost connection is no reason to give up.
+        `repeatable`: running it twice has the same effect as once, so it is retried if the connection is lost.
         """
         arguments = statement.arguments(values)
         try:
@@ -116,14 +116,14 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection of the pool. Raises `DatabaseUnavailable`, also for errors within the block."""
+        """Acquire a connection of the pool. Raises `DatabaseUnavailable`, also for errors within the block."""
         with translated_errors():
             pool = await self._opened()
             acquired = await self._acquire(pool)
             try:
                 yield acquired
             except (*LOST, TimeoutError) as error:
-                # asyncpg has one class for a connection that is gone and for a wrong argument, which is a bug of ours.
+                # asyncpg uses one class for a lost connection and for a wrong argument, which is a bug of ours.
                 if isinstance(error, pg.InterfaceError) and not _is_gone(acquired):
                     raise
                 await self._forget_connections(acquired)
@@ -133,12 +133,12 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """A connection in a transaction of its own."""
+        """Acquire a connection and begin a transaction on it."""
         async with self.connection() as connection, connection.transaction():
             yield connection
 
     async def close(self) -> None:
-        """Ends all connections; those in use get the time of one statement."""
+        """Close all connections, and wait for those in use up to `connect_seconds`."""
         if self._pool is None:
             return
         try:
@@ -148,7 +148,7 @@ class Database:
             self._pool.terminate()
 
     def pool_counts(self) -> tuple[int, int]:
-        """How many connections are open, and how many of these are in use."""
+        """Return the number of open connections, and how many of them are in use."""
         if self._pool is None:
             return 0, 0
         size = self._pool.get_size()
@@ -159,15 +159,15 @@ class Database:
         pool: "asyncpg.Pool[asyncpg.Record]",
         acquired: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]",
     ) -> None:
-        """Gives a connection back to the pool. Raises `CancelledError` when it is cancelled, and nothing else.
+        """Return a connection to the pool. Raises nothing but `CancelledError`.
 
-        It runs in a `finally`: an exception from here would replace the one under way, which may be the cancellation
-        of the task. The statement's outcome is known by now, and asyncpg has ended a connection that it could not
-        reset, so an error here concerns no caller.
+        It runs in a `finally`: an exception from here would replace the current one, which may be the cancellation of
+        the task. The result of the statement is known by now, and asyncpg has closed a connection that it could not
+        reset, so the error is irrelevant to the caller.
         """
         try:
             await pool.release(acquired, timeout=self.options.connect_seconds)
-        except Exception as error:  # noqa: BLE001  reason: see above; a cancellation is no Exception and passes
+        except Exception as error:  # noqa: BLE001  reason: see above; CancelledError is no Exception
             _log.info("postgres.release_failed", extra={"reason": type(error).__name__})
 
     async def _acquire(
@@ -203,25 +203,25 @@ class Database:
         pool: asyncpg.Pool[asyncpg.Record] = await asyncpg.create_pool(
             min_size=0,
             max_size=self.options.pool_size,
-            # For a server that does not answer at all: one that does has cancelled the statement before.
+            # Only for a server that does not answer: otherwise it has cancelled the statement before.
             command_timeout=limit + self.options.connect_seconds if limit else None,
             connect=connect_host,
-            init=self._greet,
+            init=self._check,
             reset=_keep,
         )
         return pool
 
-    async def _greet(self, connection: Connection) -> None:
+    async def _check(self, connection: Connection) -> None:
         require_supported(connection)
         if self._on_first_contact is not None:
             await self._on_first_contact(connection)
             self._on_first_contact = None
 
     async def _forget_connections(self, lost: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]") -> None:
-        """After one connection was lost the others of the pool are suspect: each is replaced when it is next used."""
+        """Replace the other connections of the pool when they are next used, because they are probably lost too."""
         _log.warning("postgres.connection_lost")
         if not _is_gone(lost):
-            # At once: a silent server would not answer a request to cancel either.
+            # Without a cancel request: a silent server would not answer that either.
             lost.terminate()
         if self._pool is not None:
             await self._pool.expire_connections()
@@ -235,11 +235,11 @@ class StorePart:
 
 
 async def _keep(connection: Connection) -> None:
-    """Instead of asyncpg's reset, which is a round trip per use: no statement here changes a session."""
+    """Replace asyncpg's reset, which costs a round trip per use. No statement here changes the session."""
 
 
 def _is_gone(acquired: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]") -> bool:
-    """Whether a connection of the pool was lost while it was in use; asyncpg has taken it back then."""
+    """Return whether a connection was lost while it was in use; asyncpg has removed it from the pool then."""
     try:
         return acquired.is_closed()
     except pg.InterfaceError:

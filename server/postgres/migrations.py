@@ -1,9 +1,9 @@
-"""The schema: which revision the database is at, and how to get it to another.
+"""The schema: the revision of the database, and migrations to another one.
 
-The revisions lie in `migrations/`, beside the package in a checkout and inside it in an installed wheel. Two processes
-that migrate at once are ordered by an advisory lock; the second finds nothing left to do. It asks for the lock again
-and again instead of waiting in a statement: an index that is made `CONCURRENTLY` waits for every open transaction, the
-waiting one's too, and the two would wait for one another.
+The revisions are in `migrations/`, next to the package in a checkout and inside it in an installed wheel. An advisory
+lock serialises processes that migrate at the same time; the second has nothing left to do. It polls for the lock
+instead of waiting in a statement: `CREATE INDEX CONCURRENTLY` waits for every open transaction, including the waiting
+one, which would be a deadlock.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ _log = logging.getLogger("strata.migrations")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaState:
-    """Where the database is, and where this release wants it."""
+    """The revision of the database and that of this release."""
 
     current: str | None
-    """None: nothing is there yet."""
+    """None: the database is empty."""
     head: str
     pending: tuple[str, ...]
-    """Revisions still to come, oldest first."""
+    """Revisions that are not applied yet, oldest first."""
     known: bool
-    """False: the database is at a revision that this release has never heard of, so a newer one put it there."""
+    """False: the database has an unknown revision, from a newer release."""
 
 
 async def read_schema_state(options: DatabaseOptions) -> SchemaState:
-    """Looks and changes nothing. Raises `DatabaseUnavailable`."""
+    """Read the revision of the database. Raises `DatabaseUnavailable`."""
     connection = await connect(options)
     try:
         with translated_errors():
@@ -64,7 +64,7 @@ async def read_schema_state(options: DatabaseOptions) -> SchemaState:
 
 
 async def require_current_schema(connection: Connection) -> None:
-    """Raises `SchemaBehind` or `SchemaAhead` unless the database is at this release's revision."""
+    """Raise `SchemaBehind` or `SchemaAhead` unless the database has this release's revision."""
     state = _state(await _current_revision(connection))
     if not state.known:
         raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
@@ -73,9 +73,9 @@ async def require_current_schema(connection: Connection) -> None:
 
 
 async def migrate_up(options: DatabaseOptions) -> SchemaState:
-    """To this release's revision. Raises `MigrationFailed`, `SchemaAhead`, `DatabaseUnavailable`.
+    """Migrate to this release's revision. Raises `MigrationFailed`, `SchemaAhead`, `DatabaseUnavailable`.
 
-    Each revision is a transaction of its own: what went through stays, what failed left nothing.
+    Each revision is a transaction of its own: a failed one leaves no changes, those before it are kept.
     """
     state = await read_schema_state(options)
     if not state.known:
@@ -90,7 +90,7 @@ async def migrate_up(options: DatabaseOptions) -> SchemaState:
 
 
 async def migrate_down_one(options: DatabaseOptions) -> SchemaState:
-    """One revision back. Raises `MigrationFailed`, also where there is nothing to go back from."""
+    """Revert one revision. Raises `MigrationFailed`, also if there is none."""
     state = await read_schema_state(options)
     if state.current is None:
         raise MigrationFailed("The database has no schema to go back from.", hint="Nothing was changed.")
@@ -102,7 +102,7 @@ async def migrate_down_one(options: DatabaseOptions) -> SchemaState:
 
 
 async def find_drift(options: DatabaseOptions) -> list[str]:
-    """How the database differs from the tables that the code describes, in words; empty when it does not."""
+    """List the differences between the database and the tables of this release."""
 
     def compare(connection: SyncConnection) -> list[str]:
         opts = {
@@ -120,14 +120,14 @@ async def find_drift(options: DatabaseOptions) -> list[str]:
 
 
 def is_described(name: str | None, kind: str, _parents: object) -> bool:
-    """Whether our metadata speaks for it. The job queue's tables are pgqueuer's; a test of their own compares them."""
+    """Return whether our metadata describes an object. The tables of pgqueuer have a test of their own."""
     if kind == "schema":
         return name in {None, REPLAY_SCHEMA}
     return kind != "table" or name is None or not name.startswith("pgqueuer")
 
 
 def write_revision(name: str) -> Path:
-    """A new, empty revision after the newest, with the rules in it. For developers in a checkout."""
+    """Create an empty revision from the template, for developers in a checkout."""
     slug = "_".join(name.lower().split())
     today = datetime.now(UTC).strftime("%Y%m%d")
     taken = {script.revision for script in _scripts().walk_revisions()}
@@ -144,7 +144,7 @@ def _state(current: str | None) -> SchemaState:
     scripts = _scripts()
     head = scripts.get_current_head()
     if head is None:
-        raise MigrationFailed("This installation has no migrations.", hint="Install Strata anew.")
+        raise MigrationFailed("This installation has no migrations.", hint="Reinstall Strata.")
     newest_first = [script.revision for script in scripts.walk_revisions()]
     known = current is None or current in newest_first
     pending = newest_first if current is None else newest_first[: newest_first.index(current)] if known else []
@@ -167,14 +167,14 @@ async def _run(options: DatabaseOptions, step: Callable[[Config], None]) -> None
 
     async with _sync_connection(options) as run_sync:
         if not await run_sync(_try_lock):
-            _log.info("schema.awaited")
-            while not await run_sync(_try_lock):  # noqa: ASYNC110  reason: it is another process that lets go
+            _log.info("schema.lock_awaited")
+            while not await run_sync(_try_lock):  # noqa: ASYNC110  reason: another process has the lock
                 await asyncio.sleep(_LOCK_PAUSE_SECONDS)
         await run_sync(migrate)
 
 
 def _try_lock(connection: SyncConnection) -> bool:
-    """Whether this session may migrate now. Leaves no transaction open; the lock ends with the session."""
+    """Try to take the lock of migrations, which ends with the session. Leaves no transaction open."""
     taken = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK}).scalar_one()
     connection.commit()
     return bool(taken)
@@ -184,8 +184,8 @@ def _try_lock(connection: SyncConnection) -> bool:
 async def _sync_connection(
     options: DatabaseOptions,
 ) -> AsyncIterator[Callable[[Callable[[SyncConnection], Result]], Any]]:
-    """Alembic speaks SQLAlchemy; the connection underneath is made by the same code as every other."""
-    # Each revision sets limits of its own, and an index that is made concurrently waits for running transactions.
+    """Open a SQLAlchemy connection for Alembic over one that is made like all others."""
+    # Each revision sets its own limits, and CREATE INDEX CONCURRENTLY waits for running transactions.
     own = replace(options, lock_seconds=0, idle_transaction_seconds=0)
     engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: connect(own), poolclass=NullPool)
     try:
@@ -199,7 +199,7 @@ async def _sync_connection(
                 f"The role of STRATA_DATABASE_URL may not change the schema: {cause}.",
                 hint="Migrate as the role that owns the database; docs/operations/running.md describes the two roles.",
             ) from error
-        # A lock that a revision does not get is no fault of the database.
+        # The database is available if a revision does not get a lock.
         is_locked = isinstance(cause, pg.LockNotAvailableError)
         translated = translate(cause) if cause is not None and not is_locked else None
         if translated is not None:

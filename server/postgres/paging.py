@@ -1,4 +1,4 @@
-"""Pages by cursor: the cursor names the last item shown, so a page costs the same wherever it is in the list."""
+"""Pages of lists by cursor. A cursor names the last item of a page, so all pages of a list cost the same."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,12 +20,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def bounded(limit: int) -> int:
-    """The number of items that a page may have."""
+    """Clamp the number of items of a page."""
     return max(1, min(limit, PAGE_LIMIT))
 
 
 def before_id(cursor: str | None, prefix: str) -> UUID:
-    """Where a list that runs from the newest id to the oldest goes on. Raises `CursorInvalid`."""
+    """Decode the cursor of a list from the newest id to the oldest. Raises `CursorInvalid`."""
     if cursor is None:
         return _ABOVE_ALL_IDS
     found = decode_id(prefix, decode_cursor(cursor, str))
@@ -35,19 +35,19 @@ def before_id(cursor: str | None, prefix: str) -> UUID:
 
 
 def in_range(seq: int) -> int:
-    """A number from outside that Postgres can compare; one beyond its range is beyond any turn."""
+    """Clamp a turn number of a client to the range of `bigint`, which is beyond any turn."""
     return max(0, min(seq, ABOVE_ALL_SEQS))
 
 
 def in_call_range(turn_seq: int) -> int:
-    """The same for the turn of a call. Calls of no turn have numbers below zero."""
+    """The same for the turn number of a call, which is negative for calls without a turn."""
     return max(-ABOVE_ALL_SEQS, min(turn_seq, ABOVE_ALL_SEQS))
 
 
 def ids_within(after: datetime | None, before: datetime | None) -> tuple[UUID, UUID]:
-    """The ids that were made from `after` on and before `before`: the first, and the one that is too many.
+    """Return the range of ids created from `after` on and before `before`; the second bound is exclusive.
 
-    An id begins with the millisecond in which it was made, so time is a range of ids, and no index is needed for it.
+    An id begins with the millisecond of its creation, so a range of time is a range of ids and needs no index.
     """
     return (
         _BELOW_ALL_IDS if after is None else _first_id_at(after),
@@ -61,9 +61,9 @@ def _first_id_at(moment: datetime) -> UUID:
 
 
 def page_of(
-    rows: Sequence[Row], limit: int, item_from: Callable[[Row], Item], place_of: Callable[[Item], str | int]
+    rows: Sequence[Row], limit: int, item_from: Callable[[Row], Item], position_of: Callable[[Item], str | int]
 ) -> Page[Item]:
-    """A page from rows of which one more was asked for than is shown: it only tells that there are more."""
+    """Build a page from rows. The statement reads one row more than a page has, which shows that there are more."""
     shown = bounded(limit)
     items = [item_from(row) for row in rows[:shown]]
-    return Page(items=items, next_cursor=encode_cursor(place_of(items[-1])) if len(rows) > shown else None)
+    return Page(items=items, next_cursor=encode_cursor(position_of(items[-1])) if len(rows) > shown else None)

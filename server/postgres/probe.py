@@ -1,4 +1,4 @@
-"""Whether the database can be used now."""
+"""The readiness check of the database."""
 
 import asyncio
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from server.conversation.errors import DatabaseUnavailable
 from server.postgres.engine import Database, Statement
 
-_ASK: Final = Statement("SELECT current_setting('transaction_read_only') = 'on' AS read_only")
+_READ_ONLY: Final = Statement("SELECT current_setting('transaction_read_only') = 'on' AS read_only")
 
 
 class DatabaseProbe:
@@ -21,7 +21,7 @@ class DatabaseProbe:
         limit = self._database.options.connect_seconds
         try:
             async with asyncio.timeout(limit):
-                rows = await self._database.run(_ASK)
+                rows = await self._database.run(_READ_ONLY)
         except TimeoutError as error:
             raise DatabaseUnavailable(f"The database did not answer within {limit:g} s.") from error
         if rows[0]["read_only"]:

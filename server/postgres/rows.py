@@ -1,4 +1,4 @@
-"""Rows to words."""
+"""Rows of statements as values of the domain."""
 
 from typing import Any, Final, TypeAlias
 
@@ -29,22 +29,22 @@ _HASH_BYTES: Final = 32
 
 
 def text_or_none(value: str | None) -> str | None:
-    """Stored text, or None."""
+    """Decode stored text; None for NULL."""
     return None if value is None else decode_text(value)
 
 
 def json_or_none(value: str | None) -> Any:
-    """Stored JSON, or None for NULL."""
+    """Decode stored JSON; None for NULL."""
     return None if value is None else decode_json(value)
 
 
 def order_or_none(value: str | None) -> LayerOrder | None:
-    """A stored layer order; None where none is stored."""
+    """Decode a stored layer order; None for NULL."""
     return None if value is None else LayerOrder(value)
 
 
 def assistant_from(row: Row) -> Assistant:
-    """A row of `assistants`, its columns named so that they can stand beside a conversation's."""
+    """Read a row of `assistants`, with column names that do not collide with those of a conversation."""
     return Assistant(
         id=encode_id(ASSISTANT, row["assistant_id"]),
         version=row["chosen_version"],
@@ -64,7 +64,7 @@ def assistant_from(row: Row) -> Assistant:
 
 
 def conversation_from(row: Row) -> Conversation:
-    """A row of `conversations`; with `pending_blocks`, where the statement has read them."""
+    """Read a row of `conversations`, and `pending_blocks` if the statement selects them."""
     pending = tuple(decode_text(call_id) for call_id in row["pending_call_ids"])
     if row["lease_token"] is not None:
         state = ConversationState.RUNNING
@@ -103,7 +103,7 @@ def _pending_calls(stored: str | None, pending: tuple[str, ...]) -> tuple[ToolCa
 
 
 def turn_from(row: Row) -> Turn:
-    """A row of `turns` without its native bytes."""
+    """Read a row of `turns` without its native bytes."""
     blocks = tuple(block_from_json(item) for item in decode_json(row["blocks"]))
     match TurnKind(row["kind"]):
         case TurnKind.USER_TASK:
@@ -137,7 +137,7 @@ def turn_from(row: Row) -> Turn:
 
 
 def usage_from(row: Row) -> Usage:
-    """The five buckets of a row."""
+    """Read the token counts of a row."""
     return Usage(
         fresh_input_tokens=row["fresh_input_tokens"],
         cache_read_tokens=row["cache_read_tokens"],
@@ -148,7 +148,7 @@ def usage_from(row: Row) -> Usage:
 
 
 def call_from(row: Row) -> Call:
-    """A row of `calls` with its raw bytes."""
+    """Read a row of `calls` with its raw bytes."""
     return Call(
         turn_seq=row["turn_seq"],
         start=CallStart(
@@ -160,7 +160,7 @@ def call_from(row: Row) -> Call:
             started_at=row["started_at"],
             manifest=tuple(decode_json(row["manifest"])),
             request_hash=row["request_hash"],
-            # One from before it was kept: there was no other order then.
+            # Null in old rows: there was no other order then.
             layer_order=order_or_none(row["layer_order"]) or LayerOrder.LAYERED,
             dynamic=row["dynamic"],
             caching=json_or_none(row["caching"]) or {},
@@ -190,7 +190,7 @@ def _call_end_from(row: Row) -> CallEnd:
 
 
 def trace_from(row: Row) -> CallTrace:
-    """The previous call of a payload source."""
+    """Read the previous call of a payload source."""
     return CallTrace(
         provider=decode_text(row["previous_provider"]),
         model=decode_text(row["previous_model"]),
@@ -203,7 +203,7 @@ def trace_from(row: Row) -> CallTrace:
 
 
 def cache_from(row: Row) -> RegisteredCache:
-    """A row of `provider_caches`, its columns named so that they can stand beside others."""
+    """Read a row of `provider_caches`, with column names that do not collide with others."""
     return RegisteredCache(
         id=row["cache_id"],
         key=CacheKey(
@@ -219,7 +219,7 @@ def cache_from(row: Row) -> RegisteredCache:
 
 
 def epoch_from(row: Row) -> Epoch:
-    """The epoch columns of a payload source."""
+    """Read the epoch columns of a payload source."""
     return Epoch(
         number=row["epoch_number"],
         reason=EpochReason(row["epoch_reason"]),
@@ -228,7 +228,7 @@ def epoch_from(row: Row) -> Epoch:
         segment_count=row["segment_count"],
         base_text=decode_text(row["base_text"] or ""),
         static_hash=row["static_hash"],
-        # Empty in one from before they were kept: equal to no hash, so the next payload begins another epoch.
+        # Empty in old rows: equal to no hash, so the next payload begins another epoch.
         prefix_hash=row["epoch_prefix_hash"] or b"",
         arguments_hash=row["epoch_arguments_hash"] or b"",
         template_hash=row["template_hash"],
@@ -257,13 +257,13 @@ def _signed_summary_from(row: Row) -> SignedSummary:
 
 
 def _split_hashes(joined: bytes | None) -> tuple[bytes, ...]:
-    """SHA-256 hashes that are stored one after the other."""
+    """Split concatenated SHA-256 hashes."""
     hashes = joined or b""
-    return tuple(hashes[place : place + _HASH_BYTES] for place in range(0, len(hashes), _HASH_BYTES))
+    return tuple(hashes[offset : offset + _HASH_BYTES] for offset in range(0, len(hashes), _HASH_BYTES))
 
 
 def segment_from(row: Row, generation: int) -> Segment:
-    """A row of `segments`; its text is empty where it was not read."""
+    """Read a row of `segments`; its text is empty if the statement does not select it."""
     summarised = row["summarises_generation"]
     return Segment(
         generation=generation,
