@@ -107,7 +107,7 @@ ORDER BY note ->> 'place', (c.ended_at IS NOT NULL AND c.error_code IS NULL) DES
 """)  # noqa: S608  reason: constants of our own only
 
 
-class RecordedResults(ReplayRuns):
+class StoredResults(ReplayRuns):
     """Results are inserted once and never changed."""
 
     async def record_result(self, lease: ItemLease, result: TurnResult, blocks: Sequence[Block]) -> None:

@@ -1,4 +1,4 @@
-"""The candidate of a replay, as the assistant that its replay conversations talk to."""
+"""The candidate of a replay as an assistant definition."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,24 +15,31 @@ from server.replay.rerun.validation import refuse
 
 
 def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> AssistantDefinition:
-    """The assistant that a conversation is replayed with. `recorded`: the one that the candidate is laid over.
+    """Merge the candidate into the recorded definition.
 
-    Raises `ValidationFailed` with the field for what its model would not take, before anything is sent.
+    Raises `ValidationFailed` with the field if the model does not accept the result.
     """
     provider = candidate.provider or recorded.provider
     if provider not in KEY_VARIABLES:
         refuse([("candidate.provider", f"There is no provider called {provider}.")])
     if provider != recorded.provider and candidate.model is None:
-        refuse([("candidate.model", f"Another provider needs a model: {recorded.model} is {recorded.provider}'s.")])
+        refuse(
+            [
+                (
+                    "candidate.model",
+                    f"Another provider needs a model: {recorded.model} is a model of {recorded.provider}.",
+                )
+            ]
+        )
     model = candidate.model or recorded.model
     listed = next((PROFILES[name] for name in names_in_tables(model) if name in PROFILES), None)
     if listed is not None and listed.provider != provider:
-        refuse([("candidate.model", f"{model} is not one of {provider}'s.")])
+        refuse([("candidate.model", f"{model} is not a model of {provider}.")])
     definition = replace(
         recorded,
         provider=provider,
         model=model,
-        settings=_lay_over(recorded.settings, candidate),
+        settings=_merge_settings(recorded.settings, candidate),
         instructions=candidate.instructions or recorded.instructions,
         variables=recorded.variables if candidate.variables is None else candidate.variables,
         tools=recorded.tools if candidate.tools is None else candidate.tools,
@@ -42,24 +49,21 @@ def build_definition(recorded: AssistantDefinition, candidate: Candidate) -> Ass
 
 
 def keeps_static(candidate: Candidate, provider: str) -> bool:
-    """Whether the static text of a conversation with this provider is to be as it was recorded.
-
-    `provider`: the one that it was recorded with.
-    """
+    """Return whether the recorded static text is used. `provider`: the recorded one."""
     texts = (candidate.assistant_id, candidate.assistant_version, candidate.instructions, candidate.variables)
     is_same = candidate.provider in (None, provider) and all(text is None for text in texts)
     return is_same and f"{provider}_static_prompt.j2" not in candidate.templates
 
 
 def keeps_dynamic(candidate: Candidate, provider: str) -> bool:
-    """Whether the dynamic layer is to be as it was recorded. `provider`: the one that is asked now.
+    """Return whether the recorded dynamic layer is used. `provider`: the candidate's.
 
-    Also where another one was asked then: it tells the state of the world, and that was what it was.
+    It is also used if the recorded provider was another one, because it describes the state at that time.
     """
     return f"{provider}_dynamic_prompt.j2" not in candidate.templates
 
 
-def _lay_over(recorded: Mapping[str, JsonValue], candidate: Candidate) -> dict[str, JsonValue]:
+def _merge_settings(recorded: Mapping[str, JsonValue], candidate: Candidate) -> dict[str, JsonValue]:
     settings = {**recorded, **(candidate.settings or {})}
     if candidate.layer_order is not None:
         settings["layer_order"] = str(candidate.layer_order)
@@ -72,8 +76,10 @@ def _check(definition: AssistantDefinition) -> None:
     try:
         check_settings(definition.provider, definition.model, definition.settings)
     except ValidationFailed as error:
-        told = error.details.get("errors")
-        errors = [{**fault, "path": f"candidate.{fault['path']}"} for fault in told] if isinstance(told, list) else []
+        found = error.details.get("errors")
+        errors = [{**fault, "path": f"candidate.{fault['path']}"} for fault in found] if isinstance(found, list) else []
         raise ValidationFailed(
-            f"candidate.{error.message}", hint="A setting that is null leaves its choice to the model.", errors=errors
+            f"candidate.{error.message}",
+            hint="A null setting is removed, so that the model's default applies.",
+            errors=errors,
         ) from error

@@ -11,7 +11,7 @@ from typing import Final
 
 from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
-from server.replay.rerun.recorded_results import canonical_arguments
+from server.replay.rerun.recorded_tool_results import canonical_arguments
 from server.replay.rerun.result import DivergenceKind, Outcome
 from server.replay.rerun.similarity import measure_words, split_words
 

@@ -1,4 +1,4 @@
-"""What a replay would come to: recorded usage by the candidate's prices."""
+"""The estimate of a replay: recorded usage by the candidate's prices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from server.replay.rerun.replay import Judge, ReplayDraft, ReplayEstimate, Repla
 
 _MILLION: Final = Decimal(1_000_000)
 _CHARACTERS_PER_TOKEN: Final = 4
-_VERDICT_TOKENS: Final = 100
-"""What a judge says, about."""
+_RATING_TOKENS: Final = 100
+"""The approximate length of a judge's answer."""
 
 TIERS: Final = tuple(sorted({price.from_prompt_tokens for price in PRICES if price.from_prompt_tokens}))
-"""The sizes of prompts at which any model's price changes."""
+"""The prompt sizes at which the price of some model changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedUsage:
-    """Answers of one model whose prompts lie between the same two of `TIERS`, all together."""
+    """The usage of all answers of one model whose prompts are in the same price tier."""
 
     model: str
     tier: int
-    """How many of `TIERS` their prompts have reached."""
+    """How many of `TIERS` their prompts reach."""
     call_count: int
     unmeasured_count: int
-    """Those of which no usage was recorded."""
+    """Calls without recorded usage."""
     usage: Usage
 
 
 def estimate_replay(
     draft: ReplayDraft, conversation_count: int, recorded: Iterable[RecordedUsage], at: datetime
 ) -> ReplayEstimate:
-    """Each recorded answer is asked for once per repetition, and takes what it took then."""
+    """Estimate that each recorded answer is requested once per repetition with its recorded usage."""
     groups = [*recorded]
     if draft.candidate.model is not None:
         groups = [_with_model(group, draft.candidate.model) for group in groups]
@@ -69,7 +69,7 @@ def _with_model(group: RecordedUsage, model: str) -> RecordedUsage:
 
 
 def _judge_usage(judge: Judge, group: RecordedUsage) -> RecordedUsage:
-    """The judge reads its prompt, the recorded answer and one about as long, and says a little."""
+    """Estimate that the judge reads its prompt and two answers of the recorded length."""
     prompt_tokens = len(judge.prompt) // _CHARACTERS_PER_TOKEN
     return RecordedUsage(
         model=judge.model,
@@ -78,7 +78,7 @@ def _judge_usage(judge: Judge, group: RecordedUsage) -> RecordedUsage:
         unmeasured_count=0,
         usage=Usage(
             fresh_input_tokens=group.call_count * prompt_tokens + 2 * group.usage.output_tokens,
-            output_tokens=group.call_count * _VERDICT_TOKENS,
+            output_tokens=group.call_count * _RATING_TOKENS,
         ),
     )
 
@@ -88,7 +88,7 @@ def _price_of(group: RecordedUsage, at: datetime) -> Price | None:
 
 
 def _cost(price: Price, usage: Usage) -> Decimal:
-    """A price for reading from a cache that nobody knows is taken for that of fresh input: not less than it is."""
+    """Return the cost. An unknown price of cache reads is replaced by that of fresh input, which is not lower."""
     read = price.fresh_input if price.cache_read is None else price.cache_read
     parts = (
         price.fresh_input * usage.fresh_input_tokens,

@@ -1,8 +1,8 @@
-"""Results of a replay as files: lines of JSON and of CSV, and tests for promptfoo.
+"""Results of a replay as files: JSON, CSV, and tests for promptfoo.
 
-What users and models wrote is made harmless for whatever reads the file. A cell that a spreadsheet would take for a
-formula gets an apostrophe before it. promptfoo renders what it reads as templates and loads what begins with `file://`:
-such marks are written as expressions that give the same text.
+Texts of users and models are escaped for the programs that read the file. A CSV cell that a spreadsheet would evaluate
+as a formula starts with an apostrophe. promptfoo renders texts as templates and loads texts that start with `file://`,
+so these are written as template expressions that evaluate to the same text.
 """
 
 import csv
@@ -21,8 +21,8 @@ from server.replay.rerun.replay import Assertion, Replay
 from server.replay.rerun.result import AnswerFacts
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-_LONGEST_CELL: Final = 32_000
-"""What spreadsheets hold in a cell, about."""
+_MAX_CELL_CHARS: Final = 32_000
+"""The approximate limit of spreadsheets."""
 _TEMPLATE: Final = re.compile(r"\{[{%#]")
 _FILE: Final = "file://"
 _FACTS: Final = (
@@ -41,7 +41,7 @@ _FACTS: Final = (
 
 
 class ExportFormat(StrEnum):
-    """How results are written."""
+    """The format of an export."""
 
     JSON = "json"
     CSV = "csv"
@@ -123,7 +123,7 @@ async def _write_promptfoo(replays: Replays, replay: Replay) -> AsyncIterator[st
 
 
 def write_csv_row(full: FullResult) -> str:
-    """One line for one answer, though its texts may have line ends."""
+    """Encode one result as a CSV record."""
     stored, result = full.stored, full.stored.result
     return _write_row(
         (
@@ -150,29 +150,32 @@ def write_csv_row(full: FullResult) -> str:
     )
 
 
-def make_harmless(cell: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+def escape_formula(cell: str) -> str:
+    """Escape a text that a spreadsheet would evaluate as a formula."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
 def write_promptfoo_test(full: FullResult, assertions: Sequence[Assertion]) -> str:
-    """A test case on a line of its own: JSON, which YAML takes as it is.
+    """Encode a test case on one line, as JSON, which is valid YAML.
 
-    It asks that the answer be like the recorded one, where that has a text, and that the text fit the schemas of the
-    replay. Expressions stay here: promptfoo's Python has other names.
+    It compares the answer with the recorded text, if there is one, and with the schemas of the replay. Expressions are
+    not exported, because promptfoo's Python assertions have other names.
     """
     expected: list[dict[str, Any]] = []
     if full.recorded is not None and full.recorded.text.strip():
-        expected.append({"type": "rouge-n", "value": _plain(full.recorded.text), "threshold": 0.75})
+        expected.append({"type": "rouge-n", "value": _escape_template(full.recorded.text), "threshold": 0.75})
     expected += [
-        {"type": "is-json", "value": assertion.schema, "metric": _plain(assertion.name)}
+        {"type": "is-json", "value": assertion.schema, "metric": _escape_template(assertion.name)}
         for assertion in assertions
         if assertion.schema is not None and assertion.tool_name is None
     ]
     stored = full.stored
     test = {
         "description": f"{stored.conversation_id} turn {stored.result.source_seq}",
-        "vars": {"task": _plain(full.task), "recorded": _plain("" if full.recorded is None else full.recorded.text)},
+        "vars": {
+            "task": _escape_template(full.task),
+            "recorded": _escape_template("" if full.recorded is None else full.recorded.text),
+        },
         "assert": expected,
         "metadata": {
             "conversation_id": stored.conversation_id,
@@ -183,8 +186,8 @@ def write_promptfoo_test(full: FullResult, assertions: Sequence[Assertion]) -> s
     return f"- {json.dumps(test)}\n"
 
 
-def _plain(text: str) -> str:
-    """A text that promptfoo's templates give back as it is."""
+def _escape_template(text: str) -> str:
+    """Escape a text so that promptfoo's templates render it unchanged."""
     escaped = _TEMPLATE.sub(lambda match: "{{ '" + match.group() + "' }}", text)
     return "{{ '" + _FILE + "' }}" + escaped.removeprefix(_FILE) if escaped.startswith(_FILE) else escaped
 
@@ -215,10 +218,10 @@ def _write_row(values: Sequence[object]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Half a pair of surrogates has no place in UTF-8."""
+    """Truncate and escape a cell, and replace lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(value, str):
         return "" if value is None else value
-    return make_harmless(value[:_LONGEST_CELL].encode(errors="replace").decode())
+    return escape_formula(value[:_MAX_CELL_CHARS].encode(errors="replace").decode())
 
 
 def _write_calls(content: AnswerContent | None) -> str:

@@ -1,8 +1,8 @@
-"""Expressions of people who write assertions: Python's grammar, a little of it, and none of its reach.
+"""The expressions of assertions: a small subset of Python, evaluated without `eval`.
 
-The tree is walked here, node by node, and nothing is ever given to `eval`. What is not listed is refused when the
-expression is read: no attribute but the methods of texts and lists that are named below, no import, no lambda, no name
-but the ones that are given. Each evaluation has so many steps, and no text or list gets longer than the limit.
+The syntax tree is interpreted node by node. Everything that is not listed is refused when the expression is read:
+attributes other than the listed methods of texts and lists, imports, lambdas, and unknown names. The number of steps of
+an evaluation and the size of its values are limited.
 """
 
 import ast
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-LONGEST: Final = 2_000
-"""Characters of an expression."""
+MAX_CHARS: Final = 2_000
+"""Of an expression."""
 _MAX_STEPS: Final = 200_000
-_LARGEST: Final = 1_000_000
-"""Of anything that an expression makes: characters, members, and digits far less."""
+_MAX_SIZE: Final = 1_000_000
+"""Characters of a text, members of a list."""
 
 _COMPARE: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Eq: operator.eq,
@@ -42,9 +42,9 @@ _MAX_PLACES: Final = 30
 
 
 def _round(number: float, places: int | None = None) -> float:
-    """Python would compute ten to the power of any number of places, which may take for ever."""
+    """Round with a limit: Python would compute any power of ten, which may never end."""
     if places is not None and abs(places) > _MAX_PLACES:
-        raise ExpressionFailed(f"A number is rounded to {_MAX_PLACES} places at most.")
+        raise ExpressionFailed(f"A number can be rounded to {_MAX_PLACES} places at most.")
     return round(number, places)
 
 
@@ -94,31 +94,31 @@ _NODES: Final = (
 
 
 class ExpressionRefused(ValueError):
-    """An expression that cannot be read, or does what none may do."""
+    """An expression that is not valid, or uses something that is not allowed."""
 
 
 class ExpressionFailed(ValueError):
-    """An expression that went wrong over its values."""
+    """An expression that raised an error on its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """One that has been read."""
+    """An expression that was read and is allowed."""
 
     source: str
     tree: ast.expr
 
 
 def read_expression(source: str, names: frozenset[str]) -> Expression:
-    """`names`: those that it may speak of. Raises `ExpressionRefused`."""
-    if len(source) > LONGEST:
-        raise ExpressionRefused(f"An expression has at most {LONGEST} characters.")
+    """Parse and check an expression. `names`: those of the values. Raises `ExpressionRefused`."""
+    if len(source) > MAX_CHARS:
+        raise ExpressionRefused(f"An expression has at most {MAX_CHARS} characters.")
     try:
         tree = ast.parse(source.strip(), mode="eval")
     except SyntaxError as error:
-        raise ExpressionRefused(f"This is no expression: {error.msg}.") from error
+        raise ExpressionRefused(f"This is not an expression: {error.msg}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ExpressionRefused(f"This is no expression: {error}.") from error
+        raise ExpressionRefused(f"This is not an expression: {error}.") from error
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -129,7 +129,7 @@ def read_expression(source: str, names: frozenset[str]) -> Expression:
 
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> Any:
-    """What it comes to. Raises `ExpressionFailed`."""
+    """Evaluate an expression. Raises `ExpressionFailed`."""
     try:
         return _Evaluation(values).evaluate(expression.tree)
     except ExpressionFailed:
@@ -143,32 +143,32 @@ def _check(node: ast.AST, names: frozenset[str]) -> None:
         raise ExpressionRefused(f"{type(node).__name__} is not allowed here.")
     match node:
         case ast.Name() if node.id not in names:
-            raise ExpressionRefused(f"There is no {node.id}; there are {', '.join(sorted(names))}.")
+            raise ExpressionRefused(f"`{node.id}` is not defined. Names: {', '.join(sorted(names))}.")
         case ast.Attribute() if node.attr not in _METHODS:
-            raise ExpressionRefused(f"There is no .{node.attr}; there are {', '.join(sorted(_METHODS))}.")
+            raise ExpressionRefused(f"`.{node.attr}` is not allowed. Methods: {', '.join(sorted(_METHODS))}.")
         case ast.Call(func=ast.Name() | ast.Attribute(), keywords=[]):
             return
         case ast.Call():
-            raise ExpressionRefused("Functions and methods are called by their names, without keywords.")
+            raise ExpressionRefused("Functions and methods are called by name, without keyword arguments.")
         case ast.comprehension(is_async=1):
-            raise ExpressionRefused("Nothing can be waited for here.")
+            raise ExpressionRefused("Asynchronous loops are not allowed.")
         case _:
             return
 
 
 def _check_uncalled(node: ast.AST, values: frozenset[str]) -> None:
-    """A function by itself is true whatever was said: where its brackets are forgotten, nothing would be asserted."""
+    """Refuse a function that is not called. It is always true, so the assertion would check nothing."""
     match node:
         case ast.Name() if node.id not in values:
-            raise ExpressionRefused(f"{node.id} has to be called: {node.id}(...).")
+            raise ExpressionRefused(f"`{node.id}` must be called: {node.id}(...).")
         case ast.Attribute():
-            raise ExpressionRefused(f".{node.attr} has to be called: .{node.attr}(...).")
+            raise ExpressionRefused(f"`.{node.attr}` must be called: .{node.attr}(...).")
         case _:
             return
 
 
 class _Evaluation:
-    """One walk over a tree."""
+    """One evaluation of a tree."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -177,7 +177,7 @@ class _Evaluation:
     def evaluate(self, node: ast.expr) -> Any:
         self._steps += 1
         if self._steps > _MAX_STEPS:
-            raise ExpressionFailed("It takes too many steps.")
+            raise ExpressionFailed("The evaluation takes too many steps.")
         match node:
             case ast.Constant():
                 return node.value
@@ -212,10 +212,10 @@ class _Evaluation:
             case ast.Call():
                 function = self.evaluate(node.func)
                 if function not in _FUNCTIONS.values():
-                    raise ExpressionFailed("This is no function.")
+                    raise ExpressionFailed("This is not a function.")
                 return _within(function(*[self.evaluate(argument) for argument in node.args]))
             case _:
-                raise ExpressionFailed(f"{type(node).__name__} stands alone.")
+                raise ExpressionFailed(f"{type(node).__name__} is not an expression.")
 
     def _decide(self, node: ast.BoolOp) -> Any:
         value: Any = None
@@ -238,15 +238,15 @@ class _Evaluation:
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         is_plain = isinstance(left, int | float) and isinstance(right, int | float)
         if not is_plain and not isinstance(node.op, ast.Add):
-            # A text times a number, or filled in by `%`, may be as long as it likes.
-            raise ExpressionFailed("Only numbers are calculated with; texts and lists can be joined with +.")
+            # A text times a number, or a format with `%`, can have any length.
+            raise ExpressionFailed("Operators other than + need numbers.")
         return _within(_ARITHMETIC[type(node.op)](left, right))
 
     def _index(self, node: ast.expr) -> Any:
         if not isinstance(node, ast.Slice):
             return self.evaluate(node)
         if node.step is not None:
-            raise ExpressionFailed("A slice has no step here.")
+            raise ExpressionFailed("A slice must not have a step.")
         bounds = [None if bound is None else self.evaluate(bound) for bound in (node.lower, node.upper)]
         return slice(*bounds)
 
@@ -256,7 +256,7 @@ class _Evaluation:
             return
         loop, *inner = loops
         if not isinstance(loop.target, ast.Name):
-            raise ExpressionFailed("A loop has one name.")
+            raise ExpressionFailed("A loop must have one name.")
         outside = dict(self._values)
         for value in self.evaluate(loop.iter):
             self._values[loop.target.id] = value
@@ -266,17 +266,17 @@ class _Evaluation:
 
 
 def _within(value: Any) -> Any:
-    """The value, if it is not too large."""
+    """Return the value, or raise `ExpressionFailed` if it is too large."""
     match value:
         case bool() | float() | None:
             return value
         case int():
             is_large = abs(value) > 10**30
         case str() | list() | dict():
-            is_large = len(value) > _LARGEST
+            is_large = len(value) > _MAX_SIZE
         case _:
             value = list(value)
-            is_large = len(value) > _LARGEST
+            is_large = len(value) > _MAX_SIZE
     if is_large:
-        raise ExpressionFailed("It gets too large.")
+        raise ExpressionFailed("A value is too large.")
     return value

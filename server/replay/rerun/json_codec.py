@@ -1,7 +1,7 @@
-"""Replays as JSON and back: the form in which drafts and results are stored and told.
+"""Drafts and results as JSON and back, as they are stored.
 
-What was read with `draft_from_json` is the draft that `draft_to_json` was given, whatever its texts hold. Times are ISO
-8601, money is text.
+Decoding an encoded value gives an equal value, whatever characters its texts contain. Times are ISO 8601; amounts are
+text.
 """
 
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ from server.replay.rerun.replay import (
 )
 from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
 
-_MONEY: Final = ("cost_from", "cost_to")
-_INSTANTS: Final = ("active_after", "active_before")
+_AMOUNTS: Final = ("cost_from", "cost_to")
+_TIMES: Final = ("active_after", "active_before")
 
 
 def to_json(value: Any) -> JsonValue:
-    """Any word of a replay: members in their order, none left out."""
+    """Encode any value of a replay, with all members in their order."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -44,12 +44,12 @@ def to_json(value: Any) -> JsonValue:
         return value.isoformat()
     if isinstance(value, Decimal):
         return f"{value:f}"
-    # Enumerations are texts already; `json` would write them so, but a reader of the value would see more.
+    # Members of a StrEnum become plain texts.
     return str(value) if isinstance(value, str) else value
 
 
 def draft_from_json(item: Mapping[str, Any]) -> ReplayDraft:
-    """The inverse of `to_json` for a draft."""
+    """Decode a draft."""
     judge = item["judge"]
     return ReplayDraft(
         name=item["name"],
@@ -64,7 +64,7 @@ def draft_from_json(item: Mapping[str, Any]) -> ReplayDraft:
 
 
 def facts_from_json(item: Mapping[str, Any] | None) -> AnswerFacts | None:
-    """The inverse of `to_json` for what an answer took."""
+    """Decode the facts of an answer."""
     if item is None:
         return None
     reason = item["stop_reason"]
@@ -73,18 +73,18 @@ def facts_from_json(item: Mapping[str, Any] | None) -> AnswerFacts | None:
         | {
             "stop_reason": None if reason is None else StopReason(reason),
             "usage": Usage(**item["usage"]),
-            "cost_usd": _money(item["cost_usd"]),
+            "cost_usd": _amount(item["cost_usd"]),
         }
     )
 
 
 def assertions_from_json(items: list[Mapping[str, Any]]) -> tuple[AssertionResult, ...]:
-    """The inverse of `to_json` for how assertions went."""
+    """Decode the results of assertions."""
     return tuple(AssertionResult(**item) for item in items)
 
 
 def judge_result_from_json(item: Mapping[str, Any] | None) -> JudgeResult | None:
-    """The inverse of `to_json` for what a judge said."""
+    """Decode the rating of a judge."""
     return None if item is None else JudgeResult(**item)
 
 
@@ -100,8 +100,8 @@ def _selection_from(item: Mapping[str, Any]) -> Selection:
 
 def _filters_from(item: Mapping[str, Any]) -> InspectionFilter:
     read: dict[str, Any] = dict(item)
-    read |= {name: _money(item[name]) for name in _MONEY}
-    read |= {name: None if item[name] is None else datetime.fromisoformat(item[name]) for name in _INSTANTS}
+    read |= {name: _amount(item[name]) for name in _AMOUNTS}
+    read |= {name: None if item[name] is None else datetime.fromisoformat(item[name]) for name in _TIMES}
     read["state"] = None if item["state"] is None else InspectedState(item["state"])
     read["stop_reason"] = None if item["stop_reason"] is None else StopReason(item["stop_reason"])
     return InspectionFilter(**read)
@@ -120,8 +120,8 @@ def _candidate_from(item: Mapping[str, Any]) -> Candidate:
 
 
 def _limits_from(item: Mapping[str, Any]) -> ReplayLimits:
-    return ReplayLimits(**dict(item) | {"budget_usd": _money(item["budget_usd"])})
+    return ReplayLimits(**dict(item) | {"budget_usd": _amount(item["budget_usd"])})
 
 
-def _money(text: str | None) -> Decimal | None:
+def _amount(text: str | None) -> Decimal | None:
     return None if text is None else Decimal(text)

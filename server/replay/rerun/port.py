@@ -1,23 +1,22 @@
-"""The replay port: where replays, their items and their results are kept, and who may do what next.
+"""The replay port: stores replays, items and results, and decides which item runs and which call is sent next.
 
-What every implementation promises:
+What every implementation guarantees:
 
-- **Bound to a tenant.** With a tenant's id, replays of others do not exist. None means all tenants; whoever passes it
-  has seen to it that the caller may see them all.
-- **Fixed.** The items of a replay are written with it, in one transaction; later conversations are not its business.
-- **One runner per item.** `claim_item` hands out a lease with a new token, and every write names it. After its time
-  anybody may claim the item; from then on the old token is worth nothing, and whoever holds it is told `LeaseLost`.
-- **Never beyond the limits.** Over all processes together: no more items run than `parallelism` says, no call is
-  granted that could carry the spending over the budget, none earlier than the minute's share after the one before it,
-  and none to a provider that has asked for patience.
-- **Nothing is done twice.** What writes can be sent again after a lost answer and has the effect of one.
-- **By the database's clock.**
+- **Tenants are separate.** With a tenant's id, replays of other tenants do not exist. None means all tenants; the
+  caller must have checked that this is allowed.
+- **Items are fixed.** They are written together with the replay, in one transaction.
+- **One owner per item.** `claim_item` returns a lease with a new token, and every write names it. After the lease has
+  expired, any process may claim the item; the old token then raises `LeaseLost`.
+- **Limits hold over all processes.** At most `parallelism` items run. No call is granted that could exceed the budget,
+  none before the interval of `calls_per_minute` has passed, and none to a provider that is paused.
+- **Writes are idempotent.** A write that is repeated after a lost response has the effect of one.
+- **The database's clock** decides about leases and intervals.
 
-A call of a process that died has no answer that anybody could read. It counts by its estimate from the moment in which
-its item is claimed again, or another call would have to wait for it, and what it was for is asked once more: the only
-case in which a provider may charge twice.
+The answer of a call whose process died is lost. The call counts by its estimate as soon as its item is claimed again,
+or as soon as another call would have to wait for it, and is sent again. This is the only case in which a provider may
+charge twice.
 
-Every method raises `DatabaseUnavailable` when the database does not answer.
+Every method raises `DatabaseUnavailable` if the database does not answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,27 +57,27 @@ from server.replay.rerun.result import (
 
 
 class Replays(Protocol):
-    """See the module for what holds for all methods."""
+    """See the module for guarantees of all methods. Implemented in `server.postgres.replay`, above this room."""
 
     async def select_conversations(self, tenant_id: str, selection: Selection) -> Sequence[str]:
-        """The ids that a selection stands for now, in its order.
+        """Return the ids that a selection matches now, in its order.
 
-        Raises `ConversationNotFound` for an id that is none of the tenant's, and `ValidationFailed` for a selection
-        of nothing or of more than `CONVERSATION_LIMIT`.
+        Raises `ConversationNotFound` for an id that is not the tenant's, and `ValidationFailed` for an empty selection
+        or one of more than `CONVERSATION_LIMIT`.
         """
         ...
 
     async def estimate(self, tenant_id: str, draft: ReplayDraft, conversation_ids: Sequence[str]) -> ReplayEstimate:
-        """What it would come to. Nothing is written, nobody is asked.
+        """Estimate the size and the cost of a replay. Nothing is written, and no provider is called.
 
-        Raises `AssistantNotFound` for a candidate whose assistant, or version of it, is not there.
+        Raises `AssistantNotFound` if the candidate's assistant, or its version, does not exist.
         """
         ...
 
     async def create_replay(
         self, tenant_id: str, draft: ReplayDraft, conversation_ids: Sequence[str], *, actor: Actor
     ) -> Replay:
-        """A running replay with all its items, audited. Raises `ConversationNotFound` where a source is gone."""
+        """Create a running replay with all its items, audited. Raises `ConversationNotFound` for a missing source."""
         ...
 
     async def load_replay(self, tenant_id: str | None, replay_id: str) -> Replay:
@@ -86,7 +85,7 @@ class Replays(Protocol):
         ...
 
     async def list_replays(self, tenant_id: str | None, *, cursor: str | None = None, limit: int = 20) -> Page[Replay]:
-        """Newest first. Raises `CursorInvalid`."""
+        """List replays, newest first. Raises `CursorInvalid`."""
         ...
 
     async def list_items(
@@ -98,11 +97,11 @@ class Replays(Protocol):
         cursor: str | None = None,
         limit: int = 20,
     ) -> Page[ReplayItem]:
-        """By number. Raises `ReplayNotFound`, `CursorInvalid`."""
+        """List items by number. Raises `ReplayNotFound`, `CursorInvalid`."""
         ...
 
     async def load_item(self, tenant_id: str | None, replay_id: str, number: int) -> ReplayItem:
-        """Raises `ReplayNotFound`, also for an item that there is not."""
+        """Raises `ReplayNotFound`, also if the item does not exist."""
         ...
 
     async def list_results(
@@ -120,21 +119,19 @@ class Replays(Protocol):
     async def count_outcomes(
         self, tenant_id: str | None, replay_id: str, numbers: Sequence[int]
     ) -> Mapping[int, Mapping[Outcome, int]]:
-        """How many answers of each of these items came out how. An item without results is left out."""
+        """Count the results of each item by outcome. Items without results are left out."""
         ...
 
     async def load_answers(
         self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
     ) -> Mapping[AnswerPlace, AnswerBlocks]:
-        """What was said in a page of results. Those that are not there, or were erased meanwhile, are left out."""
+        """Load the answers of a page of results. Results that do not exist, or were erased, are left out."""
         ...
 
     async def find_judge_calls(
         self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
     ) -> Mapping[int, CallPlace]:
-        """The calls of the replay conversation that asked the judge about these places of an item, as far as there are
-        such.
-        """
+        """Return the judge's calls for these places of an item. Places without one are left out."""
         ...
 
     async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:
@@ -142,99 +139,99 @@ class Replays(Protocol):
         ...
 
     async def pause_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:
-        """No other call leaves. Pausing twice changes nothing. Raises `ReplayNotFound`, `ReplayEnded`."""
+        """Grant no further call. Pausing twice changes nothing. Raises `ReplayNotFound`, `ReplayEnded`."""
         ...
 
     async def continue_replay(
         self, tenant_id: str | None, replay_id: str, *, actor: Actor, limits: ReplayLimits | None = None
     ) -> Replay:
-        """Goes on after a pause, or with a larger budget after it was spent: then skipped items wait again.
+        """Continue a paused replay, or with a larger budget one that was stopped: skipped items then wait again.
 
-        `limits` replaces the replay's, but for the repetitions, which are fixed. Raises `ReplayNotFound`,
-        `ReplayEnded`, and `ValidationFailed` for a budget that is spent already.
+        `limits` replaces the replay's limits, except for the repetitions. Raises `ReplayNotFound`, `ReplayEnded`, and
+        `ValidationFailed` for a budget that is already spent.
         """
         ...
 
     async def cancel_replay(self, tenant_id: str | None, replay_id: str, *, actor: Actor) -> Replay:
-        """Items that wait are cancelled now, those that run when their call is over.
+        """Cancel waiting items now, and running items when their call has ended.
 
-        Cancelling twice changes nothing. Raises `ReplayNotFound`, `ReplayEnded` for one that is done.
+        Cancelling twice changes nothing. Raises `ReplayNotFound`, and `ReplayEnded` if the replay is done.
         """
         ...
 
     async def erase_replay(
         self, tenant_id: str | None, replay_id: str, *, actor: Actor, dry_run: bool = False
     ) -> ErasureReport:
-        """The replay with its items, results and replay conversations, some replay conversations at a time; the replay
-        itself goes last.
+        """Erase a replay with its items, results and replay conversations, in batches; the replay itself is last.
 
-        Raises `ReplayNotFound`, `ReplayBusy` while it runs or an item of it does.
+        Raises `ReplayNotFound`, and `ReplayBusy` while the replay or one of its items runs.
         """
         ...
 
     async def claim_item(self, replay_id: str, *, owner: str, lease_seconds: float) -> ClaimedItem | None:
-        """The next item that nobody runs, those that were begun first.
+        """Claim the next item without a living owner; started items come first.
 
-        None where there is none, where enough run already, or where the replay does not run. A call that its last
-        owner had open is lost and counts by its estimate.
+        Returns None if there is none, if `parallelism` items run, or if the replay does not run. An open call of the
+        last owner is lost and counts by its estimate.
         """
         ...
 
     async def renew_lease(self, lease: ItemLease, *, lease_seconds: float) -> None:
-        """Moves the end on. Raises `LeaseLost`."""
+        """Extend the lease. Raises `LeaseLost`."""
         ...
 
     async def open_replay_conversation(
         self, lease: ItemLease, tenant_id: str, definition: AssistantDefinition, draft: ConversationDraft
     ) -> Conversation:
-        """The item's replay conversation: a new one with an assistant of its own (`draft.assistant_id` is not read),
-        or the one that is there. Its turns are written by a `Store` over the replay conversations. Raises `LeaseLost`.
+        """Return the item's replay conversation, or create it with an assistant of its own.
+
+        `draft.assistant_id` is ignored. Turns are written by a `Store` over the replay conversations. Raises
+        `LeaseLost`.
         """
         ...
 
     async def reserve_call(
         self, lease: ItemLease, reservation: UUID, *, provider: str, estimate: CallEstimate
     ) -> CallPermission:
-        """Whether the item's next call may leave now. An item has one call at a time.
+        """Decide whether the item's next call may be sent now. An item has one call at a time.
 
-        With `Granted` the estimate is set aside, and `settle_call` has to follow. Where the budget does not suffice,
-        the replay stops, its waiting items are skipped, and this and every later answer is `Stopped`; as long as
-        calls on their way may still turn out cheaper, it is `Wait`.
+        `Granted` reserves the estimate, and `settle_call` must follow. If the budget does not suffice, the result is
+        `Wait` while open calls may still cost less than their estimates. Otherwise the replay stops, its waiting items
+        are skipped, and this and every later result is `Stopped`.
 
-        Raises `LeaseLost`, and `PriceUnknown` for a call without a price where the budget is in money.
+        Raises `LeaseLost`, and `PriceUnknown` for a call without a price if the budget is in dollars.
         """
         ...
 
     async def settle_call(self, lease: ItemLease, reservation: UUID, spending: CallSpending) -> None:
-        """What the call came to, in place of its estimate; nothing for one that never left.
+        """Replace the estimate of a call with its cost; 0 if it was not sent.
 
-        One that was settled before, or has been counted as lost since, is left as it is. Raises `LeaseLost` where the
-        replay was erased.
+        A call that is already settled or counted as lost is not changed. Raises `LeaseLost` if the replay was erased.
         """
         ...
 
     async def pause_provider(self, provider: str, seconds: float) -> None:
-        """No call of any replay leaves for this provider for so long: it has asked for patience."""
+        """Grant no call of any replay to this provider for this time, after it has limited the rate."""
         ...
 
     async def record_result(self, lease: ItemLease, result: TurnResult, blocks: Sequence[Block]) -> None:
-        """Writes a result with the candidate's answer. A place that is taken stays as it is. Raises `LeaseLost`."""
+        """Store a result with the candidate's answer. An existing result is not changed. Raises `LeaseLost`."""
         ...
 
     async def end_item(self, lease: ItemLease, state: ItemState, *, error_code: str | None = None) -> None:
-        """The item is over; with the last one the replay is done. Raises `LeaseLost`."""
+        """End the item; with the last one, the replay is done. Raises `LeaseLost`."""
         ...
 
     async def release_item(self, lease: ItemLease) -> None:
-        """Gives the item back, to be gone on with by whoever claims it. In a replay that was cancelled or stopped by
-        its budget the item ends. Raises `LeaseLost`.
+        """Release the item, so that another process can claim it. If the replay was cancelled or stopped, the item
+        ends. Raises `LeaseLost`.
         """
         ...
 
     async def end_abandoned_items(self) -> int:
-        """Ends the items of cancelled and stopped replays whose owners died. How many."""
+        """End the items of cancelled and stopped replays whose owners died, and return their number."""
         ...
 
     async def list_open_work(self, *, limit: int = 100) -> Sequence[OpenWork]:
-        """Running replays, of all tenants, with items that could be claimed now."""
+        """List running replays of all tenants with items that can be claimed now."""
         ...

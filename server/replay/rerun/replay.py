@@ -1,17 +1,16 @@
-"""Replays: stored conversations once more, through a candidate. The words; `server.replay.rerun.port` is the port.
+"""Replays: stored conversations, sent to a candidate again. `port` stores and loads these values.
 
-A replay fixes its conversations when it is made. Each of them gives one *item* per repetition: the source is read, a
-*replay conversation* is written. A replay conversation is a whole conversation with turns, calls, raw bytes and
-epochs, in tables of the same shape that no list of live conversations reads. For each answer of the candidate there is
-a *result*, see
-`server.replay.rerun.result`.
+The conversations of a replay are fixed when it is created. Each of them has one *item* per repetition. An item reads
+its source conversation and writes a *replay conversation*: a complete conversation with turns, calls, raw bytes and
+epochs, in tables of the same shape that no list of live conversations reads. Each answer of the candidate has a
+*result*: see `result`.
 
     waiting ──claimed──> running ──┬─> done        every answer is there
        ^                    │      ├─> failed      `error_code` says why
        └──── released ──────┘      ├─> cancelled   with its replay
-                                   └─> skipped     the budget was spent before it was done
+                                   └─> skipped     the budget was spent first
 
-A running item whose lease is over can be claimed like a waiting one, and goes on behind its last result.
+A running item whose lease has expired can be claimed like a waiting one, and continues after its last result.
 """
 
 from collections.abc import Mapping
@@ -28,99 +27,99 @@ from server.conversation.payload import LayerOrder
 from server.inspection.conversation_list import InspectionFilter
 
 CONVERSATION_LIMIT: Final = 100_000
-"""More conversations than this are never in one replay."""
+"""Conversations of one replay."""
 ITEM_LIMIT: Final = 200_000
-"""Nor more items, all repetitions together."""
+"""Items of one replay, with all repetitions."""
 REPETITION_LIMIT: Final = 100
 PARALLELISM_LIMIT: Final = 64
 
 
 class ReplayMode(StrEnum):
-    """Whose answers the candidate sees as its past."""
+    """Which answers are the history of the candidate's next request."""
 
     TEACHER_FORCED = "teacher_forced"
-    """The recorded ones: each answer is compared on its own."""
+    """The recorded ones. Each answer is compared on its own."""
     FREE_RUNNING = "free_running"
-    """Its own, with recorded tool results served by call signature."""
+    """The candidate's own. Recorded tool results are served by call signature."""
 
 
 class OnMissingResult(StrEnum):
-    """What a free-running candidate gets for a tool call that nobody has made before."""
+    """The result of a free-running candidate's tool call that was not recorded."""
 
     STOP = "stop"
-    """Nothing: the item ends there, diverged."""
+    """None: the item ends."""
     NEAREST = "nearest"
-    """The recorded result of the nearest call of the same name; where there is none, the item ends."""
+    """The recorded result of the most similar call of the same tool. If there is none, the item ends."""
     SYNTHETIC_ERROR = "synthetic_error"
-    """An error result that says so."""
+    """An error result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which conversations. By their ids, or all that the filters let through; of these, all or a random sample.
+    """Which conversations are replayed: by id or by filters, all of them or a random sample.
 
     The same selection of the same conversations gives the same sample in the same order.
     """
 
     conversation_ids: tuple[str, ...] | None = None
-    """These, in this order; None: what the filters let through. A stored replay has none here: its items name them."""
+    """In this order; None selects by the filters. Empty in a stored replay, whose items name them."""
     filters: InspectionFilter = field(default_factory=InspectionFilter)
     sample_count: int | None = None
-    """None: all of them."""
+    """None takes all."""
     sample_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is tried. What is None, or empty for `templates`, is as it was recorded."""
+    """The configuration under test. None, or empty `templates`, keeps the recorded value."""
 
     provider: str | None = None
     model: str | None = None
     assistant_id: str | None = None
-    """Another assistant of the tenant's in place of each conversation's own."""
+    """Replaces the assistant of each conversation."""
     assistant_version: int | None = None
-    """None: with an `assistant_id` its newest when the replay is made, else the one that each turn was answered by."""
+    """None means, with an `assistant_id`, its newest version when the replay is created, else the recorded version."""
     settings: Mapping[str, JsonValue] | None = None
-    """Members that are laid over the assistant's; a member that is null leaves its choice to the model."""
+    """Merged into the assistant's settings. A null member removes the setting, so the model's default applies."""
     instructions: Instructions | None = None
     variables: Mapping[str, JsonValue] | None = None
     tools: tuple[Tool, ...] | None = None
     layer_order: LayerOrder | None = None
     compaction: Mapping[str, JsonValue] | None = None
-    """As the member `compaction` of an assistant's settings, see `server.conversation.compaction_policy`."""
+    """As the member `compaction` of an assistant's settings."""
     templates: Mapping[str, str] = field(default_factory=dict)
-    """Sources of layers' templates by the name of their file, such as `gemini_static_prompt.j2`."""
+    """Template sources by file name, such as `gemini_static_prompt.j2`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayLimits:
-    """How much of everything, over all processes together. What is None has no limit."""
+    """Limits that hold over all processes together. None means no limit."""
 
     repetitions: int = 1
     parallelism: int = 4
-    """So many items run at the same time."""
+    """Items that run at the same time."""
     calls_per_minute: int | None = None
-    """Evenly: no two calls leave closer together than the minute's share."""
+    """Calls are spaced evenly: the interval between two calls is at least 60 seconds divided by this."""
     budget_usd: Decimal | None = None
-    """What is spent and what may be on its way never come to more; then the replay stops."""
+    """A call is sent only if the spending and all estimates of open calls stay within it. Then the replay stops."""
     budget_tokens: int | None = None
     """The same in tokens of all buckets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assertion:
-    """What has to hold for each answer of the candidate: an expression or a JSON schema, exactly one of them."""
+    """A condition for each answer of the candidate: either an expression or a JSON schema."""
 
     name: str
     expression: str | None = None
     schema: Mapping[str, JsonValue] | None = None
     tool_name: str | None = None
-    """With a schema: it is for the arguments of the calls of this tool. None: for the answer's text as JSON."""
+    """The schema applies to the arguments of this tool's calls; None: to the answer's text, parsed as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """A model that says how good an answer is. Its calls are kept in the replay conversation, and its cost counts."""
+    """A model that rates each answer. Its calls are stored in the replay conversation and count toward the budget."""
 
     provider: str
     model: str
@@ -130,7 +129,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDraft:
-    """A replay as it is asked for."""
+    """The definition of a replay, as a caller submits it."""
 
     name: str
     selection: Selection
@@ -143,19 +142,19 @@ class ReplayDraft:
 
 
 class ReplayState(StrEnum):
-    """What a replay does. The last three are ends; one that the budget stopped goes on with a larger budget."""
+    """The state of a replay. The last three are final, but a larger budget continues one that its budget stopped."""
 
     RUNNING = "running"
     PAUSED = "paused"
-    """Calls that are on their way are finished; no other leaves."""
+    """Open calls are finished; no other is sent."""
     DONE = "done"
-    """Every item has ended, however."""
+    """Every item has ended, in any state."""
     CANCELLED = "cancelled"
     STOPPED_BY_BUDGET = "stopped_by_budget"
 
 
 class ItemState(StrEnum):
-    """What became of an item. See the module."""
+    """The state of an item: see the module."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -170,27 +169,27 @@ ENDED_ITEM_STATES: Final = (ItemState.DONE, ItemState.FAILED, ItemState.CANCELLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A replay as it stands."""
+    """A replay with its progress and spending."""
 
     id: str
     tenant_id: str
     draft: ReplayDraft
     state: ReplayState
     item_count: int
-    """When it was made."""
+    """When it was created."""
     item_counts: Mapping[ItemState, int]
-    """Now. Every state is there. Together less than `item_count` where sources were erased since."""
+    """Current, with every state as a key. The sum is below `item_count` if sources were erased since."""
     spent_usd: Decimal
-    """Of calls that have ended, and the estimates of those that were lost."""
+    """Of calls that have ended, and the estimates of lost calls."""
     spent_tokens: int
     reserved_usd: Decimal
-    """The estimates of calls that are on their way."""
+    """The estimates of open calls."""
     reserved_tokens: int
     unpriced_count: int
-    """Calls whose price is not known: the spending is at least what is said above."""
+    """Calls without a known price, which the spending does not include."""
     created_at: datetime
     created_by: str | None
-    """The id of the key; None: somebody at the command line."""
+    """The id of an API key; None for the command line."""
     ended_at: datetime | None
 
     @property
@@ -210,21 +209,21 @@ class ReplayItem:
 
     replay_id: str
     number: int
-    """1, 2, 3 in the order of the selection, repetition by repetition."""
+    """1, 2, 3, in the order of the selection, repetition after repetition."""
     conversation_id: str
-    """The source."""
+    """The source conversation."""
     repetition: int
     """1, 2, 3."""
     state: ItemState
     replay_conversation_id: str | None
-    """A conversation among the replay conversations; None before there is one."""
+    """None until the item has started."""
     error_code: str | None
     diverged_at_seq: int | None
-    """The first recorded answer that the candidate's differs from; None where none does, so far."""
+    """The first recorded answer that the candidate's differs from; None if there is none yet."""
     spent_usd: Decimal
     spent_tokens: int
     lost_count: int
-    """Calls whose answers nobody could read, since the process that made them died; each counts by its estimate."""
+    """Calls whose process died before the answer was stored. Each counts by its estimate."""
     owner: str | None
     """The process that runs it."""
     lease_expires_at: datetime | None
@@ -234,7 +233,7 @@ class ReplayItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemLease:
-    """The right to run an item. Whoever knows the token holds it, until somebody takes it over."""
+    """The right to run an item, until another process claims it with a new token."""
 
     replay_id: str
     number: int
@@ -243,33 +242,33 @@ class ItemLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedItem:
-    """An item to be run, with all that has to be known about it."""
+    """A claimed item, with everything that is needed to run it."""
 
     lease: ItemLease
     item: ReplayItem
     tenant_id: str
     draft: ReplayDraft
-    """Of its replay, with the limits of now."""
+    """Of its replay, with the current limits."""
     made_at: datetime
-    """When the replay was made. What was said later is not its business."""
+    """When the replay was created. Later turns of the source are ignored."""
     result_count: int
-    """How many answers are there: places 1 to this one."""
+    """The number of results: places 1 to this one are done."""
     was_lost: bool
-    """Its last owner died over a call. What that call was for has to be asked once more."""
+    """The last owner died during a call, which has to be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEstimate:
-    """What a call may come to."""
+    """The estimated maximum of a call."""
 
     usd: Decimal | None
-    """None where the price is not known."""
+    """None if the price is not known."""
     tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSpending:
-    """What calls have come to."""
+    """The cost of ended calls."""
 
     usd: Decimal | None
     tokens: int
@@ -277,19 +276,19 @@ class CallSpending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The call may leave."""
+    """The call may be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Not yet: ask again after so long."""
+    """The call may not be sent yet: retry after this time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """No call may leave for this replay any more, or not before somebody continues it."""
+    """No further call of the replay may be sent, unless it is continued."""
 
     state: ReplayState
 
@@ -299,30 +298,30 @@ CallPermission = Granted | Wait | Stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenWork:
-    """A running replay that has items which nobody runs."""
+    """A running replay with items that can be claimed."""
 
     replay_id: str
     slot_count: int
-    """How many more could run at the same time."""
+    """How many more items may run at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEstimate:
-    """What a replay would come to, from what its sources have recorded."""
+    """The estimated size and cost of a replay, from the recorded usage of its sources."""
 
     conversation_count: int
     item_count: int
     call_count: int
-    """Judges' calls included; compactions' are not foreseen."""
+    """Including the judge's calls. Compactions are not estimated."""
     input_tokens: int
     output_tokens: int
     cost_usd: Decimal | None
-    """By the candidate's prices, as if its cache did what the recorded one did; None where none is known."""
+    """By the candidate's prices, with the recorded cache reads; None if no price is known."""
     uncached_cost_usd: Decimal | None
-    """The same as if nothing came from a cache."""
+    """The same without cache reads."""
     unpriced_count: int
-    """Calls that the costs leave out, since their model has no price."""
+    """Calls without a known price, which the costs do not include."""
     unmeasured_count: int
-    """Calls of which no usage was recorded."""
+    """Calls without recorded usage."""
     is_rough: bool
-    """A free-running candidate takes as many turns as it likes: these are the recorded ones."""
+    """The replay is free-running: the candidate may take more or fewer turns than were recorded."""

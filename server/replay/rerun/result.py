@@ -1,4 +1,4 @@
-"""Results of replays: what became of each answer of a candidate, beside the one that was recorded."""
+"""Results of replays: one per answer of the candidate, compared with the recorded answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,44 +11,44 @@ from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 
 AnswerPlace: TypeAlias = tuple[int, int]
-"""The number of an item, and a place in it."""
+"""The number of an item, and the place of a result in it."""
 CallPlace: TypeAlias = tuple[int, int]
-"""The turn of a call, below zero for those of no turn, and its attempt."""
+"""The turn of a call, negative for background calls, and its attempt."""
 
 
 class Outcome(StrEnum):
-    """What became of one answer."""
+    """The outcome of one answer."""
 
     SAME = "same"
     DIFFERENT = "different"
     NOT_COMPARED = "not_compared"
-    """There is nothing that it could be compared with: `note` says why."""
+    """There is no recorded answer to compare with: `note` says why."""
     FAILED = "failed"
-    """The candidate gave none."""
+    """The candidate's call failed."""
 
 
 class DivergenceKind(StrEnum):
-    """In what two answers differ."""
+    """How two answers differ."""
 
     TEXT = "text"
     TOOL_NAME = "tool_name"
     TOOL_ARGUMENTS = "tool_arguments"
     TOOL_MISSING = "tool_missing"
-    """A call that was recorded was not made, or one more was."""
+    """A recorded call was not made, or an additional one was."""
     STOP_REASON = "stop_reason"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFacts:
-    """What an answer took, whoever gave it."""
+    """Stop reason, usage, cost and times of an answer."""
 
     stop_reason: StopReason | None = None
     error_code: str | None = None
     usage: Usage = field(default_factory=Usage)
     cost_usd: Decimal | None = None
     latency_ms: int | None = None
-    """From the request to the last byte, of the call that gave it."""
+    """From the request to the last byte, of the call that produced it."""
     first_byte_ms: int | None = None
 
     @property
@@ -58,55 +58,55 @@ class AnswerFacts:
 
     @property
     def cache_share(self) -> float | None:
-        """The part of the input that came from the cache; None where there was no input."""
+        """The share of the input that was read from the cache; None without input."""
         total = self.usage.input_tokens
         return self.usage.cache_read_tokens / total if total else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssertionResult:
-    """How an assertion went."""
+    """The result of an assertion."""
 
     name: str
     passed: bool
     message: str = ""
     """Why it did not pass."""
     error_code: str | None = None
-    """If it could not be decided whether it holds: one of `evaluation_failed`, `evaluation_timed_out`,
-    `evaluation_too_large` and `not_evaluated`. None if it holds or does not.
+    """One of `evaluation_failed`, `evaluation_timed_out`, `evaluation_too_large` and `not_evaluated` if the assertion
+    could not be evaluated, else None.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeResult:
-    """What the judge said."""
+    """The judge's rating."""
 
     score: float | None
-    """From 0 to 1; None where it gave none."""
+    """From 0 to 1; None if the judge returned none."""
     reason: str = ""
     error_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What became of one answer of the candidate's. Its blocks are apart: see `Replays.load_answers`."""
+    """The result of one answer, without its blocks: see `Replays.load_answers`."""
 
     place: int
-    """1, 2, 3 within the item: the order in which it was asked."""
+    """1, 2, 3, in the order of the item's requests."""
     source_seq: int | None
-    """The recorded answer beside it; None where a free-running candidate is where nobody was."""
+    """The recorded answer; None if a free-running candidate took a turn that was not recorded."""
     replay_seq: int | None
-    """The turn of the replay conversation whose calls were made for it; None where none was made."""
+    """The turn of the replay conversation; None if no call was made."""
     attempt: int | None
-    """The call that gave it."""
+    """The call that produced the answer."""
     outcome: Outcome
     kinds: tuple[DivergenceKind, ...] = ()
     similarity: float | None = None
-    """Of the texts, from 0 to 1; None where they were not compared."""
+    """Of the texts, from 0 to 1; None if they were not compared."""
     severity: float = 0.0
-    """From 0, the same, to 1: worst first is by this."""
+    """From 0, the same, to 1. Results are ordered by this, worst first."""
     note: str | None = None
-    """A short word on what is special, such as why nothing was compared."""
+    """A short code, such as the reason why nothing was compared."""
     recorded: AnswerFacts | None = None
     candidate: AnswerFacts | None = None
     assertions: Sequence[AssertionResult] = ()
@@ -115,10 +115,10 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResult:
-    """A result in a list."""
+    """A result with its item."""
 
     number: int
-    """The item's."""
+    """Of the item."""
     conversation_id: str
     repetition: int
     replay_conversation_id: str | None
@@ -127,30 +127,30 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBlocks:
-    """What was said in the place of a result."""
+    """The blocks of the task and of both answers of a result."""
 
     task: tuple[Block, ...]
-    """What the user had asked last; empty where nobody has."""
+    """The user task that both answer; empty if there is none."""
     recorded: tuple[Block, ...] | None
-    """None where there is no recorded answer."""
+    """None if there is no recorded answer."""
     candidate: tuple[Block, ...]
 
 
 class ResultOrder(StrEnum):
-    """How results are listed."""
+    """The order of a list of results."""
 
     PLACE = "place"
-    """Item by item, as they were asked."""
+    """By item and place."""
     WORST = "worst"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFilter:
-    """Which results. What is None does not matter."""
+    """Which results are listed. None means any."""
 
     number: int | None = None
     first_place: int | None = None
-    """From this one on."""
+    """Inclusive."""
     outcome: Outcome | None = None
     kind: DivergenceKind | None = None
     has_failed_assertion: bool = False

@@ -46,9 +46,9 @@ from server.replay.rerun.preparation import ReplayPreparation
 from server.replay.rerun.renderer import ReplayRenderer
 from server.replay.rerun.replay import ClaimedItem, ItemState, ReplayDraft, ReplayMode
 from server.replay.rerun.result import JudgeResult
+from server.replay.rerun.result_builder import CandidateAnswer, build_result, build_subject, is_comparable
 from server.replay.rerun.source import RecordedStep, ReplaySource, list_turns, open_source
 from server.replay.rerun.tools import ReplayTools
-from server.replay.rerun.verdict import CandidateAnswer, build_result, build_subject, is_comparable
 from server.replay.rerun.walk import NextStep, Walk, WalkEnd, WalkStep, open_walk
 from server.turns.live import LiveTurn
 from server.turns.reaper import Reaper

@@ -1,4 +1,4 @@
-"""Replays as people ask for them: checked before anything is written, made, and handed to whoever runs them."""
+"""Creation of replays: validated, estimated, stored and queued."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from server.replay.rerun.renderer import RendererOf
 from server.replay.rerun.replay import Candidate, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
 from server.replay.rerun.validation import check_draft, check_size, refuse
 
-_LOOKED_AT: Final = 50
-"""Conversations whose assistants the candidate is laid over beforehand. What others have is found when they are run."""
+_MAX_CHECKED: Final = 50
+"""Conversations whose assistants are checked with the candidate in advance. Others are checked when they run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What a replay would do."""
+    """The conversations and the estimate of a replay."""
 
     conversation_ids: Sequence[str]
     estimate: ReplayEstimate
 
 
 class ReplayService:
-    """Makes replays."""
+    """Plans, creates and continues replays. `replays` does everything else."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class ReplayService:
         self._assertions = assertions
 
     async def plan(self, tenant_id: str, draft: ReplayDraft) -> ReplayPlan:
-        """The dry run: nothing is written, nobody is asked.
+        """Validate and estimate a replay. Nothing is written, and no provider is called.
 
-        Raises `ValidationFailed` with the field for a draft that cannot be run, `ConversationNotFound`,
-        `AssistantNotFound`, `TemplateWorkersBusy`, and `PriceUnknown` where the budget is in money and a model has no
+        Raises `ValidationFailed` with the field of a draft that cannot be run, `ConversationNotFound`,
+        `AssistantNotFound`, `TemplateWorkersBusy`, and `PriceUnknown` if the budget is in dollars and a model has no
         price.
         """
         check_draft(draft)
@@ -58,15 +58,15 @@ class ReplayService:
         await renderer.check_templates(tenant_id)
         ids = await self.replays.select_conversations(tenant_id, draft.selection)
         check_size(len(ids), draft.limits)
-        await self._check_candidate(tenant_id, draft.candidate, ids[:_LOOKED_AT], renderer)
+        await self._check_candidate(tenant_id, draft.candidate, ids[:_MAX_CHECKED], renderer)
         estimate = await self.replays.estimate(tenant_id, draft, ids)
         if draft.limits.budget_usd is not None and estimate.unpriced_count:
-            # Each conversation would find out by itself, and some of them after the first answers were paid for.
+            # Otherwise each item would fail by itself, some after their first calls were charged.
             raise PriceUnknown
         return ReplayPlan(conversation_ids=ids, estimate=estimate)
 
     async def create(self, tenant_id: str, draft: ReplayDraft, *, actor: Actor) -> Replay:
-        """A replay that runs from now on. Raises what `plan` raises."""
+        """Create a running replay. Raises what `plan` raises."""
         plan = await self.plan(tenant_id, draft)
         draft = replace(draft, candidate=await self._pin(tenant_id, draft.candidate))
         replay = await self.replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
@@ -76,13 +76,13 @@ class ReplayService:
     async def continue_(
         self, tenant_id: str | None, replay_id: str, *, actor: Actor, limits: ReplayLimits | None = None
     ) -> Replay:
-        """Goes on after a pause, or with a larger budget. Raises what `Replays.continue_replay` raises."""
+        """Continue a replay and queue it. Raises what `Replays.continue_replay` raises."""
         replay = await self.replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
         await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
         return replay
 
     async def _pin(self, tenant_id: str, candidate: Candidate) -> Candidate:
-        """The newest version is the newest of now: all conversations meet the same one, however long it takes."""
+        """Fix the newest version of the assistant, so that all items use the same one."""
         if candidate.assistant_id is None or candidate.assistant_version is not None:
             return candidate
         newest = await self._store.load_assistant(tenant_id, candidate.assistant_id)
@@ -91,7 +91,7 @@ class ReplayService:
     async def _check_candidate(
         self, tenant_id: str, candidate: Candidate, conversation_ids: Sequence[str], renderer: Renderer
     ) -> None:
-        """Laid over each assistant that it meets: what one of them takes, another one's model may not."""
+        """Check the candidate with each assistant of the conversations, because their models differ."""
         seen: set[tuple[str, int | None]] = set()
         for conversation_id in conversation_ids:
             conversation = await self._store.load_conversation(tenant_id, conversation_id)

@@ -1,4 +1,4 @@
-"""What a replay may ask for, beside its candidate: checked before anything is written."""
+"""Validation of a replay's draft before it is stored. The candidate is checked by `candidate`."""
 
 import json
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ from server.replay.rerun.replay import (
 _NAME_LIMIT: Final = 200
 _ASSERTION_LIMIT: Final = 100
 _ASSERTIONS_CHARS: Final = 1_000_000
-"""Of all together: they go to the process that evaluates them with every answer."""
+"""Of all assertions as JSON. They are sent to the evaluating process with every answer."""
 _CALLS_LIMIT: Final = 1_000_000
 _TOKENS_LIMIT: Final = 2**62
 _USD_LIMIT: Final = 10**9
 
 
 def check_draft(draft: ReplayDraft) -> None:
-    """Raises `ValidationFailed` with every field that is wrong."""
+    """Check a draft. Raises `ValidationFailed` with every invalid field."""
     faults = [*_find_name_faults(draft.name), *_find_selection_faults(draft.selection)]
     faults += [*find_limit_faults(draft.limits), *_find_assertion_faults(draft.assertions)]
     if draft.judge is not None:
@@ -40,16 +40,16 @@ def check_draft(draft: ReplayDraft) -> None:
 
 
 def check_size(conversation_count: int, limits: ReplayLimits) -> None:
-    """That a selection is neither empty nor too large. Raises `ValidationFailed`."""
+    """Check the number of conversations and items. Raises `ValidationFailed`."""
     if not conversation_count:
-        refuse([("selection", "No conversation fits.")])
+        refuse([("selection", "No conversation matches.")])
     if conversation_count > CONVERSATION_LIMIT or conversation_count * limits.repetitions > ITEM_LIMIT:
-        sizes = f"{CONVERSATION_LIMIT} conversations, and {ITEM_LIMIT} with all repetitions"
-        refuse([("selection", f"A replay takes at most {sizes}. Take a sample.")])
+        sizes = f"{CONVERSATION_LIMIT} conversations, and {ITEM_LIMIT} items with all repetitions"
+        refuse([("selection", f"A replay has at most {sizes}. Use a sample.")])
 
 
 def find_limit_faults(limits: ReplayLimits) -> Iterator[tuple[str, str]]:
-    """Fields that are wrong, with what they take."""
+    """Yield invalid fields, each with a message."""
     if not 1 <= limits.repetitions <= REPETITION_LIMIT:
         yield "limits.repetitions", f"This takes a number from 1 to {REPETITION_LIMIT}."
     if not 1 <= limits.parallelism <= PARALLELISM_LIMIT:
@@ -63,7 +63,7 @@ def find_limit_faults(limits: ReplayLimits) -> Iterator[tuple[str, str]]:
 
 
 def refuse(faults: list[tuple[str, str]]) -> None:
-    """Raises `ValidationFailed` where there are any."""
+    """Raise `ValidationFailed` if there are faults, given as fields and messages."""
     errors = [{"path": path, "source": "body", "message": message} for path, message in faults]
     if errors:
         raise ValidationFailed(f"{errors[0]['path']}: {errors[0]['message']}", errors=errors)
@@ -79,19 +79,19 @@ def _find_selection_faults(selection: Selection) -> Iterator[tuple[str, str]]:
     if ids is not None and (not ids or len(ids) > CONVERSATION_LIMIT):
         yield "selection.conversation_ids", f"This takes 1 to {CONVERSATION_LIMIT} ids."
     elif ids is not None and len(set(ids)) != len(ids):
-        yield "selection.conversation_ids", "An id is there twice. Repetitions are asked for in the limits."
+        yield "selection.conversation_ids", "An id occurs twice. Use `limits.repetitions` to repeat conversations."
     if selection.sample_count is not None and not 1 <= selection.sample_count <= CONVERSATION_LIMIT:
         yield "selection.sample_count", f"This takes a number from 1 to {CONVERSATION_LIMIT}."
 
 
 def _find_assertion_faults(assertions: tuple[Assertion, ...]) -> Iterator[tuple[str, str]]:
     if len(assertions) > _ASSERTION_LIMIT:
-        yield "assertions", f"There may be at most {_ASSERTION_LIMIT} of them."
+        yield "assertions", f"At most {_ASSERTION_LIMIT} assertions are allowed."
     if len(json.dumps(to_json(assertions), ensure_ascii=False)) > _ASSERTIONS_CHARS:
-        yield "assertions", f"As JSON they may have at most {_ASSERTIONS_CHARS} characters together."
+        yield "assertions", f"All assertions together have at most {_ASSERTIONS_CHARS} characters as JSON."
     names = [assertion.name for assertion in assertions]
     if len(set(names)) != len(names):
-        yield "assertions", "Each needs a name of its own."
+        yield "assertions", "Each assertion needs a unique name."
     for position, assertion in enumerate(assertions):
         if not assertion.name.strip() or (assertion.expression is None) == (assertion.schema is None):
             yield f"assertions.{position}", "This takes a name, and either an expression or a schema."

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from server.conversation.block import Block, ToolCallBlock
 from server.conversation.turn import ModelResponseTurn, ToolResponseTurn, Turn, TurnState, UserTaskTurn
-from server.replay.rerun.recorded_results import collect_results, serve_results
+from server.replay.rerun.recorded_tool_results import collect_results, serve_results
 from server.replay.rerun.replay import OnMissingResult, ReplayMode
 
 MAX_STEPS_BEYOND: Final = 16

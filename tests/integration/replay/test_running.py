@@ -216,7 +216,7 @@ class TestTeacherForced:
 
 class TestFreeRunning:
     @pytest.mark.parametrize("provider", BOTH)
-    async def test_recorded_results_are_served_by_name_and_arguments(
+    async def test_recorded_tool_results_are_served_by_name_and_arguments(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         """The candidate asks for all at once, in another order, and is a step shorter for it."""

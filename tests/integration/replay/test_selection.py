@@ -56,7 +56,7 @@ async def test_all_that_the_filters_let_through_are_walked_page_by_page(
     assert sorted(await select(rig)) == sorted(ids)
     assistant = (await rig.store.load_conversation(rig.tenant.id, ids[4])).assistant_id
     assert await select(rig, filters=InspectionFilter(assistant_id=assistant)) == [ids[4]]
-    with pytest.raises(ValidationFailed, match="No conversation fits"):
+    with pytest.raises(ValidationFailed, match="No conversation matches"):
         await select(rig, filters=InspectionFilter(model="nobody-has-this"))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
 from server.replay.rerun.comparison import AnswerContent, pair_calls
-from server.replay.rerun.export import CSV_HEADER, make_harmless, write_csv_row, write_promptfoo_test
+from server.replay.rerun.export import CSV_HEADER, escape_formula, write_csv_row, write_promptfoo_test
 from server.replay.rerun.full_results import FullResult
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.report import Interval, find_interval, student_bound
@@ -96,8 +96,8 @@ def test_an_interval_needs_two_repetitions_and_is_students() -> None:
 
 @given(st.text(max_size=30))
 def test_no_cell_is_a_formula(text: str) -> None:
-    assert not make_harmless(text).startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-    assert make_harmless(text).endswith(text)
+    assert not escape_formula(text).startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+    assert escape_formula(text).endswith(text)
 
 
 def test_a_row_can_be_read_again_whatever_was_said() -> None:

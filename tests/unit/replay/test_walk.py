@@ -2,7 +2,7 @@ from server.conversation.block import Block, TextBlock, ToolCallBlock
 from server.conversation.turn import ToolResponseTurn, Turn, UserTaskTurn
 from server.replay.rerun.replay import OnMissingResult, ReplayMode
 from server.replay.rerun.walk import MAX_STEPS_BEYOND, NextStep, WalkEnd, open_walk
-from tests.unit.replay.test_recorded_results import NOW, answer, call, exchange
+from tests.unit.replay.test_recorded_tool_results import NOW, answer, call, exchange
 
 SAID: tuple[Block, ...] = (TextBlock(text="Well."),)
 

@@ -1,4 +1,4 @@
-"""From two answers to a result: what became of one step of a replay."""
+"""Builds the result of one step of a replay from the recorded and the candidate's answer."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,26 +16,26 @@ from server.replay.rerun.source import describe_recorded, milliseconds
 from server.replay.rerun.walk import WalkStep
 
 BEYOND_RECORDING: Final = "beyond_recording"
-"""The note where a free-running candidate is where nobody was."""
+"""The note of an answer without a recorded counterpart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateAnswer:
-    """What the candidate said to one step, with all calls that were made for it."""
+    """The candidate's answer to one step."""
 
     blocks: tuple[Block, ...]
     stop_reason: StopReason | None
     error_code: str | None
-    """None where it is whole."""
+    """None if the answer is complete."""
     call: Call
-    """The one that gave it."""
+    """The call that produced it."""
     usage: Usage
-    """Of all calls that were made for it."""
+    """Of all attempts."""
     cost_usd: Decimal | None
 
 
 def describe_candidate(answer: CandidateAnswer) -> AnswerFacts:
-    """What it took: tokens and money of all attempts, times of the one that counts."""
+    """Build the facts of an answer: usage and cost of all attempts, times of the call that produced it."""
     return AnswerFacts(
         stop_reason=answer.stop_reason,
         error_code=answer.error_code,
@@ -54,9 +54,9 @@ def build_result(
     note: str | None = None,
     judge: JudgeResult | None = None,
 ) -> TurnResult:
-    """The result without its assertions, which are checked elsewhere: see `build_subject`.
+    """Build a result without its assertions, which are evaluated on `build_subject`.
 
-    `answer`: None where the candidate was not asked. `note` of whoever walks; what was not compared says why.
+    `answer`: None if the candidate was not called. `note` replaces the reason why nothing was compared.
     """
     recorded = step.recorded
     facts = None if recorded is None else describe_recorded(recorded, recorded_call)
@@ -67,29 +67,29 @@ def build_result(
             replay_seq=2 * step.place,
             attempt=None,
             outcome=Outcome.NOT_COMPARED,
-            note=_why_not(recorded),
+            note=_describe_missing(recorded),
             recorded=facts,
         )
     comparison = _compare(recorded, answer)
-    candidate = describe_candidate(answer)
+    outcome = Outcome.NOT_COMPARED if comparison is None else comparison.outcome
     return TurnResult(
         place=step.place,
         source_seq=None if recorded is None else recorded.seq,
         replay_seq=2 * step.place,
         attempt=answer.call.start.attempt,
-        outcome=_outcome(comparison, answer),
+        outcome=Outcome.FAILED if answer.error_code else outcome,
         kinds=(DivergenceKind.ERROR,) if answer.error_code else () if comparison is None else comparison.kinds,
         similarity=None if comparison is None else comparison.similarity,
         severity=1.0 if answer.error_code else 0.0 if comparison is None else comparison.severity,
-        note=note or (None if comparison or answer.error_code else _why_not(recorded)),
+        note=note or (None if comparison or answer.error_code else _describe_missing(recorded)),
         recorded=facts,
-        candidate=candidate,
+        candidate=describe_candidate(answer),
         judge=judge,
     )
 
 
 def build_subject(step: WalkStep, answer: CandidateAnswer, result: TurnResult) -> Subject:
-    """The answer, for its assertions. `result`: what `build_result` gave for it."""
+    """Build the subject of the assertions. `result`: from `build_result`."""
     recorded = step.recorded
     return Subject(
         candidate=AnswerContent(blocks=answer.blocks, stop_reason=answer.stop_reason),
@@ -100,7 +100,7 @@ def build_subject(step: WalkStep, answer: CandidateAnswer, result: TurnResult) -
 
 
 def is_comparable(recorded: ModelResponseTurn | None) -> bool:
-    """Whether there is a whole answer to compare with."""
+    """Return whether there is a complete recorded answer."""
     return recorded is not None and recorded.state is TurnState.COMPLETE
 
 
@@ -113,15 +113,9 @@ def _compare(recorded: ModelResponseTurn | None, answer: CandidateAnswer) -> Com
     )
 
 
-def _outcome(comparison: Comparison | None, answer: CandidateAnswer) -> Outcome:
-    if answer.error_code is not None:
-        return Outcome.FAILED
-    return Outcome.NOT_COMPARED if comparison is None else comparison.outcome
-
-
-def _why_not(recorded: ModelResponseTurn | None) -> str:
+def _describe_missing(recorded: ModelResponseTurn | None) -> str:
     if recorded is None:
         return BEYOND_RECORDING
     if recorded.state is TurnState.COMPLETE:
-        raise Internal("A whole answer can be compared.")
+        raise Internal("A complete answer was not compared.")
     return f"recorded_{recorded.state.value}"

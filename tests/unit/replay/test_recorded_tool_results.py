@@ -11,7 +11,7 @@ from server.conversation.block import TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.exact_json import loads_exact
 from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState, UserTaskTurn
 from server.conversation.usage import Usage
-from server.replay.rerun.recorded_results import NO_RESULT, canonical_arguments, collect_results, serve_results
+from server.replay.rerun.recorded_tool_results import NO_RESULT, canonical_arguments, collect_results, serve_results
 from server.replay.rerun.replay import OnMissingResult
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

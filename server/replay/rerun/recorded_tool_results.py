@@ -1,12 +1,11 @@
-"""Recorded tool results, served to a candidate that makes calls of its own.
+"""Recorded tool results, served for the tool calls of a free-running candidate.
 
-A call is known by its signature: the tool's name and the arguments in a canonical form, in which neither the order of
-keys nor the spelling of a number matters. Equal calls get their results in the order in which they were recorded, those
-of the same exchange first: what a tool says may change while a conversation goes on. Where all of them are served, the
-last one is served again.
+A call is identified by its signature: the name of the tool and the arguments in a canonical form, which ignores the
+order of keys and the notation of numbers. Equal calls get their results in the recorded order, those of the same
+exchange first, because the results of a tool may change during a conversation. After all of them are served, the last
+one is served again.
 
-Pure, and a function of what was called before: a process that goes on with a conversation finds out what was served by
-asking for it again.
+The functions are pure: a process that takes over an item repeats the calls and gets the same results.
 """
 
 import json
@@ -22,45 +21,45 @@ from server.replay.rerun.replay import OnMissingResult
 from server.replay.rerun.similarity import measure_similarity
 
 NO_RESULT: Final = {"error": "No result was recorded for this call."}
-"""What a synthetic error says."""
+"""The output of a synthetic error."""
 _MAX_DIGITS: Final = 4_000
-"""Of numbers that are read as such."""
-_LONGEST_COMPARED: Final = 20_000
-"""Characters of arguments that are looked at for the nearest ones."""
+"""Longer integers are compared as text."""
+_MAX_COMPARED_CHARS: Final = 20_000
+"""Of arguments, when the most similar ones are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedResult:
-    """A result, and the call that it was recorded for."""
+    """A recorded tool result with its call."""
 
     exchange: int
-    """From 0: how many user tasks came before the one that it belongs to."""
+    """The index of the exchange, from 0."""
     name: str
     arguments: str
-    """Canonical."""
+    """In canonical form."""
     output: JsonValue
     is_error: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedResults:
-    """What a candidate's calls are answered with."""
+    """The results for the calls of one answer."""
 
     blocks: tuple[ToolResultBlock, ...]
-    """In the order of the calls. Empty where the conversation has to stop here."""
+    """In the order of the calls. Empty if the item has to end here."""
     used: frozenset[int]
-    """The recorded results that are served by now, by their places."""
+    """The indexes of all recorded results that were served so far."""
     missing_ids: tuple[str, ...]
-    """The calls that nothing was recorded for, whatever they were given instead."""
+    """The ids of calls without a recorded result, whatever was served instead."""
 
 
 def canonical_arguments(arguments: JsonValue) -> str:
-    """Equal for arguments that mean the same."""
+    """Encode arguments so that equivalent ones are equal."""
     return json.dumps(_canonical(arguments), sort_keys=True, separators=(",", ":"))
 
 
 def collect_results(turns: Sequence[Turn]) -> tuple[RecordedResult, ...]:
-    """All results of a conversation, oldest first. A result whose call is not there belongs to nothing."""
+    """Return all tool results of a conversation, oldest first. Results without a call are left out."""
     return tuple(_collect(turns))
 
 
@@ -72,7 +71,7 @@ def serve_results(
     exchange: int,
     on_missing: OnMissingResult,
 ) -> ServedResults:
-    """The results for calls that were made together. `used`: what was served before."""
+    """Return the results for the calls of one answer. `used`: the indexes of results served before."""
     served = set(used)
     blocks: list[ToolResultBlock] = []
     missing: list[str] = []
@@ -115,10 +114,11 @@ def _collect(turns: Sequence[Turn]) -> Iterator[RecordedResult]:
 
 
 def _find_equal(recorded: Sequence[RecordedResult], name: str, key: str, served: set[int], exchange: int) -> int | None:
-    """The first of this exchange that is left, else the nearest in time: of what came before the last, of what came
-    after the first. Where nothing is left, the newest up to this exchange, or else the first there is.
+    """Return the index of the recorded result for a call, or None.
 
-    What came before is preferred: the candidate may have put a call off, and can hardly be ahead of its time.
+    Unserved results of this exchange come first, then the newest of earlier exchanges, then the oldest of later ones.
+    Earlier ones are preferred, because a candidate delays a call more often than it anticipates one. If all are served,
+    it is the newest result up to this exchange, or the first of all.
     """
     equal = [place for place, result in enumerate(recorded) if (result.name, result.arguments) == (name, key)]
     free = [place for place in equal if place not in served]
@@ -130,10 +130,10 @@ def _find_equal(recorded: Sequence[RecordedResult], name: str, key: str, served:
 
 
 def _find_nearest(recorded: Sequence[RecordedResult], name: str, key: str, served: set[int]) -> int | None:
-    """Of the same tool the one with the most similar arguments; one that was not served yet where they are alike."""
-    shortened = key[:_LONGEST_COMPARED]
+    """Return the result of the same tool with the most similar arguments; of equal ones, an unserved one."""
+    shortened = key[:_MAX_COMPARED_CHARS]
     ranked = [
-        (measure_similarity(shortened, result.arguments[:_LONGEST_COMPARED]), place not in served, -place)
+        (measure_similarity(shortened, result.arguments[:_MAX_COMPARED_CHARS]), place not in served, -place)
         for place, result in enumerate(recorded)
         if result.name == name
     ]
@@ -159,7 +159,7 @@ def _canonical(value: JsonValue) -> JsonValue:
 
 
 def _canonical_number(value: float) -> JsonValue:
-    """`1.0` is `1`. What is no number any more is told by its name."""
+    """Encode `1.0` as `1`, and infinities and NaN by name."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value.is_integer() else value
