@@ -120,7 +120,7 @@ async def test_errors_are_seen_with_their_lines_before_anything_is_saved(visit: 
     await expect(problems.nth(0)).to_contain_text("system changes with every turn")
     await expect(problems.nth(0)).to_contain_text("Today is {{ system.day_of_week }}.")
     await expect(problems.nth(1)).to_contain_text("procedure, line 3")
-    await expect(problems.nth(2)).to_contain_text("No variable is called town")
+    await expect(problems.nth(2)).to_contain_text("There is no variable town")
     assert await visit.page.evaluate("window.loadedOnce")
     await visit.look("editor-errors")
     await problems.nth(0).get_by_role("link").click()

@@ -51,7 +51,7 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
 
     turns = page.locator("#turns > .turn")
     await expect(turns).to_have_count(10)
-    tiles = page.get_by_label("In numbers")
+    tiles = page.get_by_label("Totals")
     await expect(tiles).to_contain_text("10 turns")
     await expect(page.locator(".marks")).to_contain_text("provider_disconnected")
 
@@ -75,7 +75,7 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
 
     cut = page.locator("#turns > .cut")
     await expect(cut).to_have_count(1)
-    await expect(cut).to_contain_text("turns 1 to 2 are history")
+    await expect(cut).to_contain_text("turns 1 to 2 became history")
     await expect(cut).to_contain_text(re.compile("request [0-9,]+ → [0-9,]+ tokens"))
     assert await cut.evaluate("(cut) => cut.nextElementSibling.id") == "turn-3"
 
@@ -112,7 +112,7 @@ async def test_a_long_conversation_is_turned_and_jumped_into(visit: Visit) -> No
     await visit.page.get_by_role("link", name="Newer").first.click()
     await expect(turns.first).to_have_id("turn-13")
     await visit.go(f"{url}?jump=999")
-    await expect(visit.page.get_by_role("status")).to_have_text("There is no turn 999; the last is 120.")
+    await expect(visit.page.get_by_role("status")).to_have_text("There is no turn 999. The last turn is 120.")
     await visit.go(f"{url}?after=500")
     await expect(visit.page.get_by_text("There are no turns here.")).to_be_visible()
 
@@ -165,6 +165,6 @@ async def test_a_running_turn_comes_in_live_and_is_shown_whole_when_it_has_ended
     await expect(running.locator(".calls")).to_contain_text("200")
     await expect(page.locator(".badge.live")).to_have_count(0)
     await expect(page.get_by_role("link", name="Cancel the turn")).to_have_count(0)
-    await expect(page.locator("#head")).to_contain_text("Waits for the results of get_weather")
+    await expect(page.locator("#head")).to_contain_text("Waiting for the results of get_weather")
     # What was unfolded is still so: the page was not loaded again.
     await expect(page.locator("#turn-2 details pre")).to_be_visible()

@@ -139,7 +139,7 @@ async def test_a_hostile_conversation_is_shown_and_does_nothing(visit: Visit, em
     # What is cut can be had whole, and is no page.
     await visit.go(at)
     async with page.expect_download() as waited:
-        await page.locator("#turn-5").get_by_role("link", name="Download the whole").click()
+        await page.locator("#turn-5").get_by_role("link", name="Download all").click()
     assert (await waited.value).suggested_filename == "turn-5-0.txt"
     ask = visit.context.request
     whole = await ask.get(f"{server.url}{at}/turns/5/whole/0")

@@ -143,4 +143,4 @@ async def test_an_empty_overview_says_what_to_do_and_a_wrong_time_is_named(visit
     await visit.page.get_by_label("From (UTC)").fill("2026-01-02T10:00")
     await visit.page.get_by_label("To (UTC)").fill("2026-01-01T10:00")
     await visit.page.get_by_role("button", name="Show").click()
-    await expect(visit.page.get_by_role("alert")).to_contain_text("It is a time before the other, by a year at most.")
+    await expect(visit.page.get_by_role("alert")).to_contain_text("Use a time before the end, at most a year earlier.")

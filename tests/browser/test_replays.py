@@ -144,7 +144,7 @@ async def look_at_calls(visit: Visit) -> None:
     for part in ("request", "response", "json"):
         got = await visit.context.request.get(f"{page.url}/{part}")
         assert (got.status, len(await got.body()) > 100) == (200, True), part
-    await page.get_by_role("navigation", name="Where this is").get_by_role("link", name="Item 1").click()
+    await page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name="Item 1").click()
     await expect(page.locator("article:target")).to_be_visible()
     await expect(page.get_by_role("region", name="Background calls").locator("tbody tr")).to_have_count(3)
     await page.locator("article:target").get_by_role("link", name="Judge's call").click()

@@ -105,7 +105,7 @@ async def test_calls_of_no_turn_are_listed_and_a_turn_that_runs_elsewhere_is_poi
     assert f'data-live="{at}/turns/4/events"' in newest
     part = (await operator.get(f"{at}?before=2")).text
     assert "data-live" not in part
-    assert "Turn 4 is being answered now" in part
+    assert "Turn 4 is running" in part
 
 
 async def test_a_program_sees_the_context_as_it_was_and_why_epochs_began(
@@ -137,7 +137,7 @@ async def test_the_page_shows_the_args_that_a_static_text_was_rendered_with(
     await walk.task("And now?", tells("Warm."))
     at = f"/admin/conversations/{walk.conversation_id}"
     page = (await operator.get(at)).text
-    shown = re.findall(r"Args of the conversation, from here on</summary><pre[^>]*>([^<]*)", page)
+    shown = re.findall(r"Args of the conversation, from here</summary><pre[^>]*>([^<]*)", page)
     assert shown == ["{&#34;tone&#34;: &#34;stern&#34;}"]
     assert json.loads((await operator.get(f"{at}/turns/4/whole/conversation_args")).text) == {"tone": "stern"}
     assert (await operator.get(f"{at}/turns/9/whole/conversation_args")).status_code == 404

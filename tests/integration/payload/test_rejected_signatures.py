@@ -286,7 +286,7 @@ async def test_operators_see_a_rejection(strata_server: StrataServer, emulated: 
         timeline = (await operator.get(path)).text
         assert "epoch 2: signatures rejected by the provider, left out from now on" in timeline
         call = (await operator.get(f"{path}/calls/10/2")).text
-        assert "The attempt before was rejected for its signatures" in call
+        assert "The previous attempt was rejected for its signatures" in call
         assert "the provider rejected signatures of this history" in call
         told = (await operator.get(f"{path}/calls/10/2/json")).json()
         kinds = {warning["kind"]: warning for warning in told["warnings"]}
