@@ -116,6 +116,7 @@ def _spec(
         raise Internal("There is nothing to summarise before the first payload.")
     return PayloadSpec(
         provider=provider,
+        epoch=epoch.number,
         scope=build_signature_scope(provider.name, account, find_profile(provider.name, definition.model), epoch),
         order=LayerOrder.APPEND_ONLY,
         # The limit applies to answers, and a truncated summary is useless.

@@ -116,15 +116,29 @@ def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]
     marked_from = len(pieces) - 2 if marks_static else len(pieces)
     yield from pieces[: max(0, marked_from)]
     yield from (replace(piece, marked=True) for piece in pieces[max(0, marked_from) :])
-    for index, message in enumerate(payload.messages):
+    joined = payload.joined
+    if joined is None:
+        yield from list_message_entries(payload.messages, payload.breakpoints)
+        return
+    yield from list_message_entries(payload.messages[: joined.first], payload.breakpoints)
+    yield from joined.entries
+    end = joined.first + joined.count
+    yield from list_message_entries(payload.messages[end:], [index - end for index in payload.breakpoints])
+
+
+def list_message_entries(
+    messages: Sequence[PayloadMessage], breakpoints: Sequence[int] = ()
+) -> Iterator[ManifestEntry]:
+    """Yield the blocks of messages. `breakpoints`: the indexes of those that have cache markers."""
+    for index, message in enumerate(messages):
         if message.layer is Layer.DYNAMIC:
-            yield _message_entry(message, kind="dynamic", marked=index in payload.breakpoints)
+            yield _message_entry(message, kind="dynamic", marked=index in breakpoints)
             continue
         if message.dynamic is not None:
             dynamic = message.dynamic.encode("utf-8", "surrogatepass")
             yield _entry(dynamic, layer=Layer.DYNAMIC, kind="dynamic", role="user", seq=message.seq)
         kind = SIGNED_SUMMARY if message.is_signed_summary else CONTINUATION if message.is_continuation else "message"
-        yield _message_entry(message, kind=kind, marked=index in payload.breakpoints)
+        yield _message_entry(message, kind=kind, marked=index in breakpoints)
 
 
 @lru_cache(maxsize=64)

@@ -94,6 +94,19 @@ class CallSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedMessages:
+    """Consecutive messages of a payload that were joined for an earlier request. They have no cache markers."""
+
+    first: int
+    """The index of the first one."""
+    count: int
+    data: bytes
+    """Their bytes, separated by commas."""
+    entries: tuple[ManifestEntry, ...]
+    """Their blocks in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
     """One request."""
 
@@ -101,6 +114,8 @@ class Payload:
     static_text: str
     tools: tuple[Tool, ...]
     messages: tuple[PayloadMessage, ...]
+    joined: JoinedMessages | None = None
+    """A part of the messages in the form in which it is sent. It saves time and changes nothing."""
     settings: CallSettings = field(default_factory=CallSettings)
     cached_content: str | None = None
     """The name of an explicit cache that replaces the static text and the tools."""
@@ -129,6 +144,17 @@ class Payload:
         """The signed summary that the messages begin with."""
         first = self.messages[0] if self.messages else None
         return first if first is not None and first.is_signed_summary else None
+
+    def join_messages(self, marked: Mapping[int, bytes] | None = None) -> bytes:
+        """Return the messages separated by commas. `marked`: replacements by index, for messages with cache markers."""
+        marked = marked or {}
+        joined = self.joined
+        if joined is None or any(joined.first <= index < joined.first + joined.count for index in marked):
+            return b",".join(marked.get(index, message.data) for index, message in enumerate(self.messages))
+        end = joined.first + joined.count
+        before = [marked.get(index, self.messages[index].data) for index in range(joined.first)]
+        after = [marked.get(index, self.messages[index].data) for index in range(end, len(self.messages))]
+        return b",".join([*before, joined.data, *after])
 
 
 PIECE_CHARACTERS: Final = 16_384

@@ -381,8 +381,15 @@ class Store(Protocol):
         *,
         cached_static_hashes: Sequence[bytes] = (),
         cached_blobs: Sequence[bytes] = (),
+        cached_turns: tuple[BufferedTurn, ...] = (),
+        cached_provider: str | None = None,
     ) -> PayloadSource:
-        """Raises `ConversationNotFound`. Texts and blobs with the given hashes are not loaded."""
+        """Raises `ConversationNotFound`. Texts and blobs with the given hashes are not loaded.
+
+        `cached_turns` are consecutive turns of an earlier buffer, which was loaded while the assistant had
+        `cached_provider`. They become part of the result and are not loaded again, if they are still a part of the
+        buffer.
+        """
         ...
 
     async def load_rebuild_source(

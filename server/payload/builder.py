@@ -44,10 +44,18 @@ from server.conversation.manifest import (
     share_signed_summary,
     without_continuation,
 )
-from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payload, PayloadMessage, split_static
+from server.conversation.payload import (
+    JoinedMessages,
+    Layer,
+    LayerOrder,
+    ManifestEntry,
+    Payload,
+    PayloadMessage,
+    split_static,
+)
 from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import TurnKind
-from server.payload.messages import PayloadSpec, dynamic_text, render_history
+from server.payload.messages import PayloadSpec, SealedHistory, dynamic_text, render_history
 from server.payload.settings import read_order, read_settings
 from server.payload.signatures import build_signature_scope, record_withheld
 from server.providers.continuation import continue_payload, continued_attempts, fold_earlier
@@ -70,6 +78,8 @@ class BuiltPayload:
     """Withheld signatures, a postponed dynamic layer, and a prefix that differs from the previous call's."""
     dynamic_sent: str | None
     """The dynamic block that is new in this payload."""
+    sealed: SealedHistory
+    """The part of the history that later payloads of the epoch repeat."""
 
 
 def build_payload(
@@ -81,15 +91,18 @@ def build_payload(
     epoch: Epoch,
     dynamic: str | None,
     blobs: Mapping[str, Blob],
+    sealed: SealedHistory | None = None,
 ) -> BuiltPayload:
     """Build the request that answers the newest turn.
 
-    `epoch` is the epoch of the call. `dynamic` is the present dynamic layer; whether it is sent is decided here. Raises
+    `epoch` is the epoch of the call. `dynamic` is the present dynamic layer; whether it is sent is decided here.
+    `sealed` is that of an earlier payload of the conversation, which saves rendering its turns again. Raises
     `ValidationFailed` for invalid settings, and `HistoryRuleBroken` if the newest turn is a tool response to no call.
     """
     definition = source.assistant.definition
     spec = PayloadSpec(
         provider=provider,
+        epoch=epoch.number,
         scope=build_signature_scope(provider.name, provider.account, profile, epoch),
         order=read_order(definition.settings, profile),
         settings=read_settings(definition.settings),
@@ -99,7 +112,7 @@ def build_payload(
         blobs=blobs,
         signed_summary=None if epoch.signed_summary is None else epoch.signed_summary.data,
     )
-    return _build(source, spec, epoch)
+    return _build(source, spec, epoch, sealed)
 
 
 def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPayload:
@@ -110,6 +123,7 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
     profile = find_profile(start.provider, start.model)
     spec = PayloadSpec(
         provider=provider,
+        epoch=source.epoch.number,
         scope=build_signature_scope(start.provider, start.account, profile, source.epoch),
         order=start.layer_order,
         settings=read_settings(source.assistant.definition.settings),
@@ -159,16 +173,21 @@ def needs_dynamic(sent: str | None, now: str) -> bool:
     return sent is None or _without_clock(sent) != _without_clock(now)
 
 
-def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch) -> BuiltPayload:
+def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch, sealed: SealedHistory | None = None) -> BuiltPayload:
     turns = source.buffered
     if not turns or turns[-1].kind is TurnKind.MODEL_RESPONSE:
         raise Internal("There is nothing to answer.")
     trigger = turns[-1]
     dynamic = _choose_dynamic(turns, spec)
-    rendered = render_history(turns, spec, dynamic=dynamic)
-    if not rendered.steps or rendered.steps[-1].seq != trigger.seq:
+    rendered = render_history(turns, spec, dynamic=dynamic, sealed=sealed)
+    if rendered.last_seq != trigger.seq:
         raise HistoryRuleBroken("The newest turn answers no call.", rule="result_orphaned", seq=trigger.seq)
     messages = rendered.messages
+    first = 0 if spec.signed_summary is None else 1
+    if spec.order is LayerOrder.LAYERED and dynamic is not None:
+        message = PayloadMessage(layer=Layer.DYNAMIC, data=spec.provider.dynamic_message(dynamic), role="user")
+        messages = (*messages[:first], message, *messages[first:])
+        first += 1
     profile = spec.scope.profile
     breakpoints = _place_breakpoints(messages, turns, spec)
     payload = Payload(
@@ -176,6 +195,7 @@ def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch) -> BuiltPaylo
         static_text=spec.static_text,
         tools=spec.tools,
         messages=messages,
+        joined=_joined(rendered.sealed, first),
         settings=spec.settings,
         breakpoints=breakpoints.messages,
         marks_tools=breakpoints.tools,
@@ -192,7 +212,14 @@ def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch) -> BuiltPaylo
             *_record_prefix_break(source, spec, manifest, epoch),
         ),
         dynamic_sent=dynamic,
+        sealed=rendered.sealed,
     )
+
+
+def _joined(sealed: SealedHistory, first: int) -> JoinedMessages | None:
+    if not sealed.joined_count:
+        return None
+    return JoinedMessages(first=first, count=sealed.joined_count, data=sealed.joined, entries=sealed.entries)
 
 
 def _choose_dynamic(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> str | None:

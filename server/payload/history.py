@@ -18,7 +18,8 @@ them. A call without a result gets one that says that the call was abandoned. A 
 whose id is taken gets another one.
 
 The repair is a function of the turns alone, and looks ahead no further than the input after a model response. So a turn
-is repaired in the same way in every later request, whatever follows it: caches and signatures depend on that.
+is repaired in the same way in every later request, whatever follows it: caches and signatures depend on that. It can
+also continue after an earlier part of the history (`RepairState`), with the same result as for the whole.
 """
 
 import hashlib
@@ -62,11 +63,26 @@ class BrokenRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepairState:
+    """What the repair of the following steps depends on."""
+
+    last_kind: TurnKind | None = None
+    """The kind of the last step; None before the first."""
+    call_ids: frozenset[str] = frozenset()
+    """All ids of calls so far."""
+
+
+START: Final = RepairState()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
     """A history that breaks no rule, and the repairs."""
 
     steps: tuple[Step, ...]
     repairs: tuple[Repair, ...]
+    state: RepairState
+    """After the last step."""
 
 
 def read_steps(turns: Sequence[BufferedTurn]) -> tuple[Step, ...]:
@@ -103,9 +119,12 @@ def find_broken_rules(steps: Sequence[Step]) -> list[BrokenRule]:
     return broken
 
 
-def repair(steps: Sequence[Step]) -> Repaired:
-    """Repair a history. A history that breaks no rule is returned unchanged."""
-    repairer = _Repairer()
+def repair(steps: Sequence[Step], before: RepairState = START, next_kind: TurnKind | None = None) -> Repaired:
+    """Repair a history, or the part of it after `before`. A history that breaks no rule is returned unchanged.
+
+    `next_kind` is the kind of the step that follows; None if none does. It must not be a tool response.
+    """
+    repairer = _Repairer(before)
     index = 0
     while index < len(steps):
         step = steps[index]
@@ -118,30 +137,39 @@ def repair(steps: Sequence[Step]) -> Repaired:
             case TurnKind.MODEL_RESPONSE:
                 responses = _responses_at(steps, index) if step.calls else ()
                 index += len(responses)
-                follower = steps[index] if index < len(steps) and not responses else None
-                repairer.add_answer(step, responses, follower)
-    return Repaired(steps=tuple(repairer.steps), repairs=tuple(repairer.repairs))
+                follower = steps[index].kind if index < len(steps) else next_kind
+                repairer.add_answer(step, responses, None if responses else follower)
+    return Repaired(steps=tuple(repairer.steps), repairs=tuple(repairer.repairs), state=repairer.state)
 
 
 class _Repairer:
     """A repair in progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: RepairState) -> None:
         self.steps: list[Step] = []
         self.repairs: list[Repair] = []
-        self._seen: set[str] = set()
+        self._before = before
+        self._new_ids: set[str] = set()
+
+    @property
+    def state(self) -> RepairState:
+        known = self._before.call_ids
+        return RepairState(last_kind=self._last_kind, call_ids=known | self._new_ids if self._new_ids else known)
+
+    @property
+    def _last_kind(self) -> TurnKind | None:
+        return self.steps[-1].kind if self.steps else self._before.last_kind
 
     def add_task(self, task: Step) -> None:
         """Add a task. After results that no model response followed, it is sent together with them."""
-        follows_results = bool(self.steps) and self.steps[-1].kind is TurnKind.TOOL_RESPONSE
-        if follows_results and not task.joined:
+        if self._last_kind is TurnKind.TOOL_RESPONSE and not task.joined:
             self._note("task_joined", task.seq)
             task = replace(task, joined=True)
         self.steps.append(task)
 
-    def add_answer(self, answer: Step, responses: Sequence[Step], follower: Step | None) -> None:
+    def add_answer(self, answer: Step, responses: Sequence[Step], follower: TurnKind | None) -> None:
         """Add a model response and its results, including supplied ones."""
-        if not self.steps or self.steps[-1].kind is TurnKind.MODEL_RESPONSE:
+        if self._last_kind in {None, TurnKind.MODEL_RESPONSE}:
             self._note("task_supplied", answer.seq)
             self.steps.append(Step(kind=TurnKind.USER_TASK, seq=None))
         renamed = self._rename(answer)
@@ -151,7 +179,7 @@ class _Repairer:
         found = self._match(answer, responses)
         missing = [call.id for call, result in zip(renamed.calls, found, strict=True) if result is None]
         if missing:
-            given_up = answer.complete and follower is not None and follower.kind is TurnKind.USER_TASK
+            given_up = answer.complete and follower is TurnKind.USER_TASK
             self._note("call_abandoned" if given_up else "result_supplied", answer.seq, ids=missing)
         results = tuple(
             ToolResultBlock(tool_call_id=call.id, output=NO_RESULT, is_error=True)
@@ -197,10 +225,10 @@ class _Repairer:
         calls: list[ToolCallBlock] = []
         for index, call in enumerate(answer.calls):
             named = call
-            if call.id in self._seen:
+            if call.id in self._before.call_ids or call.id in self._new_ids:
                 written = f"{answer.seq}:{index}:{call.id}".encode("utf-8", "surrogatepass")
                 named = replace(call, id=f"call_{hashlib.sha256(written).hexdigest()[:32]}", is_id_ours=False)
-            self._seen.add(named.id)
+            self._new_ids.add(named.id)
             calls.append(named)
         pairs = [(old.id, new.id) for old, new in zip(answer.calls, calls, strict=True) if old.id != new.id]
         if not pairs:

@@ -2,21 +2,34 @@
 
 In the append-only order each input contains the dynamic block that it was sent with. The signed summary of an epoch, if
 any, is the first message.
+
+The message of a turn depends on the turns before it and on at most two turns after it. So the messages of all but the
+newest turns are final: they are the same in every later request of the epoch. `render_history` returns them as a
+`SealedHistory`, and continues one that is passed in. A request then costs as much as its new turns, and the result is
+the same as that for the whole history.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from server.conversation.assistant import Tool
 from server.conversation.block import Blob, Block, JsonValue, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import Internal
 from server.conversation.exact_json import dumps_exact
-from server.conversation.payload import CallSettings, Layer, LayerOrder, PayloadMessage
+from server.conversation.manifest import list_message_entries
+from server.conversation.payload import CallSettings, Layer, LayerOrder, ManifestEntry, PayloadMessage
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import TurnKind
-from server.payload.history import Step, read_steps, repair
-from server.payload.signatures import SignatureScope, WithheldReason, find_withheld
+from server.payload.history import START, RepairState, Step, read_steps, repair
+from server.payload.signatures import (
+    NOTHING_WITHHELD,
+    SignatureScope,
+    Withheld,
+    WithheldReason,
+    find_current_family,
+    find_withheld,
+)
 from server.providers.provider import Provider
 
 NO_TASK: Final = "(no message)"
@@ -28,6 +41,7 @@ class PayloadSpec:
     """What a payload is built from, besides its turns."""
 
     provider: Provider
+    epoch: int
     scope: SignatureScope
     order: LayerOrder
     settings: CallSettings
@@ -39,14 +53,164 @@ class PayloadSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryKey:
+    """What a history depends on besides its turns."""
+
+    epoch: int
+    scope: SignatureScope
+    family: str
+    order: LayerOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedHistory:
+    """The rendered turns that no later turn changes. A request continues after them."""
+
+    key: HistoryKey
+    first_seq: int
+    """The first turn of the buffer."""
+    turn_count: int = 0
+    messages: tuple[PayloadMessage, ...] = ()
+    repairs: tuple[tuple[Mapping[str, JsonValue], ...], ...] = ((), (), ())
+    """Of responses, of the order of turns, and calls that are sent as text."""
+    withheld: Mapping[int, WithheldReason]
+    """The responses that are sent without signatures that they have."""
+    reasons: Withheld
+    state: RepairState = START
+    joined: bytes = b""
+    """The first `joined_count` messages, separated by commas."""
+    joined_count: int = 0
+    entries: tuple[ManifestEntry, ...] = ()
+    """The blocks of these messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedHistory:
     """Turns as they are sent to the provider."""
 
     messages: tuple[PayloadMessage, ...]
-    steps: tuple[Step, ...]
-    """The steps of the messages, without the signed summary."""
+    """With the signed summary, without a separate dynamic message."""
+    last_seq: int | None
+    """The last turn of which something is sent."""
     repairs: tuple[Mapping[str, JsonValue], ...]
     withheld: Mapping[int, WithheldReason]
+    sealed: SealedHistory
+
+
+_MARKABLE: Final = 3
+"""The newest messages, which may get cache markers; see `server.caching.policy.place_breakpoints`. They are not joined
+in advance."""
+
+
+def render_history(
+    turns: Sequence[BufferedTurn],
+    spec: PayloadSpec,
+    *,
+    dynamic: str | None = None,
+    sealed: SealedHistory | None = None,
+) -> RenderedHistory:
+    """Render the messages of the turns. If the last turn is an input, it is the trigger and `dynamic` is
+    sent with it.
+
+    `sealed` is used if it belongs to the same epoch and buffer.
+    """
+    family = find_current_family(turns, spec.scope)
+    key = HistoryKey(epoch=spec.epoch, scope=spec.scope, family=family, order=spec.order)
+    first_seq = turns[0].seq if turns else 0
+    empty = SealedHistory(key=key, first_seq=first_seq, withheld={}, reasons=NOTHING_WITHHELD)
+    start = empty
+    if sealed is not None and (sealed.key, sealed.first_seq) == (key, first_seq) and sealed.turn_count <= len(turns):
+        start = sealed
+    reasons = find_withheld(turns[start.turn_count :], spec.scope, family, start.reasons)
+    if reasons.crossings[-1:] != start.reasons.crossings[-1:] and start.turn_count:
+        start = empty
+        reasons = find_withheld(turns, spec.scope, family)
+    boundary = max(start.turn_count, _find_boundary(turns))
+    sealed = _join(_extend(start, turns, boundary, spec, reasons, None))
+    whole = _extend(sealed, turns, len(turns), spec, reasons, dynamic)
+    summary: tuple[PayloadMessage, ...] = ()
+    if spec.signed_summary is not None:
+        summary = (
+            PayloadMessage(layer=Layer.BUFFERED, data=spec.signed_summary, role="model", is_signed_summary=True),
+        )
+    return RenderedHistory(
+        messages=(*summary, *whole.messages),
+        last_seq=whole.messages[-1].seq if whole.messages else None,
+        repairs=tuple(note for notes in whole.repairs for note in notes),
+        withheld=whole.withheld,
+        sealed=sealed,
+    )
+
+
+def outline_history(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> tuple[tuple[Step, bytes | None], ...]:
+    """Return the steps of the messages, each model step with the bytes that are sent back. Needs no blobs."""
+    family = find_current_family(turns, spec.scope)
+    rendered = _render_answers(turns, 0, len(turns), spec, find_withheld(turns, spec.scope, family).reasons)
+    steps = repair(read_steps(_without_omitted(turns, rendered))).steps
+    return tuple((step, None if step.seq is None else rendered.answers.get(step.seq)) for step in steps)
+
+
+def _find_boundary(turns: Sequence[BufferedTurn]) -> int:
+    """Return how many of the turns are final: those before the newest input and the response that it answers."""
+    match turns:
+        case [*_, BufferedTurn(kind=TurnKind.USER_TASK)]:
+            return len(turns) - 1
+        case [*_, BufferedTurn(kind=TurnKind.MODEL_RESPONSE) as answer, BufferedTurn(kind=TurnKind.TOOL_RESPONSE)] if (
+            answer.native.data and any(isinstance(block, ToolCallBlock) for block in answer.blocks or ())
+        ):
+            return len(turns) - 2
+        case _:
+            return 0
+
+
+def _extend(
+    start: SealedHistory,
+    turns: Sequence[BufferedTurn],
+    end: int,
+    spec: PayloadSpec,
+    reasons: Withheld,
+    dynamic: str | None,
+) -> SealedHistory:
+    """Render the turns from the end of `start` up to `end`. No group of a response and its results may cross either."""
+    first = start.turn_count
+    if first == end:
+        return start
+    part = turns[first:end]
+    rendered = _render_answers(turns, first, end, spec, reasons.reasons)
+    next_kind = turns[end].kind if end < len(turns) else None
+    repaired = repair(read_steps(_without_omitted(part, rendered)), start.state, next_kind)
+    notes = (rendered.repairs, repaired.repairs, tuple(_record_text_calls(repaired.steps, spec)))
+    answered = [turn for turn in part if turn.kind is TurnKind.MODEL_RESPONSE and turn.native.data]
+    last_answered = answered[-1] if answered else start.reasons.last_answered
+    return replace(
+        start,
+        turn_count=end,
+        messages=(*start.messages, *_render(repaired.steps, turns, first, end, rendered, spec, dynamic)),
+        repairs=tuple((*old, *new) for old, new in zip(start.repairs, notes, strict=True)),
+        withheld={**start.withheld, **rendered.withheld} if rendered.withheld else start.withheld,
+        reasons=replace(reasons, last_answered=last_answered),
+        state=repaired.state,
+    )
+
+
+def _join(sealed: SealedHistory) -> SealedHistory:
+    """Join the messages that will have no cache marker."""
+    count = len(sealed.messages) - _MARKABLE
+    if count <= sealed.joined_count:
+        return sealed
+    added = sealed.messages[sealed.joined_count : count]
+    before = [sealed.joined] if sealed.joined_count else []
+    return replace(
+        sealed,
+        joined=b",".join([*before, *(message.data for message in added)]),
+        joined_count=count,
+        entries=(*sealed.entries, *list_message_entries(added)),
+    )
+
+
+def dynamic_text(turn: BufferedTurn | None) -> str | None:
+    """The dynamic block of the input that a model response answered."""
+    return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +222,17 @@ class _RenderedAnswers:
     repairs: tuple[Mapping[str, JsonValue], ...]
 
 
-def render_history(turns: Sequence[BufferedTurn], spec: PayloadSpec, *, dynamic: str | None = None) -> RenderedHistory:
-    """Render the messages of the turns. If the last turn is an input, it is the trigger and `dynamic` is
-    sent with it.
+def _render_answers(
+    turns: Sequence[BufferedTurn], first: int, end: int, spec: PayloadSpec, reasons: Mapping[int, WithheldReason]
+) -> _RenderedAnswers:
+    """Render the model responses of a part for the vendor. A reason to withhold is recorded only if it changed the
+    bytes.
     """
-    rendered = _render_answers(turns, spec)
-    repaired = repair(read_steps(_without_omitted(turns, rendered)))
-    return RenderedHistory(
-        messages=tuple(_render(repaired.steps, turns, rendered, spec, dynamic)),
-        steps=repaired.steps,
-        repairs=(*rendered.repairs, *repaired.repairs, *_record_text_calls(repaired.steps, spec)),
-        withheld=rendered.withheld,
-    )
-
-
-def outline_history(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> tuple[tuple[Step, bytes | None], ...]:
-    """Return the steps of the messages, each model step with the bytes that are sent back. Needs no blobs."""
-    rendered = _render_answers(turns, spec)
-    steps = repair(read_steps(_without_omitted(turns, rendered))).steps
-    return tuple((step, None if step.seq is None else rendered.answers.get(step.seq)) for step in steps)
-
-
-def dynamic_text(turn: BufferedTurn | None) -> str | None:
-    """The dynamic block of the input that a model response answered."""
-    return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
-
-
-def _render_answers(turns: Sequence[BufferedTurn], spec: PayloadSpec) -> _RenderedAnswers:
-    """Render all model responses for the vendor. A reason to withhold is recorded only if it changed the bytes."""
-    reasons = find_withheld(turns, spec.scope)
     answers: dict[int, bytes] = {}
     withheld: dict[int, WithheldReason] = {}
     repairs: list[Mapping[str, JsonValue]] = []
-    for index, turn in enumerate(turns):
+    for index in range(first, end):
+        turn = turns[index]
         if turn.kind is not TurnKind.MODEL_RESPONSE:
             continue
         reason = reasons.get(turn.seq)
@@ -159,27 +301,27 @@ def _blocks_of(turn: BufferedTurn) -> tuple[Block, ...]:
 def _render(
     steps: Sequence[Step],
     turns: Sequence[BufferedTurn],
+    first: int,
+    end: int,
     rendered: _RenderedAnswers,
     spec: PayloadSpec,
     dynamic: str | None,
 ) -> Iterator[PayloadMessage]:
-    """Yield the messages in order. A repaired history ends with the trigger."""
+    """Yield the messages of a part in order. A repaired history ends with the trigger."""
     provider = spec.provider
-    trigger = turns[-1] if turns and turns[-1].kind is not TurnKind.MODEL_RESPONSE else None
-    by_seq = {turn.seq: turn for turn in turns}
-    dynamic_blocks = _dynamic_blocks(turns, trigger, spec, dynamic)
-    if spec.signed_summary is not None:
-        yield PayloadMessage(layer=Layer.BUFFERED, data=spec.signed_summary, role="model", is_signed_summary=True)
-    if spec.order is LayerOrder.LAYERED and dynamic is not None:
-        yield PayloadMessage(layer=Layer.DYNAMIC, data=provider.dynamic_message(dynamic), role="user")
+    by_seq = {turns[index].seq: index for index in range(first, end)}
     calls: tuple[ToolCallBlock, ...] = ()
     as_text = False
     for step in steps:
-        turn = None if step.seq is None else by_seq[step.seq]
-        dynamic_block = None if step.seq is None else dynamic_blocks.get(step.seq)
+        index = None if step.seq is None else by_seq[step.seq]
+        turn = None if index is None else turns[index]
+        is_trigger = index == len(turns) - 1
+        dynamic_block = None
+        if index is not None and spec.order is LayerOrder.APPEND_ONLY:
+            dynamic_block = dynamic if is_trigger else dynamic_text(turns[index + 1])
         match step.kind:
             case TurnKind.MODEL_RESPONSE:
-                calls, dynamic_block = step.calls, None
+                calls, dynamic_block, is_trigger = step.calls, None, False
                 as_text = _is_sent_as_text(step, spec)
                 data, role = _render_model(step, turn, rendered, spec), "model"
             case TurnKind.TOOL_RESPONSE if as_text:
@@ -190,19 +332,8 @@ def _render(
             case TurnKind.USER_TASK:
                 blocks = (TextBlock(text=NO_TASK),) if turn is None else _blocks_of(turn)
                 data, role = provider.user_message(blocks, spec.blobs, dynamic_block), "user"
-        layer = Layer.TRIGGER if turn is not None and turn is trigger else Layer.BUFFERED
+        layer = Layer.TRIGGER if is_trigger else Layer.BUFFERED
         yield PayloadMessage(layer=layer, data=data, role=role, seq=step.seq, dynamic=dynamic_block)
-
-
-def _dynamic_blocks(
-    turns: Sequence[BufferedTurn], trigger: BufferedTurn | None, spec: PayloadSpec, dynamic: str | None
-) -> dict[int, str | None]:
-    """The dynamic blocks inside inputs, by the number of the turn."""
-    if spec.order is LayerOrder.LAYERED:
-        return {}
-    pairs = zip(turns, [*turns[1:], None], strict=True)
-    sent = {turn.seq: dynamic_text(following) for turn, following in pairs}
-    return sent if trigger is None else sent | {trigger.seq: dynamic}
 
 
 def _is_sent_as_text(step: Step, spec: PayloadSpec) -> bool:

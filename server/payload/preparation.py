@@ -20,7 +20,7 @@ from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
 from server.payload.renderer import Renderer, TemplateFailure
 from server.payload.settings import read_order
-from server.payload.shared_caches import BlobCache, StaticText, StaticTextCache
+from server.payload.shared_caches import BlobCache, HistoryCache, StaticText, StaticTextCache
 from server.providers.continuation import choose_container
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
@@ -63,17 +63,21 @@ class PayloadPreparation:
         self._providers = providers
         self._texts = texts or StaticTextCache()
         self._blobs = BlobCache()
+        self._histories = HistoryCache()
 
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
         """Load everything that the payload for the newest turn is built from, in one round trip. Raises the errors of
         the store.
         """
         cached = self._blobs.blobs_of(conversation_id)
+        history = self._histories.find(conversation_id)
         source = await self._store.load_payload_source(
             tenant_id,
             conversation_id,
             cached_static_hashes=self._texts.hashes_for(conversation_id),
             cached_blobs=[blob.sha256 for blob in cached.values()],
+            cached_turns=() if history is None else history.turns,
+            cached_provider=None if history is None else history.provider,
         )
         # The blobs may have been evicted during the load.
         if cached:
@@ -117,6 +121,7 @@ class PayloadPreparation:
         rendered = await self._renderer.render_dynamic(
             tenant_id, provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
         )
+        history = self._histories.find(source.conversation.id)
         built = build_payload(
             source,
             provider=provider,
@@ -125,7 +130,9 @@ class PayloadPreparation:
             epoch=epoch,
             dynamic=rendered.text,
             blobs=self._gather_blobs(source),
+            sealed=None if history is None else history.sealed,
         )
+        self._histories.put(source.conversation.id, source.buffered, provider.name, built.sealed)
         caching = plan_caching(
             source, built, provider=provider, profile=profile, prefix_hash=epoch.prefix_hash, now=datetime.now(UTC)
         )

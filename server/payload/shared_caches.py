@@ -1,7 +1,8 @@
-"""Static texts and images that a process keeps in memory, so that they need not be loaded for every turn.
+"""What a process keeps in memory of its recent conversations, so that it need not be loaded or built for every turn.
 
-Both are identified by their hash and never change, so a cached value is always valid. The limits only bound the memory;
-the least recently used entries are evicted first.
+Static texts and images are identified by their hash, and turns by their number. None of them ever changes, so a cached
+value is always valid, however many processes serve the conversation. The limits only bound the memory; the least
+recently used entries are evicted first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,12 @@ from dataclasses import dataclass
 
 from server.conversation.block import Blob
 from server.conversation.lru import LruCache
+from server.conversation.store import BufferedTurn
+from server.payload.messages import SealedHistory
 
 _MEBIBYTE = 1024 * 1024
+_TURN_BYTES = 2_500
+"""What a turn takes besides its content, which is kept as the turn, as its message, and as a part of all messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,38 @@ class BlobCache:
             self._blobs.put(conversation_id, blobs)
         else:
             self._blobs.pop(conversation_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedHistory:
+    """The buffer of a conversation as its last payload contained it."""
+
+    turns: tuple[BufferedTurn, ...]
+    provider: str
+    """The provider of the assistant: turns of other providers were loaded with their blocks."""
+    sealed: SealedHistory
+    size: int
+    """Bytes, approximately."""
+
+
+class HistoryCache:
+    """The buffers of active conversations, and the messages that they were rendered to."""
+
+    def __init__(self, limit_bytes: int = 256 * _MEBIBYTE) -> None:
+        self._histories: LruCache[str, CachedHistory] = LruCache(limit_bytes, weigh=lambda history: history.size)
+
+    def find(self, conversation_id: str) -> CachedHistory | None:
+        return self._histories.get(conversation_id)
+
+    def put(self, conversation_id: str, turns: tuple[BufferedTurn, ...], provider: str, sealed: SealedHistory) -> None:
+        """Cache these instead of the conversation's previous ones."""
+        known = self._histories.get(conversation_id)
+        size = 0
+        new = turns
+        if known is not None and known.turns[0] is turns[0]:
+            size, new = known.size, turns[len(known.turns) :]
+        size += sum(_TURN_BYTES + 3 * len(turn.native.data) for turn in new)
+        self._histories.put(conversation_id, CachedHistory(turns=turns, provider=provider, sealed=sealed, size=size))
 
 
 def _weight_of(blobs: Mapping[str, Blob]) -> int:

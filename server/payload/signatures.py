@@ -8,6 +8,7 @@ stored response keeps it, and it is sent again when the conversation returns to 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from server.conversation.block import ToolCallBlock
 from server.conversation.epoch import NOTHING_REJECTED, Epoch, Rejected
@@ -63,21 +64,48 @@ def build_signature_scope(provider: str, account: str, profile: ModelProfile, ep
     )
 
 
-def find_withheld(turns: Sequence[BufferedTurn], scope: SignatureScope) -> Mapping[int, WithheldReason]:
-    """Return the responses whose signatures are not valid in this scope, by number."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """The responses whose signatures are not valid in a scope, by number."""
+
+    reasons: Mapping[int, WithheldReason]
+    crossings: tuple[int, ...] = ()
+    """See `_find_crossings`."""
+    last_answered: BufferedTurn | None = None
+    """The last response that has content. Whether it is a crossing depends on the turns after it."""
+
+
+NOTHING_WITHHELD: Final = Withheld(reasons={})
+
+
+def find_withheld(
+    turns: Sequence[BufferedTurn], scope: SignatureScope, family: str, before: Withheld = NOTHING_WITHHELD
+) -> Withheld:
+    """Return the responses whose signatures are not valid in this scope, of `turns` and of those `before` them.
+
+    If the last of the `crossings` differs from that of `before`, the result for the earlier turns is no longer right,
+    and has to be determined again with all turns.
+    """
     answers = [turn for turn in turns if turn.kind is TurnKind.MODEL_RESPONSE]
-    family = _find_current_family(answers, scope)
-    withheld = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, scope, family)) is not None}
+    found = {turn.seq: reason for turn in answers if (reason := _find_reason(turn, scope, family)) is not None}
+    reasons = {**before.reasons, **found} if found else before.reasons
+    answered = [turn for turn in answers if turn.native.data]
+    last = answered[-1] if answered else before.last_answered
     if not scope.profile.prefix_bound:
-        return withheld
-    crossing = _find_crossing(answers, withheld, scope)
-    early = {turn.seq: WithheldReason.PREFIX for turn in answers if turn.seq <= crossing and turn.seq not in withheld}
-    return withheld | early
+        return Withheld(reasons=reasons, last_answered=last)
+    crossings = before.crossings
+    if before.last_answered is not None:
+        answered.insert(0, before.last_answered)
+        crossings = tuple(seq for seq in crossings if seq < before.last_answered.seq)
+    crossings = (*crossings, *_find_crossings(answered, reasons, scope))
+    limit = crossings[-1] if crossings else 0
+    early = {turn.seq: WithheldReason.PREFIX for turn in answers if turn.seq <= limit and turn.seq not in reasons}
+    return Withheld(reasons={**reasons, **early} if early else reasons, crossings=crossings, last_answered=last)
 
 
-def _find_current_family(answers: Sequence[BufferedTurn], scope: SignatureScope) -> str:
-    """The family of the requested model. If its name is an alias, its newest response names the model."""
-    for turn in reversed(answers):
+def find_current_family(turns: Sequence[BufferedTurn], scope: SignatureScope) -> str:
+    """Return the family of the requested model. If its name is an alias, its newest response names the model."""
+    for turn in reversed(turns):
         if turn.native.dialect == scope.provider and turn.model == scope.profile.model and turn.model_version:
             return find_family(scope.provider, turn.model, turn.model_version)
     return scope.profile.family
@@ -101,25 +129,22 @@ def _find_reason(turn: BufferedTurn, scope: SignatureScope, family: str) -> With
     return None
 
 
-def _find_crossing(
-    answers: Sequence[BufferedTurn], withheld: Mapping[int, WithheldReason], scope: SignatureScope
-) -> int:
-    """Return the last response with calls that was created with another prefix, but whose results were sent with this
-    one.
+def _find_crossings(
+    answered: Sequence[BufferedTurn], withheld: Mapping[int, WithheldReason], scope: SignatureScope
+) -> tuple[int, ...]:
+    """Return the responses with calls that were created with another prefix, but whose results were sent with this one.
 
     Claude requires either the thinking that belongs to the calls whose results it is given, or no thinking at all. So
-    everything up to that response was sent without thinking. Thinking that was left out once must not be sent again, so
-    it stays left out.
+    everything up to the last such response was sent without thinking. Thinking that was left out once must not be sent
+    again, so it stays left out.
     """
-    answered = [turn for turn in answers if turn.native.data]
-    crossings = [
+    return tuple(
         turn.seq
         for turn, following in zip(answered, [*answered[1:], None], strict=False)
         if withheld.get(turn.seq) is WithheldReason.PREFIX
         and any(isinstance(block, ToolCallBlock) for block in turn.blocks or ())
         and (following is None or scope.has_prefix(following.prefix_hash))
-    ]
-    return max(crossings, default=0)
+    )
 
 
 def record_withheld(reasons: Mapping[int, WithheldReason]) -> Iterator[dict[str, object]]:

@@ -9,13 +9,14 @@ third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
 from server.conversation.call import Call
 from server.conversation.errors import CallNotFound, ConversationNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
-from server.conversation.store import History, PayloadSource, RebuildSource
+from server.conversation.store import BufferedTurn, History, PayloadSource, RebuildSource
 from server.postgres.codec import decode_raw
 from server.postgres.conversation.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement, StorePart
@@ -94,7 +95,7 @@ CROSS JOIN LATERAL (
             WHERE conversation_id = t.conversation_id AND turn_seq = t.seq AND attempt = t.attempt
             LIMIT 1
         ) k ON true
-        WHERE t.conversation_id = c.id AND t.seq >= %first% AND t.seq <= %last%
+        WHERE t.conversation_id = c.id AND t.seq >= greatest(%first%, :cached_seq::bigint) AND t.seq <= %last%
         ORDER BY t.seq
     ) AS turn
 ) b
@@ -223,6 +224,8 @@ class PayloadStore(StorePart):
         *,
         cached_static_hashes: Sequence[bytes] = (),
         cached_blobs: Sequence[bytes] = (),
+        cached_turns: tuple[BufferedTurn, ...] = (),
+        cached_provider: str | None = None,
     ) -> PayloadSource:
         conversation = decode_id(CONVERSATION, conversation_id)
         known = self._row_cache.find(conversation)
@@ -234,10 +237,20 @@ class PayloadStore(StorePart):
             cached_blobs=list(cached_blobs),
             held_version=_NO_VERSION if known.assistant is None else known.assistant.version,
             held_request=known.request_hash,
+            # The last one is loaded again, for the comparison.
+            cached_seq=cached_turns[-1].seq if cached_turns else 0,
         )
         if not rows:
             raise ConversationNotFound
-        return self._row_cache.read(rows[0], known)
+        source = self._row_cache.read(rows[0], known)
+        if not cached_turns:
+            return source
+        turns = _prepend(cached_turns, source)
+        if turns is None or source.assistant.definition.provider != cached_provider:
+            return await self.load_payload_source(
+                tenant_id, conversation_id, cached_static_hashes=cached_static_hashes, cached_blobs=cached_blobs
+            )
+        return replace(source, buffered=turns)
 
     async def load_rebuild_source(
         self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
@@ -264,6 +277,7 @@ class PayloadStore(StorePart):
             cached_blobs=[],
             held_version=_NO_VERSION,
             held_request=b"",
+            cached_seq=0,
         )
         if not rows:
             raise ConversationNotFound
@@ -282,6 +296,7 @@ class PayloadStore(StorePart):
             cached_blobs=[],
             held_version=_NO_VERSION,
             held_request=b"",
+            cached_seq=0,
         )
         if not rows:
             raise ConversationNotFound
@@ -304,6 +319,17 @@ class PayloadStore(StorePart):
             newest_generation=found[0]["newest_generation"],
             can_append_segment=len(written) == epoch.segment_count,
         )
+
+
+def _prepend(cached: tuple[BufferedTurn, ...], source: PayloadSource) -> tuple[BufferedTurn, ...] | None:
+    """The whole buffer: cached turns and loaded ones, of which the first is the last cached one. None if the cached
+    turns are not, or not all, turns of this buffer.
+    """
+    first = source.conversation.buffer_start_seq
+    loaded = source.buffered
+    if cached[0].seq > first or not loaded or loaded[0] != cached[-1]:
+        return None
+    return (*cached[first - cached[0].seq :], *loaded[1:])
 
 
 async def load_continued(database: Database, conversation: UUID | None, call: Call) -> tuple[bytes | None, ...]:

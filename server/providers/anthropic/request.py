@@ -303,10 +303,7 @@ def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
     allowed = profile.breakpoints - static_marks - payload.marks_tools
     marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
     marker = build_marker(payload.cache_seconds)
-    return b",".join(
-        _mark_last_block(message.data, marker) if index in marked else message.data
-        for index, message in enumerate(payload.messages)
-    )
+    return payload.join_messages({index: _mark_last_block(payload.messages[index].data, marker) for index in marked})
 
 
 def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:

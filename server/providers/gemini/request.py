@@ -234,4 +234,4 @@ def _budget(asked: str) -> int:
 
 def join_messages(payload: Payload) -> bytes:
     """Join the contents with commas."""
-    return b",".join(message.data for message in payload.messages)
+    return payload.join_messages()

@@ -1,5 +1,6 @@
 """Signatures go back to where they hold, and nowhere else."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,13 @@ import pytest
 from server.conversation.block import SignatureMark, TextBlock, ToolCallBlock
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, TurnKind
-from server.payload.signatures import SignatureScope, WithheldReason, find_withheld, record_withheld
+from server.payload.signatures import (
+    SignatureScope,
+    WithheldReason,
+    find_current_family,
+    find_withheld,
+    record_withheld,
+)
 from server.providers.model_profile import find_profile
 from tests.support.fakes.conversation import Talk
 
@@ -20,6 +27,10 @@ SIGNED_CALL = ToolCallBlock(id="a", name="f", arguments={}, signature=SignatureM
 def scope(model: str, account: str = "one") -> SignatureScope:
     provider = "gemini" if model.startswith("gemini") else "anthropic"
     return SignatureScope(provider=provider, account=account, profile=find_profile(provider, model), prefix_hash=HERE)
+
+
+def withheld_from(turns: Sequence[BufferedTurn], asked: SignatureScope) -> Mapping[int, WithheldReason]:
+    return find_withheld(turns, asked, find_current_family(turns, asked)).reasons
 
 
 def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
@@ -74,7 +85,7 @@ def test_signatures_are_withheld_for_a_reason(
 ) -> None:
     talk = Talk()
     turn = answer(talk, made_by, **fields)
-    assert find_withheld(talk.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
+    assert withheld_from(talk.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
 
 
 def test_results_under_another_prefix_end_all_thinking_before_them_for_good() -> None:
@@ -84,15 +95,15 @@ def test_results_under_another_prefix_end_all_thinking_before_them_for_good() ->
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     talk.say("Never mind.")
     before = {2: WithheldReason.PREFIX, 4: WithheldReason.PREFIX}
-    assert find_withheld(talk.turns, scope(model)) == before
+    assert withheld_from(talk.turns, scope(model)) == before
     talk.turns.pop()
     answer(talk, model, native=Native(dialect="anthropic", data=b""))
     talk.say("And?")
-    assert find_withheld(talk.turns, scope(model)) == before
+    assert withheld_from(talk.turns, scope(model)) == before
     talk.turns.pop()
     answer(talk, model)
     answer(talk, model)
-    assert find_withheld(talk.turns, scope(model)) == before
+    assert withheld_from(talk.turns, scope(model)) == before
 
 
 def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
@@ -102,7 +113,7 @@ def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     answer(talk, model, prefix_hash=ELSEWHERE)
     answer(talk, model)
-    assert find_withheld(talk.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
+    assert withheld_from(talk.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
 
 
 def test_what_is_withheld_is_noted_by_reason() -> None:
@@ -121,6 +132,6 @@ def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_anot
     never = answer(talk, "claude-fable-5-2", prefix_hash=None)
     behind = answer(talk, "claude-fable-5-2")
     asked = replace(scope("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
-    withheld = find_withheld(talk.turns, asked)
+    withheld = withheld_from(talk.turns, asked)
     assert withheld == {other.seq: WithheldReason.PREFIX, never.seq: WithheldReason.PREFIX}
-    assert find_withheld([before, behind], scope("claude-fable-5-2")) == {before.seq: WithheldReason.PREFIX}
+    assert withheld_from([before, behind], scope("claude-fable-5-2")) == {before.seq: WithheldReason.PREFIX}
