@@ -16,7 +16,7 @@ from typing import Final
 
 from server.caching.policy import SHORT_SECONDS
 from server.conversation.call import CallTrace
-from server.conversation.manifest import share_signed_summary
+from server.conversation.manifest import count_shared, list_static, share_signed_summary
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.usage import Usage
 from server.providers.model_profile import ModelProfile
@@ -94,9 +94,13 @@ def expect_cache_read(
         possible = trace.usage.cache_read_tokens
         return CacheExpectation(possible_tokens=possible, reason=_explain_missing_cache(previous, current))
     previous, current = _in_cache_order(previous, profile), _in_cache_order(current, profile)
-    shared = _count_shared(previous.manifest, current.manifest)
+    shared = count_shared(previous.manifest, current.manifest, by_hash=True)
     expected_count = max(shared, _count_repeated(previous))
-    prefixes = [entry for entry in _list_cached_prefixes(previous, trace, profile) if entry.count <= expected_count]
+    prefixes = [
+        entry
+        for entry in _list_cached_prefixes(previous, trace, profile, (shared, expected_count))
+        if entry.count <= expected_count
+    ]
     possible = max((entry.tokens for entry in prefixes), default=0)
     if reason := _explain_change(previous, current):
         return CacheExpectation(possible_tokens=possible, reason=reason)
@@ -133,38 +137,31 @@ def _in_cache_order(request: Request, profile: ModelProfile) -> Request:
     """Order the blocks as the provider caches them: without breakpoints, tools come after the static text."""
     if profile.breakpoints:
         return request
-    return replace(request, manifest=sorted(request.manifest, key=_rank))
-
-
-def _rank(entry: ManifestEntry) -> int:
-    return 2 if entry.layer is not Layer.STATIC else int(entry.kind == "tools")
-
-
-def _count_shared(previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry]) -> int:
-    """Count the blocks that both requests begin with."""
-    count = 0
-    for one, other in zip(previous, current, strict=False):
-        if (one.kind, one.hash) != (other.kind, other.hash):
-            break
-        count += 1
-    return count
+    static = list_static(request.manifest)
+    if not static or static[0].kind != "tools":
+        return request
+    return replace(request, manifest=(*static[1:], static[0], *request.manifest[len(static) :]))
 
 
 def _count_repeated(previous: Request) -> int:
     """Count the blocks that should be repeated: those of the static layer in the layered order, otherwise all."""
     if previous.order is LayerOrder.APPEND_ONLY:
         return len(previous.manifest)
-    return sum(entry.layer is Layer.STATIC for entry in previous.manifest)
+    return len(list_static(previous.manifest))
 
 
-def _list_cached_prefixes(previous: Request, trace: CallTrace, profile: ModelProfile) -> Iterator[_CachedPrefix]:
-    """The prefixes before the breakpoints; if the model needs none, after every block."""
+def _list_cached_prefixes(
+    previous: Request, trace: CallTrace, profile: ModelProfile, counts: tuple[int, ...]
+) -> Iterator[_CachedPrefix]:
+    """The prefixes before the breakpoints. If the model needs none, it caches after every block; then those of the
+    static layer and of `counts` blocks are listed.
+    """
     sizes = [_size_of(entry) for entry in previous.manifest]
     total_tokens, total_size = trace.usage.input_tokens, sum(sizes)
     cached_tokens = trace.usage.cache_read_tokens + trace.usage.cache_write_tokens
     marked = [index for index, entry in enumerate(previous.manifest) if entry.marked]
-    indexes = marked if profile.breakpoints else range(len(sizes))
-    for index in indexes:
+    listed = {count - 1 for count in (len(list_static(previous.manifest)), *counts) if 0 < count <= len(sizes)}
+    for index in marked if profile.breakpoints else sorted(listed):
         if profile.breakpoints and index == marked[-1]:
             tokens = cached_tokens
         elif index == len(sizes) - 1:

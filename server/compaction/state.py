@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final
 
 from server.conversation.block import ImageBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.manifest import decode_manifest, encode_tools
+from server.conversation.manifest import encode_tools
 from server.conversation.payload import Layer, LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import TurnKind, TurnState
@@ -219,8 +219,7 @@ def _dynamic_tokens(source: PayloadSource, order: LayerOrder, estimate: TokenEst
     """
     if order is LayerOrder.APPEND_ONLY:
         return 0
-    entries = decode_manifest(source.previous_manifest)
-    length = sum(entry.length for entry in entries if entry.layer is Layer.DYNAMIC)
+    length = sum(entry.length for entry in source.previous_manifest if entry.layer is Layer.DYNAMIC)
     return estimate.estimate(source.assistant.definition.model, length)
 
 

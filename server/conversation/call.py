@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Final
 
 from server.conversation.block import JsonValue
+from server.conversation.manifest import NewManifest
 from server.conversation.payload import LayerOrder
 from server.conversation.usage import Usage
 
@@ -27,7 +28,7 @@ class CallStart:
     epoch: int
     started_at: datetime
     manifest: Sequence[Mapping[str, JsonValue]]
-    """The blocks of the payload in order: layer, role, hash, length, cache marker."""
+    """The blocks of the payload in order: layer, role, hash, length, cache marker. Empty if `new_manifest` is set."""
     request_hash: bytes
     """SHA-256 of the request's body. Empty if the process stopped before it recorded the call; then the manifest is
     empty too."""
@@ -44,6 +45,8 @@ class CallStart:
     template_failures: Sequence[Mapping[str, JsonValue]] = ()
     warnings: Sequence[Mapping[str, JsonValue]] = ()
     """Assumptions and deviations, such as an assumed profile of an unknown model, or a broken prefix."""
+    new_manifest: NewManifest | None = None
+    """The manifest of a call that is to be stored, with what it is compared with. None for a stored call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 A manifest is stored with every call. It shows operators what was sent without storing it twice, a rebuilt request is
 compared with it, and it shows the first block that differs between two requests that should begin alike.
+
+The manifest of a long conversation is long, and that of the next call is nearly the same. So a call stores only what
+differs from the manifest of an earlier call of its epoch (`encode_new_manifest`), and `expand_manifest` restores the
+whole. For the comparison a separate dynamic message counts as the last block: it is new in most requests.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -17,11 +21,48 @@ from server.conversation.payload import Layer, LayerOrder, ManifestEntry, Payloa
 
 SIGNED_SUMMARY: Final = "signed_summary"
 CONTINUATION: Final = "continuation"
+_COMPARED: Final = 16
+"""The blocks at the end of a manifest that are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestBase:
+    """The call whose manifest that of another one is compared with."""
+
+    turn_seq: int
+    attempt: int
+    entries: tuple[ManifestEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewManifest:
+    """The manifest of a call that is to be stored."""
+
+    entries: tuple[ManifestEntry, ...]
+    base: ManifestBase | None
+    """None for the first call of an epoch."""
 
 
 def build_manifest(payload: Payload, *, marks_static: bool = False) -> tuple[ManifestEntry, ...]:
     """List the blocks of a payload. `marks_static`: the static text has cache markers."""
-    return tuple(_entries(payload, marks_static=marks_static))
+    tools: tuple[ManifestEntry, ...] = ()
+    if payload.tools:
+        encoded = encode_tools(payload.tools)
+        tools = (_entry(encoded, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools),)
+    pieces = _outline_static(payload.static_text)
+    # After the last one and the one before it, see `server.caching.policy`.
+    marked_from = max(0, len(pieces) - 2) if marks_static else len(pieces)
+    static = (*tools, *pieces[:marked_from], *(replace(piece, marked=True) for piece in pieces[marked_from:]))
+    joined = payload.joined
+    if joined is None:
+        return (*static, *list_message_entries(payload.messages, payload.breakpoints))
+    end = joined.first + joined.count
+    return (
+        *static,
+        *list_message_entries(payload.messages[: joined.first], payload.breakpoints),
+        *joined.entries,
+        *list_message_entries(payload.messages[end:], [index - end for index in payload.breakpoints]),
+    )
 
 
 def list_contents(payload: Payload) -> Mapping[str, bytes]:
@@ -61,6 +102,81 @@ def decode_manifest(stored: Sequence[Mapping[str, JsonValue]]) -> tuple[Manifest
     )
 
 
+def encode_new_manifest(manifest: NewManifest) -> Sequence[JsonValue] | Mapping[str, JsonValue]:
+    """Encode a manifest to be stored: as a list of its blocks, or as an object with what differs from its base."""
+    base = manifest.base
+    if base is None:
+        return encode_manifest(manifest.entries)
+    entries, dynamic_index = _move_dynamic(manifest.entries)
+    before, _ = _move_dynamic(base.entries)
+    kept = count_shared(before, entries)
+    return {
+        "turn_seq": base.turn_seq,
+        "attempt": base.attempt,
+        "kept": kept,
+        "entries": [_encode_entry(replace(entry, marked=False)) for entry in entries[kept:]],
+        "dynamic_index": dynamic_index,
+        "marked": [index for index, entry in enumerate(manifest.entries) if entry.marked],
+    }
+
+
+def find_base(stored: JsonValue) -> tuple[int, int] | None:
+    """Return the turn and the attempt whose manifest a stored one is based on; None for a complete one."""
+    return (int(stored["turn_seq"]), int(stored["attempt"])) if isinstance(stored, Mapping) else None
+
+
+def expand_manifest(stored: JsonValue, base: Sequence[Mapping[str, JsonValue]]) -> tuple[dict[str, JsonValue], ...]:
+    """Restore the whole list from a stored manifest and that of its base, which is not used for a complete one."""
+    if not isinstance(stored, Mapping):
+        return tuple(stored)
+    bare = [{name: value for name, value in entry.items() if name != "marked"} for entry in base]
+    separate = next((index for index, entry in enumerate(bare) if _is_separate_dynamic(entry)), None)
+    if separate is not None:
+        bare.append(bare.pop(separate))
+    entries = [*bare[: stored["kept"]], *(dict(entry) for entry in stored["entries"])]
+    if stored["dynamic_index"] is not None:
+        entries.insert(stored["dynamic_index"], entries.pop())
+    for index in stored["marked"]:
+        entries[index]["marked"] = True
+    return tuple(entries)
+
+
+def _is_separate_dynamic(entry: Mapping[str, JsonValue]) -> bool:
+    return entry["kind"] == "dynamic" and entry.get("seq") is None
+
+
+def _move_dynamic(entries: tuple[ManifestEntry, ...]) -> tuple[tuple[ManifestEntry, ...], int | None]:
+    """Move a separate dynamic message, which precedes all other messages but a signed summary, to the end."""
+    for index, entry in enumerate(entries):
+        if entry.kind == "dynamic" and entry.seq is None:
+            return (*entries[:index], *entries[index + 1 :], entry), index
+        if entry.layer is not Layer.STATIC and entry.kind != SIGNED_SUMMARY:
+            break
+    return entries, None
+
+
+def count_shared(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry], *, by_hash: bool = False) -> int:
+    """Count the blocks that both manifests begin with. Cache markers do not count; with `by_hash`, nor does the layer,
+    which the trigger of a request changes in the next one.
+    """
+    length = min(len(one), len(other))
+    # Long manifests share most of their objects, and comparing those takes almost no time.
+    count = max(0, length - _COMPARED)
+    if one[:count] != other[:count]:
+        count = 0
+    while count < length and _is_same(one[count], other[count], by_hash=by_hash):
+        count += 1
+    return count
+
+
+def _is_same(one: ManifestEntry, other: ManifestEntry, *, by_hash: bool) -> bool:
+    if one is other:
+        return True
+    if (one.kind, one.hash) != (other.kind, other.hash):
+        return False
+    return by_hash or (one.layer, one.role, one.length, one.seq) == (other.layer, other.role, other.length, other.seq)
+
+
 def find_prefix_break(
     previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder
 ) -> dict[str, JsonValue] | None:
@@ -70,21 +186,27 @@ def find_prefix_break(
     may move. Only for requests with the same order and prefix, because a new epoch changes blocks on purpose.
     """
     if order is LayerOrder.LAYERED:
-        previous = [entry for entry in previous if entry.layer is Layer.STATIC]
-    for index, expected in enumerate(previous):
-        found = current[index] if index < len(current) else None
-        if found is None or (found.kind, found.hash) != (expected.kind, expected.hash):
-            return {
-                "kind": "prefix_break",
-                "index": index,
-                "block": expected.kind,
-                "layer": str(expected.layer),
-                "role": expected.role,
-                "seq": expected.seq,
-                "expected_hash": expected.hash,
-                "found_hash": None if found is None else found.hash,
-            }
-    return None
+        previous = list_static(previous)
+    index = count_shared(previous, current, by_hash=True)
+    if index == len(previous):
+        return None
+    expected = previous[index]
+    return {
+        "kind": "prefix_break",
+        "index": index,
+        "block": expected.kind,
+        "layer": str(expected.layer),
+        "role": expected.role,
+        "seq": expected.seq,
+        "expected_hash": expected.hash,
+        "found_hash": current[index].hash if index < len(current) else None,
+    }
+
+
+def list_static(manifest: Sequence[ManifestEntry]) -> Sequence[ManifestEntry]:
+    """Return the blocks of the static layer, which come first."""
+    end = next((index for index, entry in enumerate(manifest) if entry.layer is not Layer.STATIC), len(manifest))
+    return manifest[:end]
 
 
 def extend_manifest(manifest: Sequence[ManifestEntry], payload: Payload) -> tuple[ManifestEntry, ...]:
@@ -94,8 +216,14 @@ def extend_manifest(manifest: Sequence[ManifestEntry], payload: Payload) -> tupl
 
 
 def without_continuation(manifest: Sequence[ManifestEntry]) -> tuple[ManifestEntry, ...]:
-    """Remove the blocks of a continuation, because the next turn repeats a paused answer as a part of the whole one."""
-    return tuple(entry for entry in manifest if entry.kind != CONTINUATION)
+    """Remove the blocks of a continuation, because the next turn repeats a paused answer as a part of the whole one.
+
+    They are the last ones.
+    """
+    end = len(manifest)
+    while end and manifest[end - 1].kind == CONTINUATION:
+        end -= 1
+    return tuple(manifest[:end])
 
 
 def share_signed_summary(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry]) -> bool:
@@ -104,26 +232,13 @@ def share_signed_summary(one: Sequence[ManifestEntry], other: Sequence[ManifestE
 
 
 def _signed_summary_hash(manifest: Sequence[ManifestEntry]) -> str | None:
-    return next((entry.hash for entry in manifest if entry.kind == SIGNED_SUMMARY), None)
-
-
-def _entries(payload: Payload, *, marks_static: bool) -> Iterator[ManifestEntry]:
-    if payload.tools:
-        tools = encode_tools(payload.tools)
-        yield _entry(tools, layer=Layer.STATIC, kind="tools", role="system", marked=payload.marks_tools)
-    pieces = _outline_static(payload.static_text)
-    # After the last one and the one before it, see `server.caching.policy`.
-    marked_from = len(pieces) - 2 if marks_static else len(pieces)
-    yield from pieces[: max(0, marked_from)]
-    yield from (replace(piece, marked=True) for piece in pieces[max(0, marked_from) :])
-    joined = payload.joined
-    if joined is None:
-        yield from list_message_entries(payload.messages, payload.breakpoints)
-        return
-    yield from list_message_entries(payload.messages[: joined.first], payload.breakpoints)
-    yield from joined.entries
-    end = joined.first + joined.count
-    yield from list_message_entries(payload.messages[end:], [index - end for index in payload.breakpoints])
+    """It is the first message."""
+    for entry in manifest:
+        if entry.kind == SIGNED_SUMMARY:
+            return entry.hash
+        if entry.kind == "message":
+            break
+    return None
 
 
 def list_message_entries(

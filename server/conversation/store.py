@@ -34,7 +34,7 @@ from server.conversation.call import Call, CallEnd, CallStart, CallTrace, Chunk
 from server.conversation.conversation import Conversation, ConversationDraft, Lease
 from server.conversation.epoch import Epoch, EpochReason, Segment
 from server.conversation.page import Page
-from server.conversation.payload import LayerOrder
+from server.conversation.payload import LayerOrder, ManifestEntry
 from server.conversation.turn import Native, StopReason, Turn, TurnKind, TurnState
 from server.conversation.usage import Usage
 
@@ -134,13 +134,15 @@ class PayloadSource:
     """From the start of the buffer to the newest turn, including the trigger."""
     blobs: Mapping[str, Blob]
     """By the hex of their hash: those of the buffered turns, except the cached ones."""
-    previous_manifest: Sequence[Mapping[str, JsonValue]]
+    previous_manifest: tuple[ManifestEntry, ...]
     """Of the newest call before the trigger; empty if there is none. The other `previous_` fields are of
     the same call."""
     previous_order: LayerOrder | None
     previous_prefix_hash: bytes | None
     """Of its epoch."""
     previous_epoch: int | None = None
+    previous_key: tuple[int, int] | None = None
+    """Its turn and attempt."""
     previous_container: Mapping[str, JsonValue] | None = None
     """Its note about the provider's container that it used, see `server.providers.continuation`."""
     previous_call: CallTrace | None = None

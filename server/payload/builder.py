@@ -37,7 +37,6 @@ from server.conversation.epoch import Epoch, EpochReason
 from server.conversation.errors import HistoryRuleBroken, Internal, RawBytesRemoved
 from server.conversation.manifest import (
     build_manifest,
-    decode_manifest,
     encode_tools,
     extend_manifest,
     find_prefix_break,
@@ -296,15 +295,15 @@ def _record_prefix_break(
     A new signed summary, and signatures that are left out after a rejection, begin a new epoch and are expected
     changes. Within one epoch no block may change.
     """
-    answers = [turn for turn in source.buffered if turn.kind is TurnKind.MODEL_RESPONSE]
+    answer = next((turn for turn in reversed(source.buffered) if turn.kind is TurnKind.MODEL_RESPONSE), None)
     if (
-        not answers
-        or answers[-1].provider != spec.scope.provider
+        answer is None
+        or answer.provider != spec.scope.provider
         or source.previous_order is not spec.order
         or source.previous_prefix_hash != spec.scope.prefix_hash
     ):
         return
-    previous = without_continuation(decode_manifest(source.previous_manifest))
+    previous = without_continuation(source.previous_manifest)
     is_expected = epoch.reason is EpochReason.SIGNATURES_REJECTED or not share_signed_summary(previous, manifest)
     if source.previous_epoch != epoch.number and is_expected:
         return

@@ -7,12 +7,14 @@ provider should compare with for its diagnosis, and whether an explicit cache re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
+from typing import Final
 
 from server.caching.expectation import CacheExpectation, Request, expect_cache_read
 from server.caching.explicit_policy import CachePlan, CacheSettings, choose_cache, supports_cache
 from server.caching.policy import Rhythm, measure_gaps, plan_lifetimes
 from server.conversation.cache_register import CacheKey
-from server.conversation.manifest import decode_manifest, without_continuation
+from server.conversation.manifest import without_continuation
 from server.conversation.payload import LayerOrder, ManifestEntry, Payload
 from server.conversation.store import PayloadSource
 from server.payload.builder import BuiltPayload
@@ -20,6 +22,8 @@ from server.payload.settings import read_cache_settings
 from server.providers.model_profile import ModelProfile
 from server.providers.pricing import find_price
 from server.providers.provider import Provider
+
+_LENGTH: Final = attrgetter("length")
 
 
 def plan_caching(
@@ -80,8 +84,8 @@ def _measure_rhythm(source: PayloadSource, built: BuiltPayload, now: datetime) -
     if source.previous_call is None:
         return Rhythm(gaps_seconds=gaps, prefix_tokens=0, growth_tokens=0)
     tokens = source.previous_call.usage.input_tokens
-    before = sum(entry.length for entry in decode_manifest(source.previous_manifest))
-    grown = max(0, sum(entry.length for entry in built.manifest) - before)
+    before = sum(map(_LENGTH, source.previous_manifest))
+    grown = max(0, sum(map(_LENGTH, built.manifest)) - before)
     return Rhythm(gaps_seconds=gaps, prefix_tokens=tokens, growth_tokens=grown * tokens // max(1, before))
 
 
@@ -118,7 +122,7 @@ def _expect(
         account=trace.account,
         order=order,
         prefix_hash=source.previous_prefix_hash,
-        manifest=without_continuation(decode_manifest(source.previous_manifest)),
+        manifest=without_continuation(source.previous_manifest),
     )
     elapsed = (now - trace.started_at).total_seconds()
     return expect_cache_read(previous, trace, current, profile, elapsed_seconds=elapsed)

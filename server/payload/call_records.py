@@ -10,8 +10,9 @@ from server.caching.expectation import CacheExpectation, MissReason, explain_mis
 from server.caching.policy import encode_caching
 from server.conversation.block import JsonValue
 from server.conversation.call import OUTCOME_UNKNOWN, CallEnd, CallStart
-from server.conversation.manifest import encode_manifest, extend_manifest
+from server.conversation.manifest import ManifestBase, NewManifest, extend_manifest
 from server.conversation.payload import Payload
+from server.conversation.store import PayloadSource
 from server.conversation.usage import Usage
 from server.payload.preparation import PreparedPayload
 from server.providers.continuation import note_container, note_continuation
@@ -52,7 +53,10 @@ def build_call_start(
         account=prepared.provider.account,
         epoch=prepared.epoch,
         started_at=record.started_at,
-        manifest=encode_manifest(extend_manifest(prepared.built.manifest, payload)),
+        manifest=(),
+        new_manifest=NewManifest(
+            entries=extend_manifest(prepared.built.manifest, payload), base=_find_base(prepared.source, prepared.epoch)
+        ),
         request_hash=hashlib.sha256(record.request_body).digest(),
         layer_order=prepared.built.order,
         dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
@@ -67,6 +71,14 @@ def build_call_start(
             *note_continuation(payload),
         ),
     )
+
+
+def _find_base(source: PayloadSource, epoch: int) -> ManifestBase | None:
+    """The previous call, if it belongs to the same epoch: then the two manifests are nearly the same."""
+    if source.previous_key is None or source.previous_epoch != epoch:
+        return None
+    turn_seq, attempt = source.previous_key
+    return ManifestBase(turn_seq=turn_seq, attempt=attempt, entries=source.previous_manifest)
 
 
 def build_call_end(
