@@ -64,7 +64,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.replays import ReplayTelemetry
 from server.telemetry.spans import Tracing, open_tracing
 from server.telemetry.turns import TurnTelemetry
-from server.turns.reaper import Reaper
+from server.turns.recovery import TurnRecovery
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
 from server.turns.tools import TurnLimits, TurnTools
@@ -185,7 +185,7 @@ async def open_program(
         )
         _add_gauges(program, web.bodies)
         watches = {
-            "reaper": Reaper(tools).watch,
+            "recovery": TurnRecovery(tools).watch,
             "job watch": program.job_watch.run,
             "index watch": program.index_watch.run,
             "cache keeper": cache_maintainer.watch,
