@@ -1,8 +1,8 @@
-"""Operators' sessions on Postgres.
+"""Sessions of operators on Postgres.
 
-Nothing is remembered by the process: each request asks for its session, its key among it, so that a key that is revoked
-or expires ends its sessions everywhere at once. Logging in is one transaction of a few statements; it is rare. A
-failure while its key and address have to wait only reads.
+Sessions are not cached: each request loads its session together with its key, so that revocation or expiry of the key
+ends its sessions in all processes at once. A login is one transaction of a few statements. A failed login while its key
+and address are locked only reads.
 """
 
 import base64
@@ -26,7 +26,7 @@ _WAIT: Final = Statement("""
 SELECT extract(epoch FROM locked_until - now())::float8 AS seconds
 FROM login_failures WHERE subject = :subject AND locked_until > now()
 """)
-# Counted anew if the last failure, or the wait after it, is long ago. No row comes back while the subject has to wait.
+# The count restarts if the last failure, or the lock after it, is old. No row is returned while the subject is locked.
 _COUNT: Final = Statement("""
 INSERT INTO login_failures AS known (subject, failure_count, locked_until)
 VALUES (:subject, 1, CASE WHEN :max_failures <= 1 THEN now() + interval '1 second' END)
@@ -46,15 +46,15 @@ ON CONFLICT (subject) DO UPDATE SET (failure_count, began_at, locked_until) = (
 WHERE known.locked_until IS NULL OR known.locked_until <= now()
 RETURNING locked_until IS NOT NULL AS locked
 """)
-_FORGIVE: Final = Statement("DELETE FROM login_failures WHERE subject = :subject")
-# However many addresses there are: the oldest rows go, and with them no more than a wait.
+_CLEAR_FAILURES: Final = Statement("DELETE FROM login_failures WHERE subject = :subject")
+# The number of rows is bounded: the oldest are deleted, which only ends a lock early.
 _SWEEP: Final = Statement("""
 WITH sessions AS (DELETE FROM admin_sessions WHERE created_at < now() - make_interval(secs => :age_seconds))
 DELETE FROM login_failures
 WHERE coalesce(locked_until, began_at) < now() - make_interval(secs => :lock_seconds)
     OR subject IN (SELECT subject FROM login_failures ORDER BY began_at DESC OFFSET :max_rows)
 """)
-_WHOSE: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
+_OWNER: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
 _AUDIT: Final = Statement(
     f"INSERT INTO audit_log ({AUDIT_COLUMNS}) VALUES ({AUDIT_VALUES})"  # noqa: S608  reason: constants only
 )
@@ -63,7 +63,7 @@ INSERT INTO admin_sessions (id, tenant_id, api_key_id, token_hash, csrf_secret, 
 VALUES (:session, :tenant, :key, :token_hash, :csrf_secret, :address)
 RETURNING created_at
 """)
-# `IS TRUE`: no index serves the age, so that the one for sweeping never looks cheaper than that of the token.
+# `IS TRUE` prevents the use of the index on the age, which the planner might prefer to that on the token.
 _FIND: Final = Statement("""
 WITH found AS (
     SELECT k.*, t.name AS tenant_name, s.id AS session_id, s.csrf_secret, s.address,
@@ -101,10 +101,10 @@ class PostgresAdminSessions:
             key = None if presented is None else await _find_key(connection, presented)
             if key is not None and key.opens(Scope.ADMIN):
                 await self._sweep(connection)
-                await _run(connection, _FORGIVE, subject=lock_subject(key.id, address))
+                await _run(connection, _CLEAR_FAILURES, subject=lock_subject(key.id, address))
                 return await _open(connection, key, address)
             refusal = await self._fail(connection, presented, key, address)
-        # Outside the transaction, which would otherwise take back what was counted.
+        # Outside the transaction, which would otherwise be rolled back with the count.
         raise refusal
 
     async def find_session(self, token: str) -> AdminSession | None:
@@ -126,7 +126,7 @@ class PostgresAdminSessions:
     async def _fail(
         self, connection: Connection, presented: PresentedKey | None, key: ApiKey | None, address: str | None
     ) -> StrataError:
-        """Counts the failure and tells it, unless the key and address have to wait. The error to raise."""
+        """Count and audit the failure, unless the key and address are locked. Returns the error to raise."""
         tenant_id = None if presented is None else await _find_owner(connection, presented)
         subject = lock_subject(presented.id if presented and tenant_id else None, address)
         wait_seconds = await _find_wait(connection, subject)
@@ -138,7 +138,7 @@ class PostgresAdminSessions:
             connection, _COUNT, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
         )
         if not counted:
-            # Another failure of the same pair has come between.
+            # A concurrent failure of the same pair has locked it.
             return LoginLocked(retry_after_seconds=max(1, math.ceil(await _find_wait(connection, subject) or 0)))
         refusal = KeyRejected() if key is None else ScopeMissing(scope=Scope.ADMIN.value)
         draft = AuditDraft(
@@ -174,13 +174,13 @@ async def _find_key(connection: Connection, presented: PresentedKey) -> ApiKey |
 
 
 async def _find_owner(connection: Connection, presented: PresentedKey) -> str | None:
-    """Whose key it claims to be, so that its tenant can see it in the log; None for an unknown one."""
-    rows = await _run(connection, _WHOSE, key=decode_id(API_KEY, presented.id))
+    """Return the tenant of the key id, whose audit log gets the entry; None for an unknown id."""
+    rows = await _run(connection, _OWNER, key=decode_id(API_KEY, presented.id))
     return encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
 
 
 async def _find_wait(connection: Connection, subject: str) -> float | None:
-    """For how many seconds the subject has to wait; None if it does not."""
+    """Return for how many seconds the subject is locked; None if it is not."""
     rows = await _run(connection, _WAIT, subject=subject)
     return rows[0]["seconds"] if rows else None
 

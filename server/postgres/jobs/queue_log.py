@@ -1,4 +1,4 @@
-"""Pruning what the job queue keeps about jobs that are over. Its tables are pgqueuer's; see the migration."""
+"""Deletion of the records that pgqueuer keeps about finished jobs."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ _TABLES: Final = ("pgqueuer_log", "pgqueuer_statistics")
 
 
 def _statement(table: str) -> Statement:
-    """A page at a time, so that no statement is long and no lock is held for long."""
+    """Delete a page of rows, so that no statement takes long and no lock is held for long."""
     return Statement(f"""
 WITH gone AS (
     DELETE FROM {table} WHERE id IN (
@@ -25,7 +25,7 @@ _PRUNE: Final = {table: _statement(table) for table in _TABLES}
 
 
 async def prune_queue_log(database: Database, days: int, *, page_rows: int = _PAGE_ROWS) -> dict[str, int]:
-    """Removes records that are older than so many days. How many, by table. Raises `DatabaseUnavailable`."""
+    """Delete records that are older than `days` days. Returns their number by table. Raises `DatabaseUnavailable`."""
     counts = dict.fromkeys(_TABLES, 0)
     for table, statement in _PRUNE.items():
         while gone := (await database.run(statement, days=days, page_rows=page_rows))[0]["gone_count"]:

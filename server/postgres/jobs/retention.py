@@ -1,9 +1,8 @@
-"""Raw provider bytes past their time: removed, with everything else about the call left in its place.
+"""Retention of raw provider bytes: old ones are removed, and the rest of the call is kept.
 
-The tables are walked in the order of their primary keys, a page per statement and a statement per transaction. So every
-statement is short however large the table is and however few of its rows are due, no index has to be kept up for it by
-the turns that are served meanwhile, and a walk that was cut off leaves nothing but what it has already done. A row that
-somebody else holds is left for the next walk.
+The tables are scanned in the order of their primary keys, one page per statement and one statement per transaction. So
+every statement is short, for any size of the table and any number of due rows; no index is needed, which turns would
+have to maintain; and an interrupted scan keeps what it has done. Rows that are locked are left for the next scan.
 """
 
 from collections.abc import Mapping
@@ -17,23 +16,23 @@ from server.postgres.replay.conversation_tables import REPLAY_TABLES
 from server.postgres.tables import calls
 
 PAGE_ROWS: Final = 500
-_BEFORE_ALL: Final[Mapping[type[object], Any]] = {UUID: UUID(int=0), int: -1}
+_FIRST_VALUES: Final[Mapping[type[object], Any]] = {UUID: UUID(int=0), int: -1}
 
 
-class _Walk:
-    """How one table of calls is walked. A call that never ended is not due."""
+class _Scan:
+    """The scan of one table of calls. A call that has not ended is not due."""
 
     __slots__ = ("start", "statement", "table_name")
 
     def __init__(self, table: Table) -> None:
         keys = list(table.primary_key)
         names = ", ".join(key.name for key in keys)
-        places = ", ".join(f":{key.name}::{key.type.compile()}" for key in keys)
+        after = ", ".join(f":{key.name}::{key.type.compile()}" for key in keys)
         self.table_name = table.fullname.replace(".", "_")
-        self.start = {key.name: _BEFORE_ALL[key.type.python_type] for key in keys}
+        self.start = {key.name: _FIRST_VALUES[key.type.python_type] for key in keys}
         self.statement = Statement(f"""
 WITH page AS (
-    SELECT {names} FROM {table.fullname} WHERE ({names}) > ({places}) ORDER BY {names} LIMIT :page_rows
+    SELECT {names} FROM {table.fullname} WHERE ({names}) > ({after}) ORDER BY {names} LIMIT :page_rows
 ),
 due AS (
     SELECT {names} FROM {table.fullname}
@@ -50,21 +49,19 @@ FROM page ORDER BY ({names}) DESC LIMIT 1
 """)  # noqa: S608  reason: names from our own tables only
 
 
-_WALKS: Final = (_Walk(calls), _Walk(REPLAY_TABLES["calls"]))
+_SCANS: Final = (_Scan(calls), _Scan(REPLAY_TABLES["calls"]))
 
 
 async def sweep_raw_bytes(database: Database, days: int, *, page_rows: int = PAGE_ROWS) -> dict[str, int]:
-    """Removes the raw bytes of calls that ended more than `days` days ago, by the database's clock.
+    """Remove the raw bytes of calls that ended more than `days` days ago, by the clock of the database.
 
-    Can be cut off and repeated at any point. How many rows were changed, by table. Raises `DatabaseUnavailable`.
+    Can be interrupted and repeated. Returns the number of changed rows by table. Raises `DatabaseUnavailable`.
     """
-    return {walk.table_name: await _walk(database, walk, days, page_rows) for walk in _WALKS}
-
-
-async def _walk(database: Database, walk: _Walk, days: int, page_rows: int) -> int:
-    total = 0
-    place: Mapping[str, Any] = walk.start
-    while rows := await database.run(walk.statement, days=days, page_rows=page_rows, **place):
-        total += rows[0]["swept_count"]
-        place = {name: rows[0][name] for name in walk.start}
-    return total
+    counts = {}
+    for scan in _SCANS:
+        counts[scan.table_name] = 0
+        after: Mapping[str, Any] = scan.start
+        while rows := await database.run(scan.statement, days=days, page_rows=page_rows, **after):
+            counts[scan.table_name] += rows[0]["swept_count"]
+            after = {name: rows[0][name] for name in scan.start}
+    return counts
