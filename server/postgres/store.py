@@ -52,5 +52,5 @@ class PostgresStore(
         finished = await super().finish_turn(lease, answer)
         conversation = decode_id(CONVERSATION, lease.conversation_id)
         if answer.start is not None and conversation is not None:
-            self._row_cache.hold_manifest(conversation, answer.start)
+            self._row_cache.put_manifest(conversation, answer.start)
         return finished

@@ -1,9 +1,15 @@
 """Jinja: prompts from templates, in a sandbox.
 
-The layers' templates are files of whoever runs the server (`templates`) and are rendered in this process. Whatever came
-over the network is parsed, checked and rendered in processes of its own: the instructions of an assistant and the
-templates of a replay's candidate. Such a process (`worker`, and `worker_process` on this side of the pipe) has no
-secrets, little memory, and a limit of time after which the kernel ends it. `worker_pool` has a few of them and shares
-them fairly between tenants. Both sides use the same `environment`. What a user types is a value to either, and never a
-template.
+The room owns the templates of the layers, which are files of the operator and are rendered in this process, and the
+confined worker processes. Everything from the network is parsed, checked, rendered and evaluated there: the
+instructions of an assistant, the templates of a replay's candidate, and assertions. A worker has no secrets, little
+memory, and a time limit after which the kernel ends it. Both sides use the same `environment`. The room promises that
+the input of a user is always a value and never a template, and that no template can harm the server.
+
+Other rooms use these modules:
+
+- `renderer`: `JinjaRenderer`, which implements the renderer port
+- `templates`: `load_templates`, which reads the templates of the layers
+- `assertions`: `ConfinedAssertions`, which evaluates the assertions of replays
+- `worker_pool`: `WorkerPool`, the worker processes shared by all tenants, and `RenderLimits`
 """

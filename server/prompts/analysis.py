@@ -1,7 +1,7 @@
-"""What a text that is rendered once and then frozen may not do.
+"""Static analysis of templates: what a text that is rendered once may not use, and which arguments it refers to.
 
-The static layer is rendered when an epoch begins and sent with every call until it ends. A clock or a message in it
-would show the moment at which somebody happened to begin, for ever.
+The static layer is rendered when an epoch begins and is sent unchanged with every call until it ends. A clock or a
+message in it would keep the value from the beginning of the epoch.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,31 +19,31 @@ _LOADING: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that is not allowed, as a sentence, and where it stands."""
+    """A violation: a sentence, and the line of the template."""
 
     message: str
     line: int
 
 
 def find_fault(tree: nodes.Template) -> Fault | None:
-    """The first thing in a template that its text may not depend on, or that there is not."""
+    """Return the first violation of a template, or None."""
     return next(find_faults(tree), None)
 
 
 def find_faults(tree: nodes.Template) -> Iterator[Fault]:
-    """All of them, kind by kind."""
+    """Iterate over all violations of a template, grouped by kind."""
     yield from _find_loading(tree)
     yield from _find_volatile_namespaces(tree)
     yield from _find_volatile_members(tree)
 
 
 def find_loading(tree: nodes.Template) -> Fault | None:
-    """A tag that asks for another template. Every template stands alone."""
+    """Return the first tag that loads another template, which none may do."""
     return next(_find_loading(tree), None)
 
 
 def find_members(tree: nodes.Template) -> Iterator[tuple[str, str, int]]:
-    """Every `name.member` and `name["member"]`, with its line."""
+    """Iterate over every `name.member` and `name["member"]`, with its line."""
     reached: list[tuple[nodes.Expr, str, int]] = [
         (node.node, node.attr, node.lineno) for node in tree.find_all(nodes.Getattr)
     ]
@@ -64,7 +64,7 @@ def _find_loading(tree: nodes.Template) -> Iterator[Fault]:
 
 
 def _find_volatile_namespaces(tree: nodes.Template) -> Iterator[Fault]:
-    # Jinja itself says which names come from outside; one that the template binds is the template's own.
+    # Names that the template does not bind itself.
     from_outside = meta.find_undeclared_variables(tree)
     for name in VOLATILE_NAMESPACES:
         if name in from_outside:
@@ -86,41 +86,41 @@ _GUARDING_TESTS: Final = frozenset({"defined", "undefined", "none"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A name and the line where it first stands."""
+class Reference:
+    """A name, and the line of its first occurrence."""
 
     path: str
     line: int
     is_guarded: bool
 
 
-def find_referenced_names(tree: nodes.Template, provided: Collection[str]) -> list[Asked]:
-    """In the order of the text, each once. What the engine provides, `range` and its like, is not asked for."""
+def find_referenced_names(tree: nodes.Template, provided: Collection[str]) -> list[Reference]:
+    """List the names in the order of the text, each once, without those that the engine provides, such as `range`."""
     from_outside = meta.find_undeclared_variables(tree) - set(provided)
     guarded = set(_guarded(tree))
     first: dict[str, int] = {}
     for path, line in _paths(tree, from_outside):
         first[path] = min(line, first.get(path, line))
     return [
-        Asked(path=path, line=line, is_guarded=path in guarded or path.partition(".")[0] in guarded)
+        Reference(path=path, line=line, is_guarded=path in guarded or path.partition(".")[0] in guarded)
         for path, line in sorted(first.items(), key=lambda item: item[1])
     ]
 
 
 def _paths(tree: nodes.Template, from_outside: Collection[str]) -> Iterator[tuple[str, int]]:
-    """Of a namespace its members, unless it is taken as a whole; of anything else the name."""
+    """Iterate over the members of namespaces, the namespaces that are used without a member, and all other names."""
     members = [(owner, member, line) for owner, member, line in find_members(tree) if owner in from_outside]
     for owner, member, line in members:
         yield (f"{owner}.{member}" if owner in NAMESPACES else owner), line
     with_members = {owner for owner, _, _ in members}
     for node in tree.find_all(nodes.Name):
-        is_whole = node.name not in NAMESPACES or node.name not in with_members
-        if node.ctx == "load" and node.name in from_outside and is_whole:
+        is_used_directly = node.name not in NAMESPACES or node.name not in with_members
+        if node.ctx == "load" and node.name in from_outside and is_used_directly:
             yield node.name, node.lineno
 
 
 def _guarded(tree: nodes.Template) -> Iterator[str]:
-    """What the template expects to be missing: `x is defined`, `x | default("")`, `{% if x %}`."""
+    """Iterate over the names that may be missing: `x is defined`, `x | default("")`, `{% if x %}`."""
     for filter_ in tree.find_all(nodes.Filter):
         if filter_.name in _GUARDING_FILTERS and filter_.node is not None:
             yield from _path_of(filter_.node)

@@ -36,7 +36,7 @@ class ConfinedAssertions:
         self._pool = pool
 
     async def read(self, tenant_id: str, assertions: Sequence[Assertion]) -> None:
-        """Raises `ValidationFailed` and `TemplateWorkersBusy`."""
+        """Check that the assertions can be evaluated. Raises `ValidationFailed` and `TemplateWorkersBusy`."""
         if not assertions:
             return
         answer = await self._pool.ask(tenant_id, {"task": "read_assertions", "assertions": to_json(assertions)})
@@ -49,7 +49,7 @@ class ConfinedAssertions:
     async def check(
         self, tenant_id: str, assertions: Sequence[Assertion], subject: Subject
     ) -> tuple[AssertionResult, ...]:
-        """How each went."""
+        """Evaluate the assertions and return their results."""
         if subject.facts.error_code is not None:
             message = f"There is no answer: {subject.facts.error_code}."
             return tuple(fail_assertion(assertion, message) for assertion in assertions)
@@ -82,7 +82,7 @@ class ConfinedAssertions:
     async def _evaluate(
         self, tenant_id: str, assertions: Sequence[Assertion], values: Mapping[str, Any]
     ) -> tuple[AssertionResult, ...] | AssertionResult:
-        """The results, or what the first would have if it alone exceeded the limits."""
+        """Return the results, or the result of the first assertion if evaluating them together exceeded the limits."""
         request = {"task": "check_assertions", "assertions": to_json(assertions), "values": values}
         answer = await self._pool.ask(tenant_id, request, has_wait_limit=False)
         if "failure" in answer:
@@ -93,7 +93,7 @@ class ConfinedAssertions:
         )
 
     def _describe(self, failure: Mapping[str, Any]) -> tuple[str, str]:
-        """A sentence and a code."""
+        """Return a message and an error code."""
         limits = self._pool.limits
         match failure["kind"]:
             case "too_long":

@@ -1,14 +1,14 @@
-"""The language that templates are written in: Jinja with its own defaults, sandboxed, and without surprises.
+"""The Jinja environment of templates: Jinja's defaults in a sandbox.
 
-Where it differs from Jinja as everybody knows it:
+It differs from plain Jinja as follows:
 
-- Reaching for what the sandbox forbids is an error. Jinja would print nothing.
-- `a.name` is the member of that name where `a` has one, and only then a method: data may call its members `items`.
-- What is printed is text, a number, a list or an object. A function, a generator or a loop is an error: Jinja would
-  print where in memory it lies. None prints nothing.
-- `tojson` gives compact JSON as it is, without escapes for HTML, and is for undefined values `null`.
-- The same values give the same text: `random` and `lipsum` are not there.
-- There is nothing to include, import or extend.
+- Access to an attribute that the sandbox forbids is an error. Jinja would print nothing.
+- `a.name` is the member of that name if `a` has one, else a method, because data may have members such as `items`.
+- Text, numbers, lists and objects can be printed. A function, a generator or a loop is an error, because Jinja would
+  print its memory address. None prints nothing.
+- `tojson` gives compact JSON without escapes for HTML, and `null` for undefined values.
+- The same values give the same text: `random` and `lipsum` do not exist.
+- Templates cannot be included, imported or extended.
 """
 
 import json
@@ -32,19 +32,19 @@ RENDER_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-"""What a template can raise when it is compiled or rendered, beside MemoryError. Each stands for a mistake in it."""
+"""The errors that an invalid template can raise when it is compiled or rendered, besides MemoryError."""
 _COMPILED_TEXT: Final = "<template>"
-"""What Jinja calls the file of a template that came from none."""
+"""Jinja's file name for a template that is not from a file."""
 _MESSAGE_CHARS: Final = 300
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class TextTooLong(Exception):
-    """The text has more characters than it may have."""
+    """The text has too many characters."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """An environment for one kind of text: prompts. Nothing is escaped, nothing is loaded."""
+    """The environment of prompts. Nothing is escaped, and no template is loaded."""
 
     def __init__(self) -> None:
         super().__init__(autoescape=False, keep_trailing_newline=True, finalize=_printable)
@@ -54,18 +54,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = to_json
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """A member before a method."""
+        """Prefer a member to a method."""
         if isinstance(obj, Mapping) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """An attempt to get out is an error and not an empty text."""
+        """Raise an error instead of printing an empty text."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe.")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON with the keys in their order, compact unless indented. NUL and lone surrogates are written as escapes."""
+    """Encode as JSON without sorting keys, compact unless indented. NUL and lone surrogates are written as escapes."""
     text = json.dumps(
         value,
         ensure_ascii=False,
@@ -78,7 +78,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def render_within(template: Template, values: Mapping[str, Any], max_chars: int) -> str:
-    """The text. Raises `TextTooLong` as soon as it is, and any of `RENDER_ERRORS`."""
+    """Render the template. Raises `TextTooLong` as soon as the limit is exceeded, and any of `RENDER_ERRORS`."""
     pieces: list[str] = []
     length = 0
     for piece in template.generate(values):
@@ -91,13 +91,13 @@ def render_within(template: Template, values: Mapping[str, Any], max_chars: int)
 
 
 def describe(error: Exception) -> str:
-    """What went wrong, in few words: a message may quote a value, and a value may be long."""
+    """Return the message of an error, shortened: it may quote a long value."""
     match error:
         case RecursionError():
-            message = "It is nested too deeply, or calls itself without end."
+            message = "It is nested too deeply, or calls itself endlessly."
         case TemplateSyntaxError():
             message = error.message or ""
-        case SyntaxError():  # of the Python that the template became
+        case SyntaxError():  # in the Python code that the template was compiled to
             message = error.msg
         case _:
             message = str(error)
@@ -105,7 +105,7 @@ def describe(error: Exception) -> str:
 
 
 def line_of(error: BaseException) -> int | None:
-    """The line of the template that raised it, as far as it is known."""
+    """Return the line of the template that raised the error, if it is known."""
     if isinstance(error, TemplateSyntaxError):
         return error.lineno
     found = None
@@ -119,7 +119,7 @@ def line_of(error: BaseException) -> int | None:
 
 def _undefined_as_null(value: Any) -> None:
     if not isinstance(value, Undefined):
-        raise TypeError(f"a {type(value).__name__} is no JSON; a list is, `|list` makes one")
+        raise TypeError(f"a {type(value).__name__} cannot be written as JSON; `|list` converts it to a list")
 
 
 def _printable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The renderer port on Jinja."""
+"""Implements the renderer port with Jinja."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +17,6 @@ from server.payload.renderer import (
     TemplateFailure,
 )
 from server.payload.transcript import TranscriptTurn
-from server.prompts.limits import RenderLimits
 from server.prompts.templates import (
     UNLIMITED_CHARS,
     LayerFailed,
@@ -29,29 +28,29 @@ from server.prompts.templates import (
     render_layer,
     render_static_layer,
 )
-from server.prompts.worker_pool import WorkerPool
+from server.prompts.worker_pool import RenderLimits, WorkerPool
 
 _TAGS: Final = ("{{", "{%", "{#")
-"""A text with none of them is no template and is left as it is, without any engine."""
+"""A text without any of them is not a template and is not passed to Jinja."""
 _LISTS: Final = ("file_references", "artifacts", "todos")
 
 
 class JinjaRenderer:
-    """The server's own templates in this process, all others in worker processes. `close` ends these."""
+    """Renders the server's own templates in this process and all others in worker processes, which `close` ends."""
 
     def __init__(self, templates: TemplateSet, limits: RenderLimits, *, pool: WorkerPool | None = None) -> None:
-        """`pool`: another renderer's, which closes it. Its tasks wait for a worker without a limit."""
+        """`pool`: shared with another renderer, which closes it; tasks then wait for a worker without a limit."""
         self._templates = templates
         self._limits = limits
         self._has_wait_limit = pool is None
         self.pool = pool or WorkerPool(limits)
 
     def with_templates(self, sources: Mapping[str, str]) -> "JinjaRenderer":
-        """A renderer for replays, with other layers' templates by the names of their files.
+        """Return a renderer for replays, with other sources for some layer templates, by file name.
 
-        It uses the workers of this one, need not be closed, and waits for a worker as long as it takes: no client waits
-        for a replay, and what it renders must not depend on how busy the server is. Raises `ValidationFailed` for a
-        name that no file has; `check_templates` checks the sources.
+        It shares the workers of this one, need not be closed, and waits for a worker without a limit: no client waits
+        for a replay, and its result must not depend on the load of the server. Raises `ValidationFailed` for an
+        unknown file name; `check_templates` checks the sources.
         """
         return JinjaRenderer(override_templates(self._templates, sources), self._limits, pool=self.pool)
 
@@ -96,7 +95,7 @@ class JinjaRenderer:
         try:
             if template.compiled is None:
                 answer = await self._ask_for_layer(tenant_id, template, "dynamic", values)
-                text, failure = answer["text"], _read_failure(template.name, answer.get("remark"))
+                text, failure = answer["text"], _read_failure(template.name, answer.get("warning"))
             else:
                 text, failure = render_dynamic_layer(template, values, self._limits.output_chars)
         except LayerFailed as error:
@@ -126,8 +125,8 @@ class JinjaRenderer:
             answer = await self._ask(tenant_id, {"task": "check", "source": source})
             if "failure" in answer:
                 found = answer["failure"]
-                place = f"`{name}`" if found["line"] is None else f"`{name}`, line {found['line']}"
-                raise TemplateInvalid(f"{place}: {found['message']}", template=name, line=found["line"])
+                position = f"`{name}`" if found["line"] is None else f"`{name}`, line {found['line']}"
+                raise TemplateInvalid(f"{position}: {found['message']}", template=name, line=found["line"])
 
     async def inspect_instructions(self, tenant_id: str, instructions: Instructions) -> InspectedInstructions:
         failures: list[TemplateFailure] = []
@@ -181,7 +180,7 @@ class JinjaRenderer:
     async def _ask_for_layer(
         self, tenant_id: str, template: LayerTemplate, layer: str, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """The answer of a worker that rendered the template. Raises `LayerFailed`."""
+        """Render the template in a worker and return its response. Raises `LayerFailed`."""
         request = {"task": "render_layer", "layer": layer, "name": template.name, "source": template.source}
         answer = await self._ask(tenant_id, {**request, "values": values})
         failure = _read_failure(template.name, answer.get("failure"))

@@ -1,12 +1,12 @@
-"""The layers' templates: files of whoever runs the server, one static and one dynamic per provider, and two for the
-history that has left the buffer.
+"""The templates of the layers: files of the operator, one static and one dynamic per provider, and two for compacted
+history.
 
-They are read once, at start, and what is wrong with one is said then. A file that is not in the user's directory comes
-from the built-in ones, which lie in `templates/`: beside the package in a checkout, inside it in an installed wheel.
+They are read once, at start, and errors are reported then. If a file is not in the operator's directory, the built-in
+one is used. Built-in templates are in `templates/`: next to the package in a checkout, inside it in an installed wheel.
 
-`{{ cached_history }}` stands at the very end of a static template, or nowhere. The compactor adds frozen segments at
-that place, and the static text of one epoch has to begin with that of the last, byte for byte: nothing can follow the
-history, and nothing before it may depend on it.
+`{{ cached_history }}` may only be the last thing in a static template. The compactor appends frozen segments there, and
+the static text of an epoch must begin with that of the previous one, byte for byte: no text can follow the history, and
+no text before it may depend on it.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ _DYNAMIC_NAMES: Final = {provider: f"{provider}_dynamic_prompt.j2" for provider 
 _SEGMENT_NAME: Final = "history_segment.j2"
 _SUMMARY_NAME: Final = "history_summary.j2"
 _KNOWN_NAMES: Final = frozenset({*_STATIC_NAMES.values(), *_DYNAMIC_NAMES.values(), _SEGMENT_NAME, _SUMMARY_NAME})
-_HINT: Final = "docs/guides/templates.md says what a template may do."
+_HINT: Final = "docs/guides/templates.md describes what a template may contain."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTemplate:
-    """A template that is ready to be rendered."""
+    """A template of a layer."""
 
     name: str
-    """Of the file."""
+    """The name of the file."""
     source: str
     compiled: Template | None
-    """A static one without its `{{ cached_history }}` and the white space behind it. None for one that came over the
-    network: only a worker compiles it.
+    """The compiled template, without a final `{{ cached_history }}` and the white space after it. None for a template
+    from the network, which only a worker compiles.
     """
     ends_in_history: bool = False
 
@@ -61,27 +61,30 @@ class TemplateSet:
     static: Mapping[str, LayerTemplate]
     dynamic: Mapping[str, LayerTemplate]
     segment: LayerTemplate
-    """Tells turns that have left the buffer. It alone has the filter `quoted`."""
+    """Renders compacted turns. Only this template has the filter `quoted`."""
     summary: LayerTemplate
-    """Asks for a summary of them."""
+    """The request for a summary of compacted turns."""
 
 
 def load_templates(directory: Path | None) -> TemplateSet:
-    """The user's templates where there are some, the built-in ones for the rest. Raises `SettingsInvalid`."""
+    """Load the templates of the directory, and the built-in ones for files that it lacks. Raises `SettingsInvalid`."""
     if directory is None:
         return _load_built_in()
     directory = directory.expanduser()
     _require_known_names(directory)
-    return _load(directory)
+    return _load_all(directory)
 
 
 def override_templates(templates: TemplateSet, sources: Mapping[str, str]) -> TemplateSet:
-    """The set with other sources for some files, by their names, which nothing here parses: `read_layer` does that, in
-    a worker. Raises `ValidationFailed` for a name that no file has.
+    """Return the set with other sources for some files, by file name. They are parsed by `read_layer` in a worker.
+
+    Raises `ValidationFailed` for an unknown file name.
     """
     for name, source in sources.items():
         if name not in _KNOWN_NAMES:
-            raise refuse_template(name, f"{name} is never read; those read are {', '.join(sorted(_KNOWN_NAMES))}.")
+            raise refuse_template(
+                name, f"{name} is not the name of a template; the names are {', '.join(sorted(_KNOWN_NAMES))}."
+            )
         layer = LayerTemplate(name=name, source=source, compiled=None)
         templates = TemplateSet(
             static={key: layer if _STATIC_NAMES[key] == name else old for key, old in templates.static.items()},
@@ -93,34 +96,34 @@ def override_templates(templates: TemplateSet, sources: Mapping[str, str]) -> Te
 
 
 def refuse_template(name: str, message: str) -> ValidationFailed:
-    """The error for a source in place of a file."""
-    told = [{"path": f"candidate.templates.{name}", "source": "body", "message": message}]
-    return ValidationFailed(f"candidate.templates: {message}", hint=_HINT, errors=told)
+    """Build the error for an invalid source."""
+    errors = [{"path": f"candidate.templates.{name}", "source": "body", "message": message}]
+    return ValidationFailed(f"candidate.templates: {message}", hint=_HINT, errors=errors)
 
 
 def read_layer(name: str, source: str) -> LayerTemplate:
-    """A template for the file of this name. Raises `SettingsInvalid` for one that cannot be used there."""
+    """Compile a source for the file of this name. Raises `SettingsInvalid` if it cannot be used there."""
     if name in _STATIC_NAMES.values():
         return _read_static(Sandbox(), Path(name), source)
-    return _read_dynamic(_telling_sandbox() if name == _SEGMENT_NAME else Sandbox(), Path(name), source)
+    return _read_dynamic(_segment_sandbox() if name == _SEGMENT_NAME else Sandbox(), Path(name), source)
 
 
 @cache
 def _load_built_in() -> TemplateSet:
-    return _load(None)
+    return _load_all(None)
 
 
-def _load(directory: Path | None) -> TemplateSet:
+def _load_all(directory: Path | None) -> TemplateSet:
     sandbox = Sandbox()
     return TemplateSet(
-        static={name: _load_static(sandbox, _find(directory, file)) for name, file in _STATIC_NAMES.items()},
-        dynamic={name: _load_dynamic(sandbox, _find(directory, file)) for name, file in _DYNAMIC_NAMES.items()},
-        segment=_load_dynamic(_telling_sandbox(), _find(directory, _SEGMENT_NAME)),
-        summary=_load_dynamic(sandbox, _find(directory, _SUMMARY_NAME)),
+        static={name: _read_static(sandbox, *_load(directory, file)) for name, file in _STATIC_NAMES.items()},
+        dynamic={name: _read_dynamic(sandbox, *_load(directory, file)) for name, file in _DYNAMIC_NAMES.items()},
+        segment=_read_dynamic(_segment_sandbox(), *_load(directory, _SEGMENT_NAME)),
+        summary=_read_dynamic(sandbox, *_load(directory, _SUMMARY_NAME)),
     )
 
 
-def _telling_sandbox() -> Sandbox:
+def _segment_sandbox() -> Sandbox:
     sandbox = Sandbox()
     sandbox.filters["quoted"] = quote
     return sandbox
@@ -128,22 +131,25 @@ def _telling_sandbox() -> Sandbox:
 
 def _require_known_names(directory: Path) -> None:
     if not directory.is_dir():
-        raise SettingsInvalid(f"STRATA_TEMPLATES_DIR: {directory} is no directory.", hint=_HINT)
+        raise SettingsInvalid(f"STRATA_TEMPLATES_DIR: {directory} is not a directory.", hint=_HINT)
     found = [*directory.glob("*_prompt.j2"), *directory.glob("history_*.j2")]
-    strange = sorted(path.name for path in found if path.name not in _KNOWN_NAMES)
-    if strange:
+    unknown = sorted(path.name for path in found if path.name not in _KNOWN_NAMES)
+    if unknown:
         names = ", ".join(sorted(_KNOWN_NAMES))
-        raise SettingsInvalid(f"{directory / strange[0]} has a name that is never read; those read are {names}.")
+        raise SettingsInvalid(f"{directory / unknown[0]} is not the name of a template; the names are {names}.")
 
 
-def _find(directory: Path | None, name: str) -> Path:
+def _load(directory: Path | None, name: str) -> tuple[Path, str]:
+    """Return the path and the content of a file. Raises `SettingsInvalid`."""
+    path = find_bundled("templates") / name
     if directory is not None and (directory / name).exists():
-        return directory / name
-    return find_bundled("templates") / name
-
-
-def _load_static(sandbox: Sandbox, path: Path) -> LayerTemplate:
-    return _read_static(sandbox, path, _read(path))
+        path = directory / name
+    try:
+        return path, path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}.", hint=_HINT) from error
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not UTF-8: byte {error.start} cannot be read.", hint=_HINT) from error
 
 
 def _read_static(sandbox: Sandbox, path: Path, source: str) -> LayerTemplate:
@@ -156,27 +162,14 @@ def _read_static(sandbox: Sandbox, path: Path, source: str) -> LayerTemplate:
     )
 
 
-def _load_dynamic(sandbox: Sandbox, path: Path) -> LayerTemplate:
-    return _read_dynamic(sandbox, path, _read(path))
-
-
 def _read_dynamic(sandbox: Sandbox, path: Path, source: str) -> LayerTemplate:
     tree = _parse(sandbox, path, source)
     _refuse(path, find_loading(tree))
     return LayerTemplate(name=path.name, source=source, compiled=sandbox.from_string(tree))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}.", hint=_HINT) from error
-    except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"{path} is not UTF-8: byte {error.start} cannot be read.", hint=_HINT) from error
-
-
 def _parse(sandbox: Sandbox, path: Path, source: str) -> nodes.Template:
-    """The tree of a template that also compiles: a filter that does not exist is noticed only then."""
+    """Parse a template and compile it, because only compiling detects a filter that does not exist."""
     try:
         tree = sandbox.parse(source)
         sandbox.compile(source)
@@ -186,7 +179,7 @@ def _parse(sandbox: Sandbox, path: Path, source: str) -> nodes.Template:
 
 
 def _cut_history(tree: nodes.Template) -> bool:
-    """Takes `{{ cached_history }}` off the end. False where it is not there."""
+    """Remove `{{ cached_history }}` from the end. Returns whether it was there."""
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, nodes.Output):
         return False
@@ -204,8 +197,8 @@ def _find_stray_history(tree: nodes.Template) -> Fault | None:
     if line is None:
         return None
     message = (
-        f"`{{{{ {HISTORY} }}}}` has to be the very end of the template, or not be in it: "
-        "history grows there, and all before it must stay as it is."
+        f"`{{{{ {HISTORY} }}}}` may only be the last thing in the template: "
+        "history is appended there, and the text before it must not change."
     )
     return Fault(message=message, line=line)
 
@@ -227,7 +220,7 @@ UNLIMITED_CHARS: Final = 2**62
 
 
 class LayerFailed(Exception):
-    """A template that gave no text."""
+    """A template could not be rendered."""
 
     def __init__(self, failure: TemplateFailure) -> None:
         super().__init__(failure.message)
@@ -235,9 +228,9 @@ class LayerFailed(Exception):
 
 
 def render_static_layer(template: LayerTemplate, values: Mapping[str, Any], max_chars: int) -> str:
-    """The text up to where the history begins. Raises `LayerFailed`.
+    """Render the text before the history. Raises `LayerFailed`.
 
-    If the template does not mention the history, a blank line stands between its text and the history.
+    If the template does not contain the history, a blank line separates its text from the history.
     """
     text = render_layer(template, values, max_chars)
     if template.ends_in_history:
@@ -249,7 +242,7 @@ def render_static_layer(template: LayerTemplate, values: Mapping[str, Any], max_
 def render_dynamic_layer(
     template: LayerTemplate, values: Mapping[str, Any], max_chars: int
 ) -> tuple[str, TemplateFailure | None]:
-    """Compact JSON; a text that is no JSON comes as it is, with a failure. Raises `LayerFailed`."""
+    """Render compact JSON. A text that is not JSON is returned unchanged, with a failure. Raises `LayerFailed`."""
     text = render_layer(template, values, max_chars)
     try:
         return to_json(json.loads(text, parse_constant=_refuse_constant)), None
@@ -258,22 +251,22 @@ def render_dynamic_layer(
 
 
 def render_layer(template: LayerTemplate, values: Mapping[str, Any], max_chars: int = UNLIMITED_CHARS) -> str:
-    """The text. Raises `LayerFailed`."""
+    """Render the text. Raises `LayerFailed`."""
     if template.compiled is None:
         raise ValueError(f"{template.name} is compiled in a worker only.")
     try:
         return render_within(template.compiled, values, max_chars)
-    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number beyond all measure
+    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number is too large
         raise LayerFailed(describe_failure(template.name, "too_large", error)) from error
     except RENDER_ERRORS as error:
         raise LayerFailed(describe_failure(template.name, "render", error)) from error
 
 
 def describe_failure(template: str, kind: str, error: Exception) -> TemplateFailure:
-    """The failure as it is recorded."""
+    """Build the failure that is recorded with the call."""
     line = error.lineno if isinstance(error, json.JSONDecodeError) else line_of(error)
     return TemplateFailure(template=template, kind=kind, message=describe(error), line=line)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

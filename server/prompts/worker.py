@@ -1,7 +1,7 @@
-"""The process in which templates and assertions that came over the network are compiled, checked, rendered and
-evaluated: `python -m server.prompts.worker`.
+"""The confined process that compiles, checks and renders templates from the network, and evaluates assertions:
+`python -m server.prompts.worker SECONDS CHARACTERS BYTES`.
 
-One JSON document per line comes in and one goes out:
+It reads one JSON document per line and writes one in response:
 
     <- {"ready": true}
     -> {"task": "render", "source": …, "arguments": {…}}      <- {"text": …} or {"failure": {"kind", "message", "line"}}
@@ -9,16 +9,16 @@ One JSON document per line comes in and one goes out:
     -> {"task": "inspect", "source": …}                       <- {"failures": […], "names": [[path, line, guarded], …]}
     -> {"task": "check_layer", "name": …, "source": …}        <- {} or {"failure": …}
     -> {"task": "render_layer", "layer": "static", "dynamic" or "history", "name": …, "source": …, "values": {…}}
-                                                              <- {"text": …, "remark": …} or {"failure": …}
+                                                              <- {"text": …, "warning": …} or {"failure": …}
     -> {"task": "read_assertions", "assertions": […]}         <- {} or {"fault": [position, message]}
     -> {"task": "check_assertions", "assertions": […], "values": {…}}
                                                               <- {"results": [[passed, message, error code], …]}
 
-`name` is that of the file that the template stands for. A remark is a failure that left a text.
+`name` is the file name of the template that the source replaces. A warning is a failure with a text.
 
-It ends when its input does. It takes its own limits before it reads anything: memory, open files, no new process, no
-file written; and for each task a time, after which the kernel ends it in whatever it is doing. So it needs no parent
-that watches, and none that lives.
+The process ends when its input ends. Before it reads anything it sets its own limits: memory, open files, no new
+process, no written file; and for each task a timer, after which the kernel ends the process. So the limits hold also if
+the parent process is dead.
 """
 
 import json
@@ -32,7 +32,6 @@ from server.payload.renderer import TemplateFailure
 from server.payload.transcript import transcript_turn_from_json
 from server.prompts.analysis import find_fault, find_faults, find_referenced_names
 from server.prompts.environment import RENDER_ERRORS, Sandbox, TextTooLong, describe, line_of, render_within
-from server.prompts.limits import RenderLimits
 from server.prompts.templates import LayerFailed, read_layer, render_dynamic_layer, render_layer, render_static_layer
 from server.replay.rerun.assertion_evaluation import check_assertions
 from server.replay.rerun.assertion_evaluation import find_fault as find_assertion_fault
@@ -42,7 +41,7 @@ if sys.platform != "win32":
     import resource
 
 _NICENESS: Final = 5
-"""If processor time is short, the server's own process comes first."""
+"""Lower priority than that of the server."""
 _OPEN_FILES: Final = 32
 _MAX_FAULTS: Final = 50
 _MAX_NAMES: Final = 500
@@ -50,28 +49,28 @@ _NO_MEMORY: Final = b'{"failure":{"kind":"too_large","message":"The template nee
 
 
 def main(arguments: list[str]) -> None:
-    """Works until the input ends."""
-    limits = RenderLimits(seconds=float(arguments[0]), output_chars=int(arguments[1]), memory_bytes=int(arguments[2]))
+    """Run tasks until the input ends. Arguments: the limits of a task in seconds, characters and bytes."""
+    seconds, max_chars, memory_bytes = float(arguments[0]), int(arguments[1]), int(arguments[2])
     sandbox = Sandbox()
-    _confine(limits)
+    _confine(memory_bytes)
     _send(b'{"ready":true}\n')
     while line := sys.stdin.buffer.readline():
-        _set_timer(limits.seconds)
-        answer = _answer(sandbox, limits, line)
+        _set_timer(seconds)
+        answer = _respond(sandbox, max_chars, line)
         _set_timer(0)
         _send(answer)
 
 
-def _answer(sandbox: Sandbox, limits: RenderLimits, line: bytes) -> bytes:
+def _respond(sandbox: Sandbox, max_chars: int, line: bytes) -> bytes:
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
-        answer = _do(sandbox, limits, request)
+        answer = _run_task(sandbox, max_chars, request)
         return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
     except MemoryError:
         return _NO_MEMORY
 
 
-def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+def _run_task(sandbox: Sandbox, max_chars: int, request: dict[str, Any]) -> dict[str, Any]:
     match request["task"]:
         case "check":
             return _check(sandbox, request)
@@ -80,7 +79,7 @@ def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict
         case "check_layer":
             return _check_layer(request)
         case "render_layer":
-            return _render_layer(limits, request)
+            return _render_layer(max_chars, request)
         case "read_assertions":
             fault = find_assertion_fault(_assertions(request))
             return {} if fault is None else {"fault": fault}
@@ -88,7 +87,7 @@ def _do(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict
             results = check_assertions(_assertions(request), request["values"])
             return {"results": [(result.passed, result.message, result.error_code) for result in results]}
         case _:
-            return _render(sandbox, limits, request)
+            return _render(sandbox, max_chars, request)
 
 
 def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
@@ -102,27 +101,27 @@ def _check(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inspect(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
-    """As `_check`, with all faults. A template that does not compile asks for nothing."""
+    """Check as `_check` does, and return all faults and the names that the template refers to."""
     faults: list[dict[str, Any]] = []
     names: list[tuple[str, int, bool]] = []
     try:
         tree = sandbox.parse(request["source"])
         faults += [_failure_at("parse", fault.message, fault.line)["failure"] for fault in find_faults(tree)]
-        names += [(asked.path, asked.line, asked.is_guarded) for asked in find_referenced_names(tree, sandbox.globals)]
+        names += [(name.path, name.line, name.is_guarded) for name in find_referenced_names(tree, sandbox.globals)]
         sandbox.compile(tree)
     except RENDER_ERRORS as error:
         faults.append(_failure("parse", error)["failure"])
     return {"failures": faults[:_MAX_FAULTS], "names": names[:_MAX_NAMES]}
 
 
-def _render(sandbox: Sandbox, limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+def _render(sandbox: Sandbox, max_chars: int, request: dict[str, Any]) -> dict[str, Any]:
     try:
         template = sandbox.from_string(request["source"])
     except RENDER_ERRORS as error:
         return _failure("parse", error)
     try:
-        return {"text": render_within(template, request["arguments"], limits.output_chars)}
-    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number beyond all measure
+        return {"text": render_within(template, request["arguments"], max_chars)}
+    except (TextTooLong, OverflowError) as error:  # a range, a repetition or a number is too large
         return _failure("too_large", error)
     except RENDER_ERRORS as error:
         return _failure("render", error)
@@ -136,32 +135,32 @@ def _check_layer(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _render_layer(limits: RenderLimits, request: dict[str, Any]) -> dict[str, Any]:
+def _render_layer(max_chars: int, request: dict[str, Any]) -> dict[str, Any]:
     try:
         template = read_layer(request["name"], request["source"])
     except SettingsInvalid as error:
         return _failure_at("parse", error.message, None)
-    values, max_chars = request["values"], limits.output_chars
+    values = request["values"]
     try:
         match request["layer"]:
             case "static":
                 return {"text": render_static_layer(template, values, max_chars)}
             case "dynamic":
                 text, failure = render_dynamic_layer(template, values, max_chars)
-                return {"text": text} if failure is None else {"text": text, "remark": _told(failure)}
+                return {"text": text} if failure is None else {"text": text, "warning": _failure_fields(failure)}
             case _:
                 if "turns" in values:
                     values = {**values, "turns": [transcript_turn_from_json(turn) for turn in values["turns"]]}
                 return {"text": render_layer(template, values, max_chars)}
     except LayerFailed as error:
-        return {"failure": _told(error.failure)}
+        return {"failure": _failure_fields(error.failure)}
 
 
 def _assertions(request: dict[str, Any]) -> list[Assertion]:
     return [Assertion(**assertion) for assertion in request["assertions"]]
 
 
-def _told(failure: TemplateFailure) -> dict[str, Any]:
+def _failure_fields(failure: TemplateFailure) -> dict[str, Any]:
     return {"kind": failure.kind, "message": failure.message, "line": failure.line}
 
 
@@ -173,7 +172,7 @@ def _failure_at(kind: str, message: str, line: int | None) -> dict[str, Any]:
     return {"failure": {"kind": kind, "message": message, "line": line}}
 
 
-def _confine(limits: RenderLimits) -> None:
+def _confine(memory_bytes: int) -> None:
     if sys.platform == "win32":
         return
     os.nice(_NICENESS)
@@ -182,13 +181,13 @@ def _confine(limits: RenderLimits) -> None:
     _lower(resource.RLIMIT_NPROC, 0)
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
-    if sys.platform == "linux":  # elsewhere the kernel takes this limit and does not keep it, or does not take it
-        _lower(resource.RLIMIT_AS, limits.memory_bytes)
+    if sys.platform == "linux":  # other kernels reject or ignore this limit
+        _lower(resource.RLIMIT_AS, memory_bytes)
 
 
-def _lower(kind: int, most: int) -> None:
+def _lower(kind: int, maximum: int) -> None:
     _, hard = resource.getrlimit(kind)
-    lowered = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    lowered = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
     resource.setrlimit(kind, (lowered, lowered))
 
 

@@ -34,8 +34,8 @@ class TurnMetrics:
             (*_SOURCE, "state", "stop_reason", "error_code"),
             registry=registry,
         )
-        self._reaped = Counter(
-            "strata_turns_reaped", "Turns of dead processes that this process ended.", registry=registry
+        self._recovered = Counter(
+            "strata_turns_recovered", "Turns of dead processes that this process ended.", registry=registry
         )
         self._stalled = Counter(
             "strata_turns_stalled",
@@ -71,9 +71,9 @@ class TurnMetrics:
         """Count a turn that made no progress after its provider had ended."""
         self._stalled.inc()
 
-    def turn_reaped(self) -> None:
+    def turn_recovered(self) -> None:
         """Count a turn of a dead process that was ended."""
-        self._reaped.inc()
+        self._recovered.inc()
 
 
 class _Waits:

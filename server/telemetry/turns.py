@@ -76,10 +76,10 @@ class TurnTelemetry:
         del lease
         self._turns.turn_stalled()
 
-    def turn_reaped(self, lease: Lease) -> None:
-        """Count a reaped turn. Its span was lost with its process."""
+    def turn_recovered(self, lease: Lease) -> None:
+        """Count a recovered turn. Its span was lost with its process."""
         del lease
-        self._turns.turn_reaped()
+        self._turns.turn_recovered()
 
 
 def _identity(lease: Lease) -> dict[str, object]:

@@ -45,6 +45,6 @@ class TurnObserver(Protocol):
         """The provider had ended and the turn made no progress for too long, so that the server ends it."""
         ...
 
-    def turn_reaped(self, lease: Lease) -> None:
+    def turn_recovered(self, lease: Lease) -> None:
         """A turn whose process died was ended by this one."""
         ...

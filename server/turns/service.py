@@ -15,7 +15,7 @@ from server.providers.call_slots import Reservation
 from server.turns.handle import TurnHandle
 from server.turns.live import LiveHandle, LiveTurn
 from server.turns.queue import TurnQueue
-from server.turns.reaper import Reaper
+from server.turns.recovery import TurnRecovery
 from server.turns.request import TurnRequest
 from server.turns.runner import TurnRunner
 from server.turns.running import RunningTurns
@@ -30,7 +30,7 @@ class TurnService:
         self._tools = tools
         self._running_turns = running_turns
         self._queue = TurnQueue(tools, running_turns)
-        self._reaper = Reaper(tools)
+        self._recovery = TurnRecovery(tools)
         self._library = TurnLibrary(store=tools.store, notifications=tools.notifications, folds=tools.folds)
         self._live: dict[tuple[str, int], LiveTurn] = {}
 
@@ -69,7 +69,7 @@ class TurnService:
         seq = await self._tools.store.request_cancel(tenant_id, conversation_id, turn_seq=turn_seq)
         live = self._live.get((conversation_id, seq))
         if live is None:
-            await self._reaper.reap(conversation_id)
+            await self._recovery.recover(conversation_id)
             return self._stored(tenant_id, conversation_id, seq)
         live.cancel_requested.set()
         return LiveHandle(live=live)
@@ -131,7 +131,7 @@ class TurnService:
         """By the request's own policy for a busy conversation."""
 
         async def accept(turn: NewInput) -> AcceptOutcome:
-            return await self._accept_or_reap(tenant_id, turn)
+            return await self._accept_or_recover(tenant_id, turn)
 
         try:
             return await accept(turn)
@@ -142,12 +142,12 @@ class TurnService:
         _drop(reservation)
         return await self._queue.wait_in(tenant_id, turn, on_busy, accept)
 
-    async def _accept_or_reap(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
+    async def _accept_or_recover(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
         """A conversation that only a dead process holds is not busy."""
         try:
             return await self._tools.store.accept_turn(tenant_id, turn)
         except ConversationBusy:
-            if not await self._reaper.reap(turn.conversation_id):
+            if not await self._recovery.recover(turn.conversation_id):
                 raise
         return await self._tools.store.accept_turn(tenant_id, turn)
 

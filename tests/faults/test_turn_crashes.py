@@ -222,7 +222,7 @@ class TestAToolLoop:
 
 class TestOthers:
     @pytest.mark.parametrize("point", ["after_take_over", "before_finish", "after_finish"])
-    async def test_a_reaper_that_dies_in_its_work_is_followed_by_another(
+    async def test_a_recovery_that_dies_is_taken_over_by_another_process(
         self, fleet: Fleet, store: PostgresStore, point: str
     ) -> None:
         side = fleet.emulated.anthropic
@@ -233,9 +233,9 @@ class TestOthers:
         assert await server.ended() == KILLED
         durable = await durable_text(fleet, "anthropic")
         assert WORD in durable
-        reaper = await fleet.start(crash_at=point, lease_seconds=1)
+        recovering = await fleet.start(crash_at=point, lease_seconds=1)
         await fleet.let_time_pass()
-        assert await reaper.ended() == KILLED
+        assert await recovering.ended() == KILLED
 
         healthy = (await fleet.restart()).talk
         told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)

@@ -38,15 +38,15 @@ from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
 from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from server.providers.provider import Fold, Provider, ProviderAnswer, ProviderStream
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
 from server.turns import checkpointer as turn_keeper
-from server.turns.reaper import Reaper
+from server.turns.recovery import TurnRecovery
 from server.turns.request import TurnRequest
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
@@ -309,7 +309,7 @@ class TestATurnWithoutProgress:
             with pytest.raises(TurnStalled):
                 await handle.wait()
             # Nothing renews the lease any more.
-            while not await Reaper(rig.tools).reap(conversation.id):  # noqa: ASYNC110  reason: nothing tells
+            while not await TurnRecovery(rig.tools).recover(conversation.id):  # noqa: ASYNC110  reason: nothing tells
                 await asyncio.sleep(0.05)
             turn = await _find_answer(rig, conversation.id)
             assert turn.state in {TurnState.COMPLETE, TurnState.INTERRUPTED}
@@ -320,18 +320,18 @@ class TestATurnWithoutProgress:
     ) -> None:
         class Stuck(PostgresStore):
             async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
-                if lease.owner == "test" and not reaping.is_set():
+                if lease.owner == "test" and not recovering.is_set():
                     await asyncio.Event().wait()
                 return await super().finish_turn(lease, answer)
 
-        reaping = asyncio.Event()
+        recovering = asyncio.Event()
         emulated["gemini"].says(tells("Once upon a time."))
         async with open_rig(store=Stuck, limits=self.limits) as rig:
             conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
             handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id))
             with pytest.raises(TurnStalled):
                 await read_all(handle)
-            reaping.set()
+            recovering.set()
             await _end_all_leases(rig)
             await _goes_on(rig, conversation.id)
 
@@ -538,7 +538,7 @@ class TestRecovery:
             poisoned = await self._orphan(dying, emulated, provider)
             healthy = await self._orphan(dying, emulated, other)
             await _kill(dying)
-            assert await Reaper(rig.tools).reap() == 2
+            assert await TurnRecovery(rig.tools).recover() == 2
             turn = await _find_answer(rig, poisoned)
             assert (turn.state, turn.error_code) == (TurnState.INTERRUPTED, AnswerUnreadable.code)
             call = await _only_call(rig, poisoned)
@@ -557,7 +557,7 @@ class TestRecovery:
             # A process accepts the next turn, and dies.
             await accept(rig.store, rig.tenant_id, user_input(conversation.id))
             await _end_all_leases(rig)
-            assert await Reaper(rig.tools).reap() == 1
+            assert await TurnRecovery(rig.tools).recover() == 1
             (call,) = await rig.store.list_calls(rig.tenant_id, conversation.id, 4)
             assert call.end is not None
             assert (call.start.request_hash, call.end.cost_usd) == (b"", None)
@@ -594,7 +594,7 @@ class TestRecovery:
             orphans = sorted([await self._orphan(dying, emulated, provider) for _ in range(3)])
             poisoned = orphans[0]
             await _kill(dying)
-            assert await Reaper(rig.tools).reap() == 2
+            assert await TurnRecovery(rig.tools).recover() == 2
             for conversation_id in orphans[1:]:
                 assert (await _find_answer(rig, conversation_id)).state is TurnState.INTERRUPTED
 
@@ -618,7 +618,7 @@ class TestATurnThatDiedBeforeItsCallWasRecorded:
 
     async def _recover(self, rig: Rig, conversation_id: str, seq: int) -> tuple[ModelResponseTurn, Sequence[Call]]:
         await _kill(rig)
-        assert await Reaper(rig.tools).reap(conversation_id) == 1
+        assert await TurnRecovery(rig.tools).recover(conversation_id) == 1
         calls = await rig.store.list_calls(rig.tenant_id, conversation_id, seq)
         return await _find_answer(rig, conversation_id, seq), calls
 

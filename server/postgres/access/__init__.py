@@ -1,1 +1,1 @@
-"""Who may enter, on Postgres: tenants, API keys and their cache, admin sessions, rate limits."""
+"""Authentication on Postgres: tenants, API keys and their cache, admin sessions, rate limits."""

@@ -1,14 +1,14 @@
-"""Operators' sessions on Postgres.
+"""Sessions of operators on Postgres.
 
-Nothing is remembered by the process: each request asks for its session, its key among it, so that a key that is revoked
-or expires ends its sessions everywhere at once. Logging in is one transaction of a few statements; it is rare. A
-failure while its key and address have to wait only reads.
+Sessions are not cached: each request loads its session together with its key, so that revocation or expiry of the key
+ends its sessions in all processes at once. A login is one transaction of a few statements. A failed login while its key
+and address are locked only reads.
 """
 
 import base64
 import math
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from server.conversation.api_key import ApiKey, PresentedKey, Scope
 from server.conversation.audit import Action, Actor, AuditDraft, Outcome
@@ -19,14 +19,14 @@ from server.postgres.access.key_ring import FIND_LIVE_KEY, key_from
 from server.postgres.codec import decode_text
 from server.postgres.connections import Connection
 from server.postgres.engine import Database, Statement
-from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
+from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, append_on, audit_values
 from server.postgres.rows import Row
 
 _WAIT: Final = Statement("""
 SELECT extract(epoch FROM locked_until - now())::float8 AS seconds
 FROM login_failures WHERE subject = :subject AND locked_until > now()
 """)
-# Counted anew if the last failure, or the wait after it, is long ago. No row comes back while the subject has to wait.
+# The count restarts if the last failure, or the lock after it, is old. No row is returned while the subject is locked.
 _COUNT: Final = Statement("""
 INSERT INTO login_failures AS known (subject, failure_count, locked_until)
 VALUES (:subject, 1, CASE WHEN :max_failures <= 1 THEN now() + interval '1 second' END)
@@ -46,24 +46,21 @@ ON CONFLICT (subject) DO UPDATE SET (failure_count, began_at, locked_until) = (
 WHERE known.locked_until IS NULL OR known.locked_until <= now()
 RETURNING locked_until IS NOT NULL AS locked
 """)
-_FORGIVE: Final = Statement("DELETE FROM login_failures WHERE subject = :subject")
-# However many addresses there are: the oldest rows go, and with them no more than a wait.
+_CLEAR_FAILURES: Final = Statement("DELETE FROM login_failures WHERE subject = :subject")
+# The number of rows is bounded: the oldest are deleted, which only ends a lock early.
 _SWEEP: Final = Statement("""
 WITH sessions AS (DELETE FROM admin_sessions WHERE created_at < now() - make_interval(secs => :age_seconds))
 DELETE FROM login_failures
 WHERE coalesce(locked_until, began_at) < now() - make_interval(secs => :lock_seconds)
     OR subject IN (SELECT subject FROM login_failures ORDER BY began_at DESC OFFSET :max_rows)
 """)
-_WHOSE: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
-_AUDIT: Final = Statement(
-    f"INSERT INTO audit_log ({AUDIT_COLUMNS}) VALUES ({AUDIT_VALUES})"  # noqa: S608  reason: constants only
-)
+_OWNER: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
 _OPEN: Final = Statement("""
 INSERT INTO admin_sessions (id, tenant_id, api_key_id, token_hash, csrf_secret, address)
 VALUES (:session, :tenant, :key, :token_hash, :csrf_secret, :address)
 RETURNING created_at
 """)
-# `IS TRUE`: no index serves the age, so that the one for sweeping never looks cheaper than that of the token.
+# `IS TRUE` prevents the use of the index on the age, which the planner might prefer to that on the token.
 _FIND: Final = Statement("""
 WITH found AS (
     SELECT k.*, t.name AS tenant_name, s.id AS session_id, s.csrf_secret, s.address,
@@ -101,10 +98,10 @@ class PostgresAdminSessions:
             key = None if presented is None else await _find_key(connection, presented)
             if key is not None and key.opens(Scope.ADMIN):
                 await self._sweep(connection)
-                await _run(connection, _FORGIVE, subject=lock_subject(key.id, address))
+                await _CLEAR_FAILURES.fetch(connection, subject=lock_subject(key.id, address))
                 return await _open(connection, key, address)
             refusal = await self._fail(connection, presented, key, address)
-        # Outside the transaction, which would otherwise take back what was counted.
+        # Outside the transaction, which would otherwise be rolled back with the count.
         raise refusal
 
     async def find_session(self, token: str) -> AdminSession | None:
@@ -126,7 +123,7 @@ class PostgresAdminSessions:
     async def _fail(
         self, connection: Connection, presented: PresentedKey | None, key: ApiKey | None, address: str | None
     ) -> StrataError:
-        """Counts the failure and tells it, unless the key and address have to wait. The error to raise."""
+        """Count and audit the failure, unless the key and address are locked. Returns the error to raise."""
         tenant_id = None if presented is None else await _find_owner(connection, presented)
         subject = lock_subject(presented.id if presented and tenant_id else None, address)
         wait_seconds = await _find_wait(connection, subject)
@@ -134,11 +131,11 @@ class PostgresAdminSessions:
             return LoginLocked(retry_after_seconds=max(1, math.ceil(wait_seconds)))
         await self._sweep(connection)
         limits = self._limits
-        counted = await _run(
-            connection, _COUNT, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
+        counted = await _COUNT.fetch(
+            connection, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
         )
         if not counted:
-            # Another failure of the same pair has come between.
+            # A concurrent failure of the same pair has locked it.
             return LoginLocked(retry_after_seconds=max(1, math.ceil(await _find_wait(connection, subject) or 0)))
         refusal = KeyRejected() if key is None else ScopeMissing(scope=Scope.ADMIN.value)
         draft = AuditDraft(
@@ -148,49 +145,42 @@ class PostgresAdminSessions:
             details={"code": refusal.code, "locked": counted[0]["locked"]},
             outcome=Outcome.REFUSED,
         )
-        await _run(connection, _AUDIT, **audit_values(draft))
+        await append_on(connection, draft)
         return refusal
 
     async def _sweep(self, connection: Connection) -> None:
-        await _run(
+        await _SWEEP.fetch(
             connection,
-            _SWEEP,
             age_seconds=self._limits.age_seconds,
             lock_seconds=self._limits.lock_seconds,
             max_rows=_MAX_FAILURE_ROWS,
         )
 
 
-async def _run(connection: Connection, statement: Statement, **values: Any) -> list[Row]:
-    rows: list[Row] = await connection.fetch(statement.sql, *statement.arguments(values))
-    return rows
-
-
 async def _find_key(connection: Connection, presented: PresentedKey) -> ApiKey | None:
-    rows = await _run(
-        connection, FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
+    rows = await FIND_LIVE_KEY.fetch(
+        connection, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
     )
     return key_from(rows[0]) if rows and presented.matches(rows[0]["secret_hash"]) else None
 
 
 async def _find_owner(connection: Connection, presented: PresentedKey) -> str | None:
-    """Whose key it claims to be, so that its tenant can see it in the log; None for an unknown one."""
-    rows = await _run(connection, _WHOSE, key=decode_id(API_KEY, presented.id))
+    """Return the tenant of the key id, whose audit log gets the entry; None for an unknown id."""
+    rows = await _OWNER.fetch(connection, key=decode_id(API_KEY, presented.id))
     return encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
 
 
 async def _find_wait(connection: Connection, subject: str) -> float | None:
-    """For how many seconds the subject has to wait; None if it does not."""
-    rows = await _run(connection, _WAIT, subject=subject)
+    """Return for how many seconds the subject is locked; None if it is not."""
+    rows = await _WAIT.fetch(connection, subject=subject)
     return rows[0]["seconds"] if rows else None
 
 
 async def _open(connection: Connection, key: ApiKey, address: str | None) -> tuple[AdminSession, str]:
     session_id, csrf_secret = new_uuid(), new_secret()
     token = base64.urlsafe_b64encode(new_secret()).decode().rstrip("=")
-    rows = await _run(
+    rows = await _OPEN.fetch(
         connection,
-        _OPEN,
         session=session_id,
         tenant=decode_id(TENANT, key.tenant_id),
         key=decode_id(API_KEY, key.id),
@@ -208,7 +198,7 @@ async def _open(connection: Connection, key: ApiKey, address: str | None) -> tup
         last_seen_at=opened_at,
     )
     draft = AuditDraft(tenant_id=key.tenant_id, actor=session.actor(address), action=Action.LOGIN)
-    await _run(connection, _AUDIT, **audit_values(draft))
+    await append_on(connection, draft)
     return session, token
 
 

@@ -1,7 +1,7 @@
 """The rate limit on Postgres: fixed windows of a minute by the database's clock, the same for every process.
 
-A process does not ask for each request. It reserves a few permissions with one statement and gives them out itself;
-when a window is used up it remembers that until the window's end. Of its reserve only what is left at the end is lost.
+A process does not run a statement for each request. It reserves a few permits with one statement and uses them up; if
+a window is exhausted, the process caches that until the window ends. Permits that are left at the end are lost.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from server.conversation.identifiers import API_KEY, decode_id
 from server.conversation.lru import LruCache
 from server.postgres.engine import Database, Statement
 
-# `used` may go past the limit by less than a batch; who sees it there gets what was left, and the next one nothing.
+# `used` may exceed the limit by less than a batch; that reservation gets the remaining permits, the next one none.
 _RESERVE: Final = Statement("""
 WITH present AS (
     SELECT to_timestamp(floor(extract(epoch FROM now()) / :window_seconds) * :window_seconds) AS began_at
@@ -37,19 +37,19 @@ FROM present LEFT JOIN reserved ON true
 """)
 _MINUTE: Final = 60.0
 _BATCHES: Final = 50
-"""In so many reservations a process can have all of a window."""
-_REMEMBERED_KEYS: Final = 10_000
+"""The number of reservations in which one process can reserve a whole window."""
+_MAX_KEYS: Final = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
 class _Reserve:
-    """What this process may give out to one key, and until when."""
+    """The permits of this process for one key, and when they expire."""
 
     permissions: int = 0
     used_up: bool = False
-    """There are no more for this key, in any process, until the window ends."""
+    """No process gets permits for this key until the window ends."""
     ends_at: float = -math.inf
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class PostgresRateLimiter:
@@ -63,13 +63,13 @@ class PostgresRateLimiter:
         window_seconds: float = _MINUTE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`per_minute`: 0 is no limit, and then nothing is asked or counted."""
+        """`per_minute`: 0 means no limit; nothing is counted then."""
         self._database = database
         self._limit = per_minute
         self._batch = max(1, per_minute // _BATCHES)
         self._window_seconds = window_seconds
         self._clock = clock
-        self._reserves: LruCache[str, _Reserve] = LruCache(_REMEMBERED_KEYS)
+        self._reserves: LruCache[str, _Reserve] = LruCache(_MAX_KEYS)
 
     async def admit(self, key_id: str) -> None:
         if not self._limit:
@@ -77,13 +77,13 @@ class PostgresRateLimiter:
         reserve = self._reserve_of(key_id)
         if self._take(reserve):
             return
-        async with reserve.asking:
-            # Whoever had the lock before has asked for all that wait.
+        async with reserve.lock:
+            # The previous holder of the lock may have reserved permits for all that wait.
             while not self._take(reserve):
-                await self._ask(key_id, reserve)
+                await self._reserve(key_id, reserve)
 
     def _take(self, reserve: _Reserve) -> bool:
-        """Whether a permission of the present window was there. Raises `RateLimited` where it is used up for all."""
+        """Take a permit of the current window, if there is one. Raises `RateLimited` if the window is exhausted."""
         seconds_left = reserve.ends_at - self._clock()
         if seconds_left <= 0:
             return False
@@ -94,9 +94,9 @@ class PostgresRateLimiter:
             raise RateLimited(retry_after_seconds=math.ceil(seconds_left))
         return False
 
-    async def _ask(self, key_id: str, reserve: _Reserve) -> None:
-        # Before the statement leaves: the end is never thought to be later than it is.
-        asked_at = self._clock()
+    async def _reserve(self, key_id: str, reserve: _Reserve) -> None:
+        # Before the statement is sent, so that the computed end is never too late.
+        sent_at = self._clock()
         rows = await self._database.run(
             _RESERVE,
             key=decode_id(API_KEY, key_id),
@@ -106,12 +106,12 @@ class PostgresRateLimiter:
         )
         reserve.permissions = rows[0]["permissions"]
         reserve.used_up = not reserve.permissions
-        reserve.ends_at = asked_at + rows[0]["seconds_left"]
+        reserve.ends_at = sent_at + rows[0]["seconds_left"]
 
     def _reserve_of(self, key_id: str) -> _Reserve:
         found = self._reserves.get(key_id)
         if found is None:
-            # The permissions of an evicted reserve are lost to its key for this window.
+            # The permits of an evicted reserve are lost for this window.
             found = _Reserve()
             self._reserves.put(key_id, found)
         return found

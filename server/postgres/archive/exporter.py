@@ -1,8 +1,8 @@
-"""Conversations as archives, read from the tables page by page.
+"""Export of conversations as archives, read from the tables page by page.
 
-Nothing holds the conversation still, and nothing has to: what its row names at the first look (turns, epochs, their
-segments and blobs) is written once and never changed. So a slow reader costs no connection and no old snapshot, a page
-that loses its connection is read again, and only erasure has to be looked for at the end.
+The conversation is not locked: the rows that its own row refers to at the start (turns, epochs, their segments and
+blobs) are written once and never changed. So a slow reader holds no connection and no old snapshot, a page that loses
+its connection is read again, and only an erasure has to be detected at the end.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -18,18 +18,18 @@ from server.postgres.engine import Database, Statement
 from server.postgres.rows import Row
 
 _BEFORE_ALL: Final = UUID(int=0)
-_LOOK: Final = Statement(
+_CONVERSATION: Final = Statement(
     "SELECT * FROM conversations WHERE id = :conversation AND (tenant_id = :tenant OR :tenant::uuid IS NULL) IS TRUE"
 )
 _STILL_THERE: Final = Statement("SELECT 1 FROM conversations WHERE id = :conversation")
 _LIST_SQL: Final = "FROM conversations WHERE (:tenant::uuid IS NULL OR tenant_id = :tenant)"
 _COUNT: Final = Statement(f"SELECT count(*) AS found {_LIST_SQL}")
-_LIST: Final = Statement(f"SELECT id {_LIST_SQL} AND id > :place ORDER BY id LIMIT :page_rows")
+_LIST: Final = Statement(f"SELECT id {_LIST_SQL} AND id > :after ORDER BY id LIMIT :page_rows")
 _LIST_ROWS: Final = 500
 
 
 class _Pages:
-    """How the rows of one table are read: in the order of their keys, so many at a time."""
+    """The pages of one table, in the order of its keys."""
 
     __slots__ = ("keys", "kind", "start", "statement")
 
@@ -37,17 +37,17 @@ class _Pages:
         table = ARCHIVED[kind].name
         names = ", ".join(field.name for field in FIELDS[kind])
         order = ", ".join(keys)
-        places = ", ".join(f":{_place(name)}::{type_}" for name, (type_, _) in keys.items())
+        after = ", ".join(f":{_after(name)}::{type_}" for name, (type_, _) in keys.items())
         self.kind = kind
         self.keys = tuple(keys)
-        self.start = {_place(name): first for name, (_, first) in keys.items()}
+        self.start = {_after(name): first for name, (_, first) in keys.items()}
         self.statement = Statement(
-            f"SELECT {names} FROM {table} t WHERE {which} AND ({order}) > ({places}) ORDER BY {order} LIMIT {page_rows}"  # noqa: S608  reason: names from our own tables only
+            f"SELECT {names} FROM {table} t WHERE {which} AND ({order}) > ({after}) ORDER BY {order} LIMIT {page_rows}"  # noqa: S608  reason: names from our own tables only
         )
 
 
-def _place(key: str) -> str:
-    """What the place behind a key's last value is called in a statement; names of values have no digits."""
+def _after(key: str) -> str:
+    """Return the name of the parameter with the last value of a key. Names of parameters have no digits."""
     return f"after_{key.rstrip('0123456789')}"
 
 
@@ -64,7 +64,7 @@ _PAGES: Final = (
     ),
     _Pages(
         RecordKind.TEMPLATE,
-        # Those of the static texts, and those that calls of no turn were rendered with.
+        # The templates of static texts, and those of calls without a turn.
         """hash IN (
             SELECT template_hash FROM epochs WHERE conversation_id = :conversation AND number <= :epoch::int
             UNION ALL SELECT decode(note->>'template_hash', 'hex')
@@ -76,7 +76,7 @@ _PAGES: Final = (
     _Pages(RecordKind.EPOCH, f"{_OWN} AND number <= :epoch::int", {"number": ("int", -1)}, 20),
     _Pages(
         RecordKind.SEGMENT,
-        # Also those of compactions that were undone, but none of one that is made meanwhile.
+        # Also the segments of undone compactions, but not those of a concurrent one.
         f"""{_OWN} AND EXISTS (
             SELECT FROM epochs e WHERE e.conversation_id = t.conversation_id AND e.number <= :epoch::int
                 AND e.generation = t.generation AND e.segment_count > t.position
@@ -106,11 +106,11 @@ _PAGES: Final = (
         8,
     ),
 )
-"""In the order of the file. Pages of what may be large are small: what is held at once is a page."""
+"""In the order of the file. One page is in memory at a time, so pages of large rows have few rows."""
 
 
 class PostgresArchives:
-    """The port, on Postgres."""
+    """Implements `server.inspection.actions.Archives`."""
 
     __slots__ = ("_database",)
 
@@ -118,11 +118,10 @@ class PostgresArchives:
         self._database = database
 
     async def export_conversation(self, tenant_id: str, conversation_id: str) -> AsyncIterator[bytes]:
-        """See the port."""
         writer = ArchiveWriter(FIELDS)
         first = True
         async for line in export_records(self._database, writer, conversation_id, tenant_id=tenant_id):
-            # Not before it is known that there is a conversation to tell of.
+            # Only after the conversation was found.
             if first:
                 yield writer.header()
                 first = False
@@ -133,12 +132,15 @@ class PostgresArchives:
 async def export_records(
     database: Database, writer: ArchiveWriter, conversation_id: str, *, tenant_id: str | None
 ) -> AsyncIterator[bytes]:
-    """The lines of one conversation, without a header. Operators need no tenant. Raises as the port does."""
+    """Iterate over the lines of one conversation, without a header. `tenant_id`: None for any tenant.
+
+    Raises `ConversationNotFound`, also if the conversation is erased meanwhile, and `ConversationBusy`.
+    """
     tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
-    # Every tenant's means None to the statement; what is no tenant's id must not.
+    # None means any tenant in the statement, and a malformed id must not.
     if tenant_id is not None and tenant is None:
         raise ConversationNotFound
-    found = await database.run(_LOOK, conversation=decode_id(CONVERSATION, conversation_id), tenant=tenant)
+    found = await database.run(_CONVERSATION, conversation=decode_id(CONVERSATION, conversation_id), tenant=tenant)
     if not found:
         raise ConversationNotFound
     row = found[0]
@@ -154,29 +156,29 @@ async def export_records(
         "next_seq": row["next_seq"],
     }
     for pages in _PAGES:
-        place: Mapping[str, Any] = pages.start
-        while rows := await database.run(pages.statement, **values, **place):
+        after: Mapping[str, Any] = pages.start
+        while rows := await database.run(pages.statement, **values, **after):
             for each in rows:
                 yield writer.record(pages.kind, _readable(pages.kind, each))
-            place = {_place(name): rows[-1][name] for name in pages.keys}
+            after = {_after(name): rows[-1][name] for name in pages.keys}
     if not await database.run(_STILL_THERE, conversation=row["id"]):
         raise ConversationNotFound("The conversation was erased while it was exported.")
     yield writer.end()
 
 
 async def count_conversations(database: Database, tenant_id: str | None) -> int:
-    """How many there are; None counts every tenant's."""
+    """Count the conversations of a tenant; None counts those of all tenants."""
     count: int = (await database.run(_COUNT, tenant=_owner(tenant_id)))[0]["found"]
     return count
 
 
 async def list_conversation_ids(database: Database, tenant_id: str | None) -> AsyncIterator[str]:
-    """Their ids, the oldest first: a fork comes after its source."""
-    place = _BEFORE_ALL
-    while rows := await database.run(_LIST, tenant=_owner(tenant_id), place=place, page_rows=_LIST_ROWS):
+    """Iterate over their ids, oldest first, so that a fork comes after its source."""
+    after = _BEFORE_ALL
+    while rows := await database.run(_LIST, tenant=_owner(tenant_id), after=after, page_rows=_LIST_ROWS):
         for row in rows:
             yield encode_id(CONVERSATION, row["id"])
-        place = rows[-1]["id"]
+        after = rows[-1]["id"]
 
 
 def _owner(tenant_id: str | None) -> UUID | None:
@@ -184,7 +186,7 @@ def _owner(tenant_id: str | None) -> UUID | None:
 
 
 def _readable(kind: RecordKind, row: Row) -> Mapping[str, Any]:
-    """The row, the provider's answer as it came."""
+    """Return the values of a row, with the raw response decompressed."""
     values = dict(row)
     if kind is RecordKind.CALL and values["raw_response"] is not None:
         values["raw_response"] = decode_raw(values["raw_response"])

@@ -1,4 +1,4 @@
-"""Which tables and columns an archive has: all of a conversation's, but for what is said here with its reason."""
+"""The tables and columns of an archive: all of a conversation, except those listed here with the reason."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -46,24 +46,24 @@ ARCHIVED: Final[Mapping[RecordKind, Table]] = {
     RecordKind.CALL: calls,
 }
 NOT_ARCHIVED: Final[Mapping[str, str]] = {
-    "call_chunks": "of a running call: a conversation at rest has none",
-    "waiting_turns": "of who waits now",
-    "provider_cache_uses": "of caches at a provider, which are an account's and expire",
-    "replay_items": "of batch runs, which are no part of the conversation",
-    "replay_results": "of batch runs too",
-    "compaction_alarms": "of what operators were warned of here",
-    "conversation_facts": "counted again from the turns",
-    "turn_texts": "read again from the turns",
+    "call_chunks": "chunks of a running call: a conversation without a running turn has none",
+    "waiting_turns": "requests that are waiting now",
+    "provider_cache_uses": "caches at a provider, which belong to an account and expire",
+    "replay_items": "batch runs, which are not part of the conversation",
+    "replay_results": "batch runs, which are not part of the conversation",
+    "compaction_alarms": "alarms of this installation",
+    "conversation_facts": "derived from the turns",
+    "turn_texts": "derived from the turns",
 }
-"""Tables of a conversation that stay behind, and why."""
+"""Tables of a conversation that are not archived, and why."""
 
-_LEFT_OUT: Final = frozenset(
+_EXCLUDED: Final = frozenset(
     {
-        # Whoever imports says whose it becomes.
+        # The import decides to which tenant the conversation belongs.
         "tenant_id",
-        # Said once, by the conversation's own record.
+        # In the record of the conversation only.
         "conversation_id",
-        # A conversation at rest has none.
+        # A conversation without a running turn has none.
         "lease_token",
         "lease_owner",
         "lease_expires_at",
@@ -77,7 +77,7 @@ _PREFIXES: Final[Mapping[tuple[str, str], str]] = {
     ("conversations", "assistant_id"): ASSISTANT,
     ("assistants", "id"): ASSISTANT,
 }
-# The first that fits counts: JSONB is a kind of JSON, and the small integers are kinds of Integer.
+# The first match is used: JSONB is a subclass of JSON, and SmallInteger and BigInteger are subclasses of Integer.
 _KINDS: Final = (
     (JSONB, FieldKind.JSONB, 0),
     (JSON, FieldKind.JSON, 0),
@@ -100,7 +100,7 @@ def _field(column: Column[object]) -> Field:
         name=column.name,
         kind=kind,
         nullable=nullable,
-        # A release may add columns, and then they can be left empty: the previous one still writes the table.
+        # A column added by a later release is nullable, because the previous release still writes the table.
         optional=nullable and column.name not in {"raw_response", "raw_length"},
         bits=bits,
         prefix=_PREFIXES.get((column.table.name, column.name)),
@@ -108,6 +108,6 @@ def _field(column: Column[object]) -> Field:
 
 
 FIELDS: Final[Fields] = {
-    kind: tuple(_field(column) for column in table.c if column.name not in _LEFT_OUT)
+    kind: tuple(_field(column) for column in table.c if column.name not in _EXCLUDED)
     for kind, table in ARCHIVED.items()
 }

@@ -1,8 +1,8 @@
-"""Archives as conversations: each in one transaction, which ends when the file has told all of it.
+"""Import of archives: each conversation is written in one transaction, together with its audit entry.
 
-A conversation is there whole or not at all, whatever is wrong with the file or the database, and whenever the process
-dies; the audit log tells of it in the same transaction. Rows are copied in, some at a time, so a long conversation
-needs no memory. When it is there it is indexed: its rows have old dates, by which the indexer would not find it soon.
+A conversation is imported completely or not at all, also if the file is damaged, the database fails or the process
+dies. Rows are written in batches, so a long conversation does not need more memory. After its import a conversation is
+indexed: its rows have old dates, and the background indexer would find them only in its daily run.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from server.postgres.archive.fields import ARCHIVED, FIELDS
 from server.postgres.codec import encode_raw
 from server.postgres.connections import Connection
 from server.postgres.engine import Database
-from server.postgres.inspection.audit_log import APPEND, audit_values
+from server.postgres.inspection.audit_log import append_on
 from server.postgres.inspection.search_index import index_conversation
 from server.providers.model_name import find_name_fault
 
@@ -31,30 +31,30 @@ _NEW_ASSISTANT: Final = "ON CONFLICT (id, version) DO NOTHING"
 _SHARED: Final[Mapping[RecordKind, str]] = {
     RecordKind.ASSISTANT: _NEW_ASSISTANT,
     RecordKind.TEMPLATE: "ON CONFLICT (hash) DO NOTHING",
-    # Not DO NOTHING: a blob that is there already is locked, so that a concurrent erasure leaves it alone.
+    # Not DO NOTHING: an existing blob is locked, so that a concurrent erasure does not delete it.
     RecordKind.BLOB: "ON CONFLICT (tenant_id, sha256) DO UPDATE SET media_type = blobs.media_type",
 }
-"""Rows that may be there already, and what then."""
+"""The tables whose rows may exist already, with the conflict clause of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """How a file is imported."""
+    """Options of an import."""
 
     tenant_id: str
     new_ids: bool = False
-    """Conversations and assistants get new ids; what refers to them follows."""
+    """Conversations and assistants get new ids, and references to them are changed accordingly."""
     dry_run: bool = False
-    """Everything is done, and then undone."""
+    """Write everything, and then roll back."""
 
 
-class _Undone(Exception):
-    """Ends the transaction of a dry run."""
+class _DryRunEnded(Exception):
+    """Rolls back the transaction of a dry run."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """Rows of one table that wait to be copied in."""
+    """Rows of one table that are not written yet."""
 
     connection: Connection
     kind: RecordKind | None = None
@@ -81,7 +81,7 @@ class _Batch:
 
 
 class Importer:
-    """Reads files into one database for one tenant. New ids hold for all files that it reads."""
+    """Imports files for one tenant. New ids are the same in all files that it imports."""
 
     def __init__(self, database: Database, options: ImportOptions) -> None:
         self._database = database
@@ -91,11 +91,11 @@ class Importer:
         self._new_assistants: dict[UUID, UUID] = {}
 
     async def check(self, lines: Iterable[bytes]) -> list[str]:
-        """Reads a whole file and writes nothing. The ids of its conversations, as the file has them.
+        """Read a whole file and write nothing. Returns the ids of its conversations in the file.
 
-        Raises `ArchiveInvalid`, and `ConversationExists` for the first that is there already.
+        Raises `ArchiveInvalid`, and `ConversationExists` for the first conversation that exists already.
         """
-        # In their order, and quick to look into.
+        # A dict as an ordered set.
         found: dict[str, None] = {}
         for record in read_archive(lines, FIELDS):
             if record.kind is RecordKind.ASSISTANT:
@@ -111,9 +111,9 @@ class Importer:
         return list(found)
 
     async def import_archive(self, lines: Iterable[bytes]) -> AsyncIterator[ImportedConversation]:
-        """The conversations of a file that was checked, each when it is there.
+        """Import the conversations of a checked file, and yield each after its transaction.
 
-        One that cannot be written ends it, and stays away whole; those before it are there. Raises as
+        If a conversation cannot be written, none of its rows are; those before it are kept. Raises as
         `import_conversation` does.
         """
         records = read_archive(lines, FIELDS)
@@ -121,33 +121,34 @@ class Importer:
             yield imported
 
     async def import_conversation(self, records: Iterator[Record]) -> ImportedConversation | None:
-        """The next conversation of what `read_archive` gives; None at the end of it.
+        """Import the next conversation from the records of `read_archive`; None at their end.
 
-        Raises `ConversationExists` and `AssistantExists`, and `ArchiveInvalid` for what reading finds and for rows
-        that do not fit the tables. Nothing of the conversation stays then.
+        Raises `ConversationExists`, `AssistantExists`, and `ArchiveInvalid` for errors of the file and for rows that
+        violate constraints of the tables. The transaction is rolled back then.
         """
         first = next(records, None)
         if first is None:
             return None
         try:
             async with self._database.transaction() as connection:
-                # A file may come slowly, as over a pipe, and hardly anybody waits for rows of what is not there yet.
+                # A file may arrive slowly, as over a pipe, and the locks of new rows rarely block others.
                 await connection.execute("SET LOCAL idle_in_transaction_session_timeout = '1min'")
                 made = await self._write(connection, first, records)
-                await self._tell(connection, made)
-                self._end_dry_run()
-        except _Undone:
+                await self._append_audit(connection, made)
+                if self._options.dry_run:
+                    raise _DryRunEnded  # noqa: TRY301  reason: rolls back the transaction of the block
+        except _DryRunEnded:
             return made
         except pg.UniqueViolationError as error:
             if error.table_name == "conversations":
                 raise _exists(first.values["id"]) from error
             raise ArchiveInvalid(f"Rows of {error.table_name} are in the file twice.") from error
         except (pg.IntegrityConstraintViolationError, pg.DataError) as error:
-            raise ArchiveInvalid(f"A row does not fit its table: {error.args[0]}.") from error
+            raise ArchiveInvalid(f"A row violates a constraint of its table: {error.args[0]}.") from error
         await index_conversation(self._database, self._conversation_id(first.values["id"]))
         return made
 
-    async def _tell(self, connection: Connection, made: ImportedConversation) -> None:
+    async def _append_audit(self, connection: Connection, made: ImportedConversation) -> None:
         draft = AuditDraft(
             tenant_id=self._options.tenant_id,
             actor=OPERATOR,
@@ -155,11 +156,7 @@ class Importer:
             object_id=made.conversation_id,
             details={"source": made.source_id, "turns": made.turn_count},
         )
-        await connection.execute(APPEND.sql, *APPEND.arguments(audit_values(draft)))
-
-    def _end_dry_run(self) -> None:
-        if self._options.dry_run:
-            raise _Undone
+        await append_on(connection, draft)
 
     async def _write(self, connection: Connection, first: Record, records: Iterator[Record]) -> ImportedConversation:
         source: UUID = first.values["id"]
@@ -197,7 +194,7 @@ class Importer:
             "id": conversation,
             "tenant_id": self._tenant,
             "assistant_id": self._assistant_id(values["assistant_id"]),
-            # A source that did not come along keeps its name; it may be erased as well.
+            # A source that is not in the file keeps its id, as if it had been erased.
             "forked_from_id": self._new_conversations.get(origin, origin) if origin is not None else None,
         }
 
@@ -210,7 +207,7 @@ class Importer:
         return row
 
     async def _share(self, connection: Connection, record: Record) -> None:
-        """Writes a row of a table that conversations share, where it is not there yet."""
+        """Write a row of a table that conversations share, if it does not exist yet."""
         row = dict(record.values)
         if record.kind is RecordKind.ASSISTANT:
             _check_assistant(record)
@@ -218,20 +215,20 @@ class Importer:
         if record.kind is not RecordKind.TEMPLATE:
             row["tenant_id"] = self._tenant
         table = ARCHIVED[record.kind].name
-        places = ", ".join(f"${place}" for place in range(1, len(row) + 1))
+        placeholders = ", ".join(f"${number}" for number in range(1, len(row) + 1))
         await connection.execute(
-            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places}) {_SHARED[record.kind]}",  # noqa: S608  reason: names from our own tables only
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({placeholders}) {_SHARED[record.kind]}",  # noqa: S608  reason: names from our own tables only
             *row.values(),
         )
         if record.kind is RecordKind.ASSISTANT:
             await self._require_same_assistant(connection, row)
 
     async def _require_same_assistant(self, connection: Connection, row: Mapping[str, Any]) -> None:
-        """The one that is there now is the one of the file, but for the time when it was made."""
+        """Raise `AssistantExists` unless the stored version equals that of the file, apart from its creation time."""
         documents = {each.name for each in FIELDS[RecordKind.ASSISTANT] if each.kind is FieldKind.JSON}
         names = [name for name in row if name != "created_at"]
         alike = " AND ".join(
-            f"{name}{'::text' if name in documents else ''} = ${place}" for place, name in enumerate(names, start=1)
+            f"{name}{'::text' if name in documents else ''} = ${number}" for number, name in enumerate(names, start=1)
         )
         same = await connection.fetchval(
             f"SELECT EXISTS (SELECT FROM assistants WHERE {alike})",  # noqa: S608  reason: names from our own table only
@@ -247,14 +244,14 @@ class Importer:
 
 
 def _check_assistant(record: Record) -> None:
-    """Raises `ArchiveInvalid` for an assistant whose model cannot be one: its name would go into an address."""
+    """Raise `ArchiveInvalid` for an invalid model name, which would become part of a URL."""
     if find_name_fault(record.values["provider"], record.values["model"]):
-        raise _invalid(record, "the assistant's model is no name of a model")
+        raise _invalid(record, "the model of the assistant is not a valid name")
 
 
 def _exists(conversation: UUID) -> ConversationExists:
     name = encode_id(CONVERSATION, conversation)
-    return ConversationExists(f"The conversation {name} is there already.", conversation_id=name)
+    return ConversationExists(f"The conversation {name} already exists.", conversation_id=name)
 
 
 def _invalid(record: Record, message: str) -> ArchiveInvalid:

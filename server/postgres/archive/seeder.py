@@ -1,7 +1,7 @@
-"""Copies of conversations under other ids and times, many and fast.
+"""Copies of conversations with other ids and times, for seeding a database with many conversations.
 
-A copy has all rows of its original, as a fork has: every request of it can be made again to the byte. Only ids, times
-and durations are its own. Each batch is copied in with one transaction, conversations with all that is theirs.
+A copy has all rows of its original, as a fork does, so every request of it can be rebuilt byte for byte. Only ids,
+times and durations differ. Each batch of complete conversations is written in one transaction with COPY.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """A conversation to make copies of, with all its rows."""
+    """A conversation to be copied, with all its rows."""
 
     conversation: dict[str, Any]
     rows: dict[str, list[dict[str, Any]]]
@@ -36,7 +36,7 @@ class Original:
 
 
 async def count_tenant_conversations(database: Database, tenant_id: str) -> int:
-    """How many conversations a tenant has."""
+    """Count the conversations of a tenant."""
     async with database.connection() as connection:
         count: int = await connection.fetchval(
             "SELECT count(*) FROM conversations WHERE tenant_id = $1", decode_id(TENANT, tenant_id)
@@ -45,7 +45,7 @@ async def count_tenant_conversations(database: Database, tenant_id: str) -> int:
 
 
 async def load_originals(database: Database, conversation_ids: Sequence[str]) -> list[Original]:
-    """These conversations with all their rows."""
+    """Load conversations with all their rows."""
     found = []
     async with database.connection() as connection:
         for conversation_id in conversation_ids:
@@ -64,7 +64,7 @@ async def load_originals(database: Database, conversation_ids: Sequence[str]) ->
 
 
 class Copies:
-    """Copies that wait to be written."""
+    """Copies that are not written yet."""
 
     def __init__(self, originals: Sequence[Original], random: Random, *, until: datetime, days: int) -> None:
         self._originals = originals
@@ -73,10 +73,10 @@ class Copies:
         self._days = days
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self.turn_count = 0
-        """Of the copies so far."""
+        """The number of turns of all copies so far."""
 
     def add(self) -> None:
-        """One more, of an original that is drawn."""
+        """Add a copy of a random original."""
         original = self._random.choice(self._originals)
         began_at = plan_moment(self._random, self._until, self._days)
         times = _Times(began_at, timedelta(seconds=self._random.uniform(20, 240)), self._random)
@@ -91,7 +91,7 @@ class Copies:
         self._waiting.setdefault(table.name, []).append(tuple(row[column.name] for column in table.c))
 
     async def write(self, database: Database) -> None:
-        """Writes what waits, at once."""
+        """Write all added copies in one transaction."""
         async with database.transaction() as connection:
             for table in (conversations, *_COPIED):
                 rows = self._waiting.get(table.name)
@@ -102,7 +102,7 @@ class Copies:
 
 
 class _Times:
-    """The times of one copy: turns at an even pace, answers as long as their tokens take."""
+    """The times of one copy: turns at equal intervals, calls with a duration that follows from their tokens."""
 
     __slots__ = ("_began_at", "_pace", "_random")
 
@@ -131,11 +131,11 @@ class _Times:
                 return {}
 
     def _of_call(self, row: dict[str, Any]) -> dict[str, Any]:
-        # A call of no turn belongs to an epoch: it is as late as its number is low.
+        # A call without a turn belongs to an epoch: the lower its number, the later the call.
         started_at = self.at(row["turn_seq"] - 1 if row["turn_seq"] > 0 else -2 * row["turn_seq"])
         first_byte_at = started_at + timedelta(seconds=0.2 + self._random.expovariate(1.5))
-        spoken = (row["output_tokens"] or 0) + (row["reasoning_tokens"] or 0)
-        seconds = spoken / _TOKENS_PER_SECOND * self._random.uniform(0.6, 2.0)
+        generated_tokens = (row["output_tokens"] or 0) + (row["reasoning_tokens"] or 0)
+        seconds = generated_tokens / _TOKENS_PER_SECOND * self._random.uniform(0.6, 2.0)
         ended_at = first_byte_at + timedelta(seconds=seconds) + _MICROSECOND
         return {
             "started_at": started_at,
@@ -145,7 +145,7 @@ class _Times:
 
 
 async def renew_statistics(database: Database) -> None:
-    """What the planner believes of the tables is what there is."""
+    """Update the statistics of the planner."""
     async with database.connection() as connection:
         for table in (conversations, *_COPIED):
             await connection.execute(f"ANALYZE {table.name}")

@@ -1,4 +1,4 @@
-"""Epochs and what their static texts are made of: segments and templates. Rows are added and never changed."""
+"""Epochs, and the segments and templates of their static texts. Rows are added and never changed."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,7 +32,7 @@ begun AS (
         :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
         :signed_summary::bytea, :signed_summary_start_seq::bigint, :signed_summary_text::text,
         :signed_summary_tokens::int, :signed_summary_kept_hash::bytea, :rejected::jsonb,
-        -- A compaction renders nothing: what it keeps was rendered with the args of the epoch before.
+        -- A compaction renders nothing: the text that it keeps was rendered with the args of the previous epoch.
         coalesce(:args::json, (
             SELECT e.args FROM epochs e
             WHERE e.conversation_id = :conversation AND e.number = :number - 1 AND e.arguments_hash = :arguments_hash
@@ -81,7 +81,7 @@ LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = e.generation
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 ORDER BY e.number DESC
 """)
-_BEFORE_OPENING: Final = Statement("""
+_EPOCH_BEFORE_SUMMARY: Final = Statement("""
 SELECT b.number AS epoch_number, b.reason AS epoch_reason, b.assistant_version AS epoch_assistant_version, b.generation,
     b.segment_count, b.base_text, b.static_hash, b.prefix_hash AS epoch_prefix_hash,
     b.arguments_hash AS epoch_arguments_hash, b.template_hash, b.buffer_start_seq AS epoch_buffer_start_seq,
@@ -175,7 +175,7 @@ class EpochStore(StorePart):
 
     async def find_epoch_before(self, tenant_id: str, conversation_id: str, signed_summary: bytes) -> Epoch | None:
         rows = await self._database.run(
-            _BEFORE_OPENING,
+            _EPOCH_BEFORE_SUMMARY,
             conversation=decode_id(CONVERSATION, conversation_id),
             tenant=decode_id(TENANT, tenant_id),
             reason=EpochReason.SIGNED.value,
@@ -188,12 +188,12 @@ class EpochStore(StorePart):
     async def list_epochs(
         self, tenant_id: str, conversation_id: str, *, cursor: str | None = None, limit: int = 20
     ) -> Page[EpochOutline]:
-        place = _ABOVE_ALL_EPOCHS if cursor is None else min(in_range(decode_cursor(cursor, int)), _ABOVE_ALL_EPOCHS)
+        before = _ABOVE_ALL_EPOCHS if cursor is None else min(in_range(decode_cursor(cursor, int)), _ABOVE_ALL_EPOCHS)
         rows = await self._database.run(
             _EPOCHS,
             conversation=decode_id(CONVERSATION, conversation_id),
             tenant=decode_id(TENANT, tenant_id),
-            before=place,
+            before=before,
             reasons=[reason.value for reason in _OF_HISTORY],
             count=bounded(limit) + 1,
         )
@@ -221,7 +221,7 @@ def _outline_from(row: Row) -> EpochOutline:
 
 
 def _newest_piece(row: Row) -> Segment | None:
-    """A signed summary is newer than all segments: whatever adds one has no more use for it."""
+    """Return the newest part of the history: the signed summary if there is one, because a new segment replaces it."""
     if row["signed_summary_start_seq"] is not None:
         return Segment(
             generation=row["generation"],

@@ -1,21 +1,21 @@
-"""How long conversations get, on Postgres: one statement over a bounded number of rows.
+"""The typical length of conversations on Postgres: one statement over a bounded number of rows.
 
 Ids begin with the time of creation, so the index on a tenant's conversations by assistant finds the newest ones that
-are old enough to be over, and reads no others. Of these, the ones that somebody still talks to are left out.
+are old enough to be over, and reads no others. Those that are still in use are excluded.
 """
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from uuid import UUID
 
 from server.conversation.identifiers import ASSISTANT, TENANT, decode_id
 from server.postgres.engine import Database, Statement
+from server.postgres.paging import ids_within
 
-_REST: Final = timedelta(days=1)
-"""Nobody has said anything for so long: the conversation is taken to be over."""
+_IDLE_TIME: Final = timedelta(days=1)
+"""A conversation without a turn for this long is considered to be over."""
 _MAX_CONVERSATIONS: Final = 300
 _MIN_CONVERSATIONS: Final = 10
-"""A mean over fewer says too little."""
+"""A mean over fewer conversations is not meaningful."""
 _TYPICAL: Final = Statement("""
 SELECT count(*) AS found, avg(exchange_count)::float8 AS mean
 FROM (
@@ -24,8 +24,8 @@ FROM (
     ORDER BY id DESC
     LIMIT :count
 ) AS newest
--- Nobody has counted those that were last talked to before anybody counted; those without an exchange never began.
-WHERE exchange_count > 0 AND lease_token IS NULL AND updated_at < :rests_since
+-- Null: the last turn is older than the counter. 0: the conversation has no exchange.
+WHERE exchange_count > 0 AND lease_token IS NULL AND updated_at < :idle_since
 """)
 
 
@@ -36,19 +36,14 @@ class PostgresConversationLengths:
         self._database = database
 
     async def load_typical_length(self, tenant_id: str, assistant_id: str) -> float | None:
-        rests_since = datetime.now(UTC) - _REST
+        idle_since = datetime.now(UTC) - _IDLE_TIME
         rows = await self._database.run(
             _TYPICAL,
             tenant=decode_id(TENANT, tenant_id),
             assistant=decode_id(ASSISTANT, assistant_id),
-            before=_first_id_at(rests_since),
-            rests_since=rests_since,
+            before=ids_within(idle_since, None)[0],
+            idle_since=idle_since,
             count=_MAX_CONVERSATIONS,
         )
         mean: float | None = rows[0]["mean"]
         return mean if rows[0]["found"] >= _MIN_CONVERSATIONS else None
-
-
-def _first_id_at(moment: datetime) -> UUID:
-    """No id that was made at that moment or later is smaller."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80)

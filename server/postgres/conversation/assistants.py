@@ -54,7 +54,7 @@ _CREATE: Final = Statement(
         version=1,
         **dict(zip(_DEFINED, _CONTENT, strict=True)),
     )
-    # A repetition finds the row that it made the first time.
+    # A repeated statement finds the row that it inserted the first time.
     .on_conflict_do_update(index_elements=[_c.id, _c.version], set_={"version": _c.version})
     .returning(*_COLUMNS)
 )
@@ -99,7 +99,7 @@ class AssistantStore(StorePart):
             try:
                 rows = await self._database.run(_REVISE, repeatable=False, **values)
             except pg.UniqueViolationError:
-                # Another revision took the number; the next look sees it. Each round somebody wins, so this ends.
+                # A concurrent revision took the number, and the next attempt sees it. One attempt per round succeeds.
                 continue
             if rows:
                 return assistant_from(rows[0])
@@ -127,9 +127,8 @@ class AssistantStore(StorePart):
 
 
 async def create_assistant_on(connection: Connection, tenant_id: str, definition: AssistantDefinition) -> Assistant:
-    """The same within a transaction."""
-    rows = await connection.fetch(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, definition)))
-    return assistant_from(rows[0])
+    """Create an assistant within a transaction."""
+    return assistant_from((await _CREATE.fetch(connection, **_creation_values(tenant_id, definition)))[0])
 
 
 def _key(tenant_id: str, assistant_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Conversations: made, read, listed, edited. What belongs to them has modules of its own."""
+"""Conversations: created, read, listed and edited."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ _THIS: Final = (_c.id == bindparam("conversation"), (_c.tenant_id == bindparam("
 
 
 def _pending_sql(conversation: str) -> str:
-    """The calls that wait for results: those of the newest turn, and of it nothing else."""
+    """Return SQL for the blocks of the tool calls that wait for results: those of the newest turn."""
     return f"""(
     SELECT jsonb_path_query_array(t.blocks, '$[*] ? (@.type == "tool_call")') FROM turns t
     WHERE t.conversation_id = {conversation}.id AND t.seq = {conversation}.next_seq - 1
@@ -30,7 +30,7 @@ def _pending_sql(conversation: str) -> str:
 
 
 def exchange_count_sql(conversation: str) -> str:
-    """How many exchanges a conversation has. Counted only where nobody has counted yet."""
+    """Return SQL for the number of exchanges of a conversation. Rows are counted only if the column is null."""
     return f"""coalesce({conversation}.exchange_count, (
     SELECT count(*) FROM turns WHERE conversation_id = {conversation}.id AND kind = 'user_task'
 ))"""  # noqa: S608  reason: a name from our own statements only
@@ -47,7 +47,7 @@ FROM assistants a
 WHERE a.id = :assistant AND a.tenant_id = :tenant AND (:version::int IS NULL OR a.version = :version)
 ORDER BY a.version DESC
 LIMIT 1
--- A repetition finds the row that it made the first time.
+-- A repeated statement finds the row that it inserted the first time.
 ON CONFLICT (id) DO UPDATE SET id = conversations.id
 RETURNING *
 """)
@@ -79,7 +79,7 @@ FROM seen LEFT JOIN changed ON true
 
 
 def _list_statement(*filtered: str) -> Statement:
-    """One statement per combination of filters: a plan for all of them at once would use the index of none."""
+    """Build one statement per combination of filters: one plan for all of them would use no index."""
     return Statement(
         select(*_SHOWN)
         .where(
@@ -168,19 +168,19 @@ class ConversationStore(StorePart):
 
 
 async def create_conversation_on(connection: Connection, tenant_id: str, draft: ConversationDraft) -> Conversation:
-    """The same within a transaction."""
-    row = await connection.fetchrow(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, draft)))
-    if row is None:
+    """Create a conversation within a transaction. Raises `AssistantNotFound`."""
+    rows = await _CREATE.fetch(connection, **_creation_values(tenant_id, draft))
+    if not rows:
         raise AssistantNotFound
-    return conversation_from(row)
+    return conversation_from(rows[0])
 
 
 async def load_conversation_on(connection: Connection, tenant_id: str, conversation_id: str) -> Conversation:
-    """The same within a transaction."""
-    row = await connection.fetchrow(_LOAD.sql, *_LOAD.arguments(_key(tenant_id, conversation_id)))
-    if row is None:
+    """Load a conversation within a transaction. Raises `ConversationNotFound`."""
+    rows = await _LOAD.fetch(connection, **_key(tenant_id, conversation_id))
+    if not rows:
         raise ConversationNotFound
-    return conversation_from(row)
+    return conversation_from(rows[0])
 
 
 def _creation_values(tenant_id: str, draft: ConversationDraft) -> dict[str, Any]:

@@ -1,11 +1,9 @@
-"""Forking: a conversation becomes two, and the database copies its rows itself.
+"""Forking: the rows of a conversation are copied to a new one, inside the database.
 
-What is copied is never changed again, so nothing has to be held still but the source's existence: it is locked as a
-running turn locks it, against erasure alone. That also keeps its blobs: as long as the source is there they have a
-user, and from then on they have the fork.
+The copied rows never change, so the source is locked only against erasure, as a running turn locks it. This also
+protects its blobs: the source references them until the fork does.
 
-A fork is a new conversation with a past. It begins at revision 0; the turns that came along have no revision, since
-they did not end in it.
+A fork begins at revision 0. The copied turns have no revision, because they did not end in the fork.
 """
 
 from typing import Any, Final
@@ -15,18 +13,17 @@ from sqlalchemy import Table
 from server.conversation.conversation import Conversation
 from server.conversation.errors import ConversationNotFound, TurnNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
-from server.postgres.connections import Connection
 from server.postgres.conversation.conversations import load_conversation_on
 from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import in_range
 from server.postgres.tables import blob_references, calls, epochs, segments, turns
 
-_LOOK: Final = Statement("""
+_SOURCE: Final = Statement("""
 WITH source AS (
     SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR KEY SHARE
 )
 SELECT t.kind,
-    -- Where nothing was asked yet, there is no epoch to be in.
+    -- Without a request there is no epoch.
     coalesce((
         SELECT epoch FROM calls WHERE conversation_id = :conversation AND turn_seq <= :at_seq::bigint
         ORDER BY turn_seq DESC, attempt DESC LIMIT 1
@@ -38,17 +35,17 @@ INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, next_
     pending_call_ids, source, direction, mode, args, context, metadata, forked_from_id, forked_from_seq, exchange_count)
 SELECT :fork, c.tenant_id, c.assistant_id, c.assistant_version, :next_seq, coalesce(e.buffer_start_seq, 1), :epoch,
     ARRAY(
-        SELECT block ->> 'id' FROM turns t, jsonb_array_elements(t.blocks) WITH ORDINALITY AS piece (block, place)
+        SELECT block ->> 'id' FROM turns t, jsonb_array_elements(t.blocks) WITH ORDINALITY AS element (block, position)
         WHERE t.conversation_id = c.id AND t.seq = :at_seq AND t.kind = 'model_response' AND t.state = 'complete'
             AND block ->> 'type' = 'tool_call'
-        ORDER BY place
+        ORDER BY position
     ),
     c.source, c.direction, c.mode, c.args, c.context, c.metadata, c.id, :at_seq,
     (SELECT count(*) FROM turns t WHERE t.conversation_id = c.id AND t.seq <= :at_seq AND t.kind = 'user_task')
 FROM conversations c LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = :epoch
 WHERE c.id = :conversation
 """)
-_STAND_IN: Final = Statement("""
+_CANCELLED_ANSWER: Final = Statement("""
 INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, stop_reason,
     fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd,
     written_by_lease)
@@ -60,7 +57,7 @@ WHERE c.id = :fork
 
 
 def _copy(table: Table, which: str, **instead: str) -> Statement:
-    """All columns of the rows, but for the conversation's id and what is put in their place."""
+    """Build a statement that copies all columns of the rows except the conversation id and the given replacements."""
     values = {column.name: column.name for column in table.c} | {"conversation_id": ":fork"} | instead
     return Statement(
         f"INSERT INTO {table.name} ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {table.name} "  # noqa: S608  reason: names from our own tables only
@@ -69,9 +66,9 @@ def _copy(table: Table, which: str, **instead: str) -> Statement:
 
 
 _COPIES: Final = (
-    # Without what would make a request to the fork look like one that the source has seen.
+    # Without idempotency keys: a request to the fork must not be taken for a duplicate of one to the source.
     _copy(turns, "seq <= :at_seq", idempotency_key="NULL", body_hash="NULL", revision="NULL"),
-    # Summaries have numbers below zero: what they gave comes along, their price was the source's.
+    # Not the calls of summaries, which have negative numbers: their segments are copied, their cost is the source's.
     _copy(calls, "turn_seq BETWEEN 1 AND :at_seq"),
     _copy(blob_references, "seq <= :at_seq"),
     _copy(epochs, "number <= :epoch"),
@@ -95,20 +92,16 @@ class ForkStore(StorePart):
             "at_seq": in_range(at_seq),
         }
         async with self._database.transaction() as connection:
-            seen = await connection.fetchrow(_LOOK.sql, *_LOOK.arguments(values))
-            if seen is None:
+            source = await _SOURCE.fetch(connection, **values)
+            if not source:
                 raise ConversationNotFound
-            if seen["kind"] is None:
+            if source[0]["kind"] is None:
                 raise TurnNotFound
-            answered = seen["kind"] == "model_response"
-            values |= {"epoch": seen["epoch"], "next_seq": at_seq + (1 if answered else 2)}
-            await _run(connection, _CREATE, values)
+            answered = source[0]["kind"] == "model_response"
+            values |= {"epoch": source[0]["epoch"], "next_seq": at_seq + (1 if answered else 2)}
+            await _CREATE.fetch(connection, **values)
             for copy in _COPIES:
-                await _run(connection, copy, values)
+                await copy.fetch(connection, **values)
             if not answered:
-                await _run(connection, _STAND_IN, values)
+                await _CANCELLED_ANSWER.fetch(connection, **values)
             return await load_conversation_on(connection, tenant_id, encode_id(CONVERSATION, fork))
-
-
-async def _run(connection: Connection, statement: Statement, values: dict[str, Any]) -> None:
-    await connection.execute(statement.sql, *statement.arguments(values))

@@ -1,11 +1,11 @@
-"""Loading what a payload needs: one statement.
+"""Loading the source of a payload: one statement.
 
-The buffered turns come as one array per column, so that the answer is a single row and nothing is sent twice. What the
-caller holds already is left out, and so are columns that a payload does not look at: the static text is the largest
-part and never changes within an epoch, the blocks of a model's turn repeat its native bytes.
+The buffered turns are returned as one array per column, so that the result is a single row and nothing is sent twice.
+Values that the caller has cached are omitted, and so are columns that a payload does not use: the static text is the
+largest part and never changes within an epoch, and the blocks of a model turn repeat its native bytes.
 
-What it joins is found by key, row by row. A plain join would leave the choice to the planner, which thinks the buffer a
-third of the conversation and would read all of its calls; LIMIT 1 in a LATERAL leaves it none.
+Joined rows are found by key, one at a time. With a plain join the planner would estimate the buffer as a third of the
+conversation and read all of its calls; LIMIT 1 in a LATERAL subquery prevents that.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ LEFT JOIN LATERAL (
         AND e.static_hash <> ALL(:held_hashes)
 ) s ON true
 CROSS JOIN LATERAL (
-    -- In the order of the subquery, which the primary key gives for nothing; ORDER BY in each would sort each.
+    -- In the order of the subquery, which the primary key provides; ORDER BY in each aggregate would sort each.
     SELECT array_agg(seq) AS turn_seqs,
         array_agg(kind) AS turn_kinds,
         array_agg(state) AS turn_states,
@@ -124,7 +124,7 @@ LEFT JOIN LATERAL (
         (SELECT prefix_hash FROM epochs
          WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
-    -- Below zero are summaries, which nothing follows. Without a hash are calls of which nothing was recorded.
+    -- Summaries have negative numbers and no successor. Calls without a hash were recorded without their request.
     WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger% AND request_hash <> ''
     ORDER BY turn_seq DESC, attempt DESC
     LIMIT 1
@@ -154,7 +154,7 @@ def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
 
 _LOAD: Final = _source_statement(
     epoch="c.epoch",
-    # The newest input decides. Within a tool loop the epoch that began it goes on, whatever was edited meanwhile.
+    # The newest input decides. A tool loop keeps the version of its epoch, even if the conversation was edited.
     version="""CASE WHEN (
         SELECT kind FROM turns WHERE conversation_id = c.id AND seq = c.next_seq - 2
     ) = 'tool_response' THEN coalesce(e.assistant_version, c.assistant_version) ELSE c.assistant_version END""",
@@ -186,7 +186,7 @@ SELECT (SELECT coalesce(max(generation), 0) FROM segments WHERE conversation_id 
     s.position, s.first_seq, s.last_seq, s.token_count, s.summarises_generation, s.summarises_count,
     CASE WHEN :with_texts::bool AND s.position < :segment_count THEN s.text END AS text
 FROM (VALUES (true)) AS always
--- One more than the epoch has: where it is there, it was written before and undone.
+-- One more than the epoch has: if it exists, it was written before and undone.
 LEFT JOIN segments s ON s.conversation_id = :conversation AND s.generation = :generation::int
     AND s.position <= :segment_count::int
 ORDER BY s.position
@@ -259,7 +259,7 @@ class PayloadStore(StorePart):
             "conversation": decode_id(CONVERSATION, conversation_id),
             "tenant": decode_id(TENANT, tenant_id),
         }
-        # Two looks: the first says where the second has to look, and what either finds does not change.
+        # Two statements: the second needs a result of the first. The rows that they read never change.
         found = await self._database.run(
             _CALL, **key, turn_seq=in_call_range(turn_seq), attempt=max(0, min(attempt, _LARGEST_ATTEMPT))
         )
@@ -304,7 +304,7 @@ class PayloadStore(StorePart):
         epoch = source.epoch
         if epoch is None:
             return History(source=source, segments=(), newest_generation=0, can_append_segment=True)
-        # A second look, at rows that the first has named: those of an epoch never change.
+        # A second statement, for the segments of the epoch that the first returned. They never change.
         found = await self._database.run(
             _SEGMENTS,
             conversation=conversation,
@@ -333,7 +333,7 @@ def _prepend(cached: tuple[BufferedTurn, ...], source: PayloadSource) -> tuple[B
 
 
 async def load_continued(database: Database, conversation: UUID | None, call: Call) -> tuple[bytes | None, ...]:
-    """The raw bytes of the calls that a call continues, in order; None where they are gone."""
+    """Load the raw bytes of the calls that a call continues, in order; None if retention has removed them."""
     attempts = continued_attempts(call.start)
     if not attempts:
         return ()

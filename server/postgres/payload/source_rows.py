@@ -1,7 +1,7 @@
-"""The row of a payload's source as a value, with what is held of rows that were seen before.
+"""Decoding of the row of a payload source, with a cache of its immutable parts.
 
-Versions of assistants never change, and neither does the manifest of a call: whoever has taken a turn need not read
-again what it was made of, however long that is.
+A version of an assistant never changes, and neither does the manifest of a call. A process that has run a turn of a
+conversation therefore does not read them again for the next turn.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ Manifest: TypeAlias = tuple[Mapping[str, JsonValue], ...]
 _ASSISTANTS: Final = 500
 _CONVERSATIONS: Final = 20_000
 _MANIFEST_ENTRIES: Final = 100_000
-"""Of all manifests together: some 40 MB."""
+"""The maximum of all manifests together: about 40 MB."""
 _TURN_COLUMNS: Final = (
     "turn_seqs",
     "turn_kinds",
@@ -57,38 +57,38 @@ _TURN_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What need not be read for a conversation."""
+    """The cached parts of a conversation, which the statement does not return."""
 
     assistant: Assistant | None
-    """Its assistant never changes, only the version does."""
+    """A conversation keeps its assistant; only the version changes."""
     request_hash: bytes
-    """Of the call whose manifest is held; empty where none is."""
+    """The hash of the call whose manifest is cached; empty if none is."""
     manifest: Manifest
 
 
 class RowCache:
-    """What this process has seen of conversations and will see again."""
+    """The cache of one process."""
 
     def __init__(self) -> None:
         self._assistants: LruCache[tuple[UUID, int], Assistant] = LruCache(_ASSISTANTS)
         self._newest: LruCache[UUID, Assistant] = LruCache(_CONVERSATIONS)
         self._manifests: LruCache[UUID, tuple[bytes, Manifest]] = LruCache(
-            _MANIFEST_ENTRIES, weigh=lambda held: len(held[1])
+            _MANIFEST_ENTRIES, weigh=lambda entry: len(entry[1])
         )
 
     def find(self, conversation: UUID | None) -> Known:
-        """What the conversation was last seen with."""
+        """Return the cached parts of a conversation."""
         if conversation is None:
             return Known(assistant=None, request_hash=b"", manifest=())
         request_hash, manifest = self._manifests.get(conversation) or (b"", ())
         return Known(assistant=self._newest.get(conversation), request_hash=request_hash, manifest=manifest)
 
-    def hold_manifest(self, conversation: UUID, start: CallStart) -> None:
-        """That of the newest call, which the next payload will be compared with."""
+    def put_manifest(self, conversation: UUID, start: CallStart) -> None:
+        """Cache the manifest of the newest call, which the next payload is compared with."""
         self._manifests.put(conversation, (start.request_hash, tuple(start.manifest)))
 
     def read(self, row: asyncpg.Record, known: Known | None = None) -> PayloadSource:
-        """The source. The row lacks what was said to be known."""
+        """Build the source from a row and the cached parts that the row omits."""
         manifest = tuple(json_or_none(row["previous_manifest"]) or ())
         if known is not None and known.request_hash and row["previous_request_hash"] == known.request_hash:
             manifest = known.manifest
@@ -98,12 +98,12 @@ class RowCache:
         if known is not None and known.version == row["chosen_version"]:
             return known
         key = (row["assistant_id"], row["chosen_version"])
-        held = self._assistants.get(key)
-        if held is None:
-            held = assistant_from(row)
-            self._assistants.put(key, held)
-        self._newest.put(row["id"], held)
-        return held
+        assistant = self._assistants.get(key)
+        if assistant is None:
+            assistant = assistant_from(row)
+            self._assistants.put(key, assistant)
+        self._newest.put(row["id"], assistant)
+        return assistant
 
 
 def _source(row: asyncpg.Record, assistant: Assistant, manifest: Manifest) -> PayloadSource:
@@ -182,5 +182,5 @@ def _blocks(kind: str, native: bytes, blocks: str | None) -> tuple[Block, ...] |
 
 
 def _columns(row: asyncpg.Record, *names: str) -> Any:
-    """Arrays of one length as rows. An array of nothing is NULL."""
+    """Transpose arrays of the same length into rows. An empty array is NULL."""
     return zip(*(row[name] or () for name in names), strict=True)

@@ -1,14 +1,14 @@
 """Accepting an input turn: one statement.
 
-The statement looks at the conversation, looks for a turn that the request would duplicate, takes the lease and writes
-the turn, or changes nothing; and it tells what it saw, so that a refusal needs no second look.
+The statement reads the conversation, searches for a turn that the request would duplicate, and either takes the lease
+and writes the turn or changes nothing. It returns what it read, so that a refusal needs no second statement.
 
-Where others wait for the conversation, it is as busy as if a turn ran: their tickets come first.
+If other turns wait for the conversation, it is as busy as if a turn ran: their tickets come first.
 
-Two requests at once meet at the conversation's row. The later one waits there, finds the lease taken when it goes on,
-and writes nothing, yet the rest of what it saw dates from before it waited and may say that nothing stood in its way.
-Such an answer contradicts itself; then the statement is run again. The same holds when the unique index on the
-idempotency key catches a duplicate that was not to be seen before.
+Two concurrent requests both lock the conversation's row. The later one waits for the lock, then finds the lease taken
+and writes nothing, but the rest of its snapshot is older than the wait and may contain no reason for a refusal. Such a
+result contradicts itself, and the statement is run again. The same is done if the unique index on the idempotency key
+detects a duplicate that the snapshot does not contain.
 """
 
 from typing import Any, Final
@@ -35,9 +35,9 @@ from server.postgres.conversation.conversations import exchange_count_sql
 from server.postgres.engine import Statement, StorePart
 
 _BEHIND_ALL: Final = 2**63 - 1
-"""The place of whoever has no ticket."""
+"""The position of a request without a ticket."""
 
-# Two looks joined, not one with OR: each uses its index, however long the conversation is.
+# Two queries and not one with OR, so that each uses its index, for a conversation of any length.
 _PRIOR_SQL: Final = """
     SELECT seq, body_hash FROM turns
     WHERE conversation_id = :conversation AND idempotency_key = :key::text
@@ -99,7 +99,7 @@ FROM seen LEFT JOIN prior ON true LEFT JOIN taken ON true
 LIMIT 1
 """  # noqa: S608  reason: constants of this module only
 
-# Not DO NOTHING: a blob that is there already is locked, so that a concurrent erasure leaves it alone.
+# Not DO NOTHING: an existing blob is locked, so that a concurrent erasure does not delete it.
 _BLOBS_SQL: Final = """,
 pieces AS (
     SELECT DISTINCT ON (sha256) taken.*, piece.*
@@ -126,9 +126,9 @@ WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 LIMIT 1
 """)  # noqa: S608  reason: constants of this module only
 
-_TRIES: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _PER_EXCHANGE: Final = 2
-"""Numbers that an accepted turn takes: its own and its answer's."""
+"""The numbers that an accepted turn takes: its own and that of its answer."""
 
 
 class AcceptanceStore(StorePart):
@@ -140,7 +140,7 @@ class AcceptanceStore(StorePart):
             raise ConversationNotFound
         statement = _ACCEPT_WITH_BLOBS if turn.blobs else _ACCEPT
         values = _values(conversation_id, decode_id(TENANT, tenant_id), turn)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 rows = await self._database.run(statement, **values)
             except pg.UniqueViolationError:
@@ -150,7 +150,7 @@ class AcceptanceStore(StorePart):
             outcome = _outcome(rows[0], turn)
             if outcome is not None:
                 return outcome
-        # Others took it every single time: it is as busy as can be.
+        # Other requests took the conversation at every attempt.
         raise ConversationBusy
 
     async def find_duplicate(self, tenant_id: str, turn: NewInput) -> Duplicate | None:
@@ -168,11 +168,11 @@ class AcceptanceStore(StorePart):
 
 
 def _outcome(row: asyncpg.Record, turn: NewInput) -> AcceptOutcome | None:
-    """What the statement's answer means; None where it contradicts itself."""
+    """Interpret the result of the statement; None if it contradicts itself. Raises the refusal."""
     if row["taken_revision"] is not None:
         return _accepted(turn, row["taken_next_seq"], row["taken_revision"])
     if row["lease_token"] == turn.lease_token:
-        # This very request was here before and its answer was lost on the way.
+        # The same request was accepted before, and the response to it was lost.
         return _accepted(turn, row["next_seq"], row["revision"])
     duplicate = _duplicate(row, turn)
     if duplicate is not None:

@@ -1,6 +1,6 @@
-"""Leases from outside the turn that holds them: asked to end, found expired, taken over, handed back.
+"""Leases, as seen by components other than the turn that holds them: cancelled, found expired, taken over, released.
 
-What the holder itself does with its lease is in `finishing`.
+The statements that a running turn makes with its lease are in `running`.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ _SURRENDER: Final = Statement(
 
 
 class LeaseStore(StorePart):
-    """Requests cancels, and lists, takes over and expires leases."""
+    """Requests cancellations, and lists, takes over and expires leases."""
 
     async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
         rows = await self._database.run(

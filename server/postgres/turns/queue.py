@@ -1,11 +1,11 @@
-"""The queue for a busy conversation: tickets, of which the lowest live one is the next.
+"""The queue for a busy conversation: tickets, of which the lowest one that has not expired is next.
 
-A ticket is drawn under the conversation's lock, so that tickets become visible in the order of their numbers and none
-is left behind by an erasure. That is one statement: a process that freezes after it holds no lock.
+A ticket is issued under the lock of the conversation's row, so that tickets become visible in the order of their
+numbers and an erasure leaves none. This is one statement: a process that freezes after it holds no lock.
 
-Its snapshot dates from before it waited for the lock, so tickets that were drawn meanwhile are missing from its count.
-A second statement counts again. All tickets below the new one are visible by then, since they were drawn under the same
-lock: a ticket beyond the limit is found to be one, and is removed.
+The snapshot of that statement is older than its wait for the lock, so its count omits tickets that were issued
+meanwhile. A second statement counts again. By then all lower tickets are visible, because they were issued under the
+same lock, and a ticket beyond the limit is removed.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from server.conversation.notifications import Notification
 from server.postgres.engine import Statement, StorePart
 from server.postgres.notifications import notify_sql
 
-# Materialized, and the number is drawn from its row: not before the lock is held.
+# Materialized, and the number is taken per row of it, so that it is taken only after the row is locked.
 _ENTER: Final = Statement("""
 WITH locked AS MATERIALIZED (
     SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR NO KEY UPDATE
@@ -50,7 +50,7 @@ UPDATE waiting_turns SET expires_at = now() + :seconds::float8 * interval '1 sec
 WHERE conversation_id = :conversation AND ticket = :ticket
 RETURNING ticket
 """)
-# Announced like the end of a turn: whoever is next now may find the conversation free.
+# Notified like the end of a turn: the conversation may be free for the next ticket.
 _LEAVE: Final = Statement(f"""
 WITH gone AS (
     DELETE FROM waiting_turns WHERE conversation_id = :conversation AND ticket = :ticket RETURNING conversation_id
@@ -68,7 +68,7 @@ class QueueStore(StorePart):
         conversation = decode_id(CONVERSATION, conversation_id)
         rows = await self._database.run(
             _ENTER,
-            # A second run would draw a second ticket, and the first would block the queue until it lapses.
+            # A second run would issue a second ticket, and the first would block the queue until it expires.
             repeatable=False,
             conversation=conversation,
             tenant=decode_id(TENANT, tenant_id),

@@ -1,4 +1,4 @@
-"""Reading turns, calls, chunks and blobs. Lists name no large column."""
+"""Reading turns, calls, chunks and blobs. Lists select no large column."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ _READABLE: Final = [column for column in turns.c if column.name not in {"native"
 
 
 def _of_conversation(table: Any, columns: Any, *conditions: Any) -> Any:
-    """The rows of a table that belong to the conversation, or one row of NULLs: then it has none, but is there."""
+    """Select the rows of a table that belong to the conversation, or one row of NULLs if it exists and has none."""
     joined = conversations.outerjoin(table, (table.c.conversation_id == conversations.c.id) & _all(conditions))
     return select(*columns).select_from(joined).where(*_THIS)
 
@@ -174,7 +174,7 @@ class TurnStore(StorePart):
 async def _rows(
     database: Database, statement: Statement, present: str, tenant_id: str, conversation_id: str, **values: Any
 ) -> list[Any]:
-    """The rows that are really there. Raises `ConversationNotFound`."""
+    """Return the rows without the row of NULLs. Raises `ConversationNotFound`."""
     rows = await database.run(
         statement,
         conversation=decode_id(CONVERSATION, conversation_id),

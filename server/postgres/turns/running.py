@@ -1,7 +1,7 @@
-"""The running turn: its calls, its chunks, its end. Each function is one statement, and each needs the lease.
+"""The running turn: its calls, its chunks, its end. Each method is one statement, and each needs the lease.
 
-The statements hold the conversation's row while they write, by updating it or by a key-share lock: a concurrent erasure
-waits for them or they find nothing to write to, and no row is ever left behind.
+The statements lock the conversation's row while they write, by updating it or with a key-share lock. So either a
+concurrent erasure waits for them, or they find no conversation and write nothing: no row is left after an erasure.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ _RECORD_SQL: Final = """
 WITH held AS (
     SELECT id FROM conversations WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE FOR KEY SHARE
 ),"""
-# The number is taken where another call has it: two processes may ask at the same time, and each is paid for.
+# The number is taken if another call has it: two processes may call at the same time, and each call is billed.
 _SAME_CALL_SQL: Final = """
     WHERE calls.started_at = excluded.started_at AND calls.request_hash = excluded.request_hash
     RETURNING 1"""
@@ -137,7 +137,7 @@ gone AS (
 )
 SELECT revision, created_at, {notify_sql(Notification.ENDED, "conversation_id")} FROM answered
 UNION ALL
--- The answer to an earlier finish of the same lease was lost on the way.
+-- An earlier run of this statement finished the turn, and its result was lost.
 SELECT revision, created_at, true FROM turns
 WHERE conversation_id = :conversation AND seq = :turn_seq AND written_by_lease = :token
 """  # noqa: S608  reason: constants of this module only
@@ -148,7 +148,7 @@ _FINISH_WITHOUT_CALL: Final = Statement(_FINISH_SQL.replace("%attempt%", "NULL::
 
 
 class RunningTurnStore(StorePart):
-    """Records the calls, chunks and end of a running turn, and calls that belong to no turn."""
+    """Records the calls, chunks and end of a running turn, and calls without a turn."""
 
     async def begin_call(self, lease: Lease, start: CallStart) -> None:
         if not await self._database.run(_BEGIN_CALL, **_lease_values(lease), **_start_values(start)):

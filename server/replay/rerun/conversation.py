@@ -24,7 +24,7 @@ from server.replay.rerun.admission import ItemHalted
 from server.replay.rerun.answers import read_answer
 from server.replay.rerun.renderer import ARGUMENTS_MARK
 from server.replay.rerun.walk import WalkStep
-from server.turns.reaper import Reaper
+from server.turns.recovery import TurnRecovery
 from server.turns.stored import OpenFold
 
 _EXPIRED_AT_ONCE: Final = 0.0
@@ -67,10 +67,12 @@ class OpenTurn:
 class ReplayConversation:
     """One replay conversation."""
 
-    def __init__(self, store: Store, tenant_id: str, conversation: Conversation, reaper: Reaper, owner: str) -> None:
+    def __init__(
+        self, store: Store, tenant_id: str, conversation: Conversation, recovery: TurnRecovery, owner: str
+    ) -> None:
         self._store = store
         self._tenant_id = tenant_id
-        self._reaper = reaper
+        self._recovery = recovery
         self._owner = owner
         self._conversation = conversation
         self._revision = conversation.revision
@@ -96,7 +98,7 @@ class ReplayConversation:
                 # The other process has just ended the turn.
                 raise ItemHalted from error
             calls = await self._store.list_calls(self._tenant_id, self.id, taken.turn_seq)
-            ended = [await self._reaper.end_call(self._tenant_id, taken, call, lost_code=CALL_LOST) for call in calls]
+            ended = [await self._recovery.end_call(self._tenant_id, taken, call, lost_code=CALL_LOST) for call in calls]
             self._left_open = OpenTurn(lease=taken, calls=tuple(ended))
 
     async def update(self, definition: AssistantDefinition, args: Mapping[str, JsonValue]) -> None:

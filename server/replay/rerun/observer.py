@@ -71,5 +71,5 @@ class CandidateTurns:
     def turn_stalled(self, lease: Lease) -> None:
         """Nothing."""
 
-    def turn_reaped(self, lease: Lease) -> None:
+    def turn_recovered(self, lease: Lease) -> None:
         """Nothing."""

@@ -51,7 +51,7 @@ from server.replay.rerun.source import RecordedStep, ReplaySource, list_turns, o
 from server.replay.rerun.tools import ReplayTools
 from server.replay.rerun.walk import NextStep, Walk, WalkEnd, WalkStep, open_walk
 from server.turns.live import LiveTurn
-from server.turns.reaper import Reaper
+from server.turns.recovery import TurnRecovery
 from server.turns.runner import BatchRules, TurnRunner
 from server.turns.tools import TurnLimits, TurnTools
 
@@ -157,7 +157,7 @@ class ItemRunner:
             ),
         )
         self._replay_conversation = ReplayConversation(
-            self._tools.replay_store, self._tenant_id, conversation, Reaper(self._turns), self._tools.owner
+            self._tools.replay_store, self._tenant_id, conversation, TurnRecovery(self._turns), self._tools.owner
         )
         await self._replay_conversation.take_over()
         turns = await list_turns(self._tools.replay_store, self._tenant_id, conversation.id)

@@ -19,9 +19,9 @@ from server.conversation.errors import CompactionNotFound, DatabaseUnavailable, 
 from server.emulator.reply import FaultKind
 from server.inspection.past_payload import rebuild_call
 from server.postgres.store import PostgresStore
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.conftest import StrataServer
 from tests.support.compaction_driver import STORY, build_calls, build_compactor, walk_far
 from tests.support.conversation_driver import Walk, assert_all_accepted, assert_rebuilds, begin_walk, eventually, tells

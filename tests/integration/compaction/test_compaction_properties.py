@@ -21,9 +21,9 @@ from server.conversation.turn import TurnKind, TurnState
 from server.payload.builder import hash_prefix
 from server.payload.shared_caches import StaticTextCache
 from server.postgres.store import PostgresStore
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from server.providers.token_estimate import TokenEstimate
 from tests.support.builders import (
     accept,

@@ -180,7 +180,7 @@ async def test_without_a_database_nobody_is_let_through_uncounted(database: Data
 
 
 async def test_the_number_of_keys_in_memory_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_REMEMBERED_KEYS", 3)
+    monkeypatch.setattr(rate_limit, "_MAX_KEYS", 3)
     limiter = PostgresRateLimiter(database, 1, window_seconds=ALWAYS)
     keys = [new_id(API_KEY) for _ in range(6)]
     assert [await admitted(limiter, key_id, 2) for key_id in keys] == [1] * 6

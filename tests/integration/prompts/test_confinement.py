@@ -16,10 +16,9 @@ from server.conversation.usage import Usage
 from server.payload.transcript import build_transcript
 from server.prompts.assertions import ConfinedAssertions
 from server.prompts.environment import Sandbox
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
-from server.prompts.worker_pool import WorkerPool
+from server.prompts.worker_pool import RenderLimits, WorkerPool
 from server.replay.rerun import assertion_evaluation
 from server.replay.rerun.assertions import Subject
 from server.replay.rerun.comparison import AnswerContent

@@ -18,9 +18,9 @@ from server.conversation.assistant import Assistant, AssistantDefinition, Instru
 from server.conversation.errors import Internal, TemplateInvalid
 from server.payload.arguments import build_static_arguments
 from server.payload.renderer import RenderedStatic
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.support.builders import A_TIME, NASTY, build_conversation, definition
 from tests.support.strata_process import PROJECT, environment, wait_until
 from tests.support.strategies import any_text, json_objects
@@ -335,7 +335,7 @@ SERVER = """
     import asyncio, os, sys
     import uvloop
     from server.conversation.assistant import AssistantDefinition, Instructions
-    from server.prompts.limits import RenderLimits
+    from server.prompts.worker_pool import RenderLimits
     from server.prompts.renderer import JinjaRenderer
     from server.prompts.templates import load_templates
 

@@ -13,9 +13,9 @@ from server.conversation.conversation import Conversation, ConversationState
 from server.conversation.errors import TemplateInvalid
 from server.payload.arguments import build_arguments, build_static_arguments
 from server.prompts.environment import Sandbox
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.support.builders import A_TIME
 from tests.support.strata_process import PROJECT
 

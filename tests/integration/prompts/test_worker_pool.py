@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.conversation.errors import ShuttingDown, TemplateWorkersBusy
-from server.prompts.limits import RenderLimits
-from server.prompts.worker_pool import WorkerPool
+from server.prompts.worker_pool import RenderLimits, WorkerPool
 
 ENDLESS = {
     "task": "render",

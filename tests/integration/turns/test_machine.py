@@ -352,13 +352,13 @@ class TurnMachine(RuleBasedStateMachine):
         if flushed and events:
             await eventually(lambda: self._is_flushed(conversation_id, handle.seq))
         world.wire.swallow()
-        await eventually(lambda: self._is_reaped(conversation_id))
+        await eventually(lambda: self._is_recovered(conversation_id))
         # What the dead had under way arrives too late, and must not be written.
         world.wire.flow()
         await _kill(world.doomed)
         return await (await world.program.turn_service.follow_turn(world.tenant_id, conversation_id, handle.seq)).wait()
 
-    async def _is_reaped(self, conversation_id: str) -> bool:
+    async def _is_recovered(self, conversation_id: str) -> bool:
         """Whoever comes after the lease has run out ends the turn; this one wants nothing else."""
         program, tenant_id = self.world.program, self.world.tenant_id
         await program.store.expire_leases(self.world.doomed.owner)

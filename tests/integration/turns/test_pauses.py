@@ -340,14 +340,14 @@ async def test_a_server_that_dies_over_a_continuation_leaves_what_had_arrived(
     async with walk.program.database.connection() as connection:
         if forgotten is not None:
             await connection.execute("DELETE FROM calls WHERE attempt = $1", forgotten)
-    reaper = neighbour.turn_service._reaper  # noqa: SLF001  reason: a lease that runs out cannot be waited for
+    recovery = neighbour.turn_service._recovery  # noqa: SLF001  reason: a lease that runs out cannot be waited for
 
-    async def is_reaped() -> bool:
+    async def is_recovered() -> bool:
         async with walk.program.database.connection() as connection:
             await connection.execute("UPDATE conversations SET lease_expires_at = now() - interval '1 second'")
-        return await reaper.reap(conversation) == 1
+        return await recovery.recover(conversation) == 1
 
-    await eventually(is_reaped)
+    await eventually(is_recovered)
     walk.calm()
     turn = (await walk.turns())[-1]
     assert isinstance(turn, ModelResponseTurn)

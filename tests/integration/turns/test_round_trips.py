@@ -24,9 +24,9 @@ from server.payload.preparation import PayloadPreparation
 from server.postgres.engine import Database
 from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from server.telemetry.metrics import Metrics
 from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry

@@ -14,9 +14,9 @@ from server.inspection.template_checks import (
     list_problems,
 )
 from server.payload.arguments import build_static_arguments
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.support.builders import A_TIME, build_conversation, definition
 
 

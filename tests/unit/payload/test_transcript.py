@@ -33,9 +33,9 @@ from server.payload.transcript import (
     quote,
     write_json,
 )
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.support.builders import NASTY
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from server.conversation.assistant import Instructions
 from server.payload.renderer import Renderer
-from server.prompts.limits import RenderLimits
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
+from server.prompts.worker_pool import RenderLimits
 from tests.support.builders import NASTY, definition
 from tests.support.strategies import any_text, json_objects, json_values
 

@@ -48,13 +48,13 @@ def test_a_file_of_the_user_replaces_the_built_in_one_and_no_other(tmp_path: Pat
         ("{{ message.text }}", 1, "`message` changes"),
         ("\n{{ conversation.duration }}", 2, "`conversation.duration` changes"),
         ("{% include 'x' %}", 1, "no other templates"),
-        ("{{ cached_history }}\nThe end.", 1, "the very end"),
-        ("{% if cached_history %}# History\n{{ cached_history }}{% endif %}", 1, "the very end"),
-        ("{% if cached_history %}# History{% endif %}\n{{ cached_history }}", 1, "the very end"),
-        ("{{ cached_history }}\n{{ cached_history }}", 1, "the very end"),
-        ("a\n{{ cached_history | upper }}", 2, "the very end"),
-        ("{% for _ in [1, 2] %}{{ cached_history }}{% endfor %}", 1, "the very end"),
-        ("{% set h = cached_history %}{{ h }}", 1, "the very end"),
+        ("{{ cached_history }}\nThe end.", 1, "last thing"),
+        ("{% if cached_history %}# History\n{{ cached_history }}{% endif %}", 1, "last thing"),
+        ("{% if cached_history %}# History{% endif %}\n{{ cached_history }}", 1, "last thing"),
+        ("{{ cached_history }}\n{{ cached_history }}", 1, "last thing"),
+        ("a\n{{ cached_history | upper }}", 2, "last thing"),
+        ("{% for _ in [1, 2] %}{{ cached_history }}{% endfor %}", 1, "last thing"),
+        ("{% set h = cached_history %}{{ h }}", 1, "last thing"),
     ],
     ids=[
         "syntax",
@@ -150,4 +150,4 @@ def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_for_the_history_of_a_name_that_is_never_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history_segments.j2").write_text("{{ turns }}")
-    assert "history_segments.j2 has a name that is never read" in str(refusal(tmp_path))
+    assert "history_segments.j2 is not the name of a template" in str(refusal(tmp_path))

@@ -43,16 +43,16 @@ def test_each_step_that_was_reached_is_timed(watched: Watched) -> None:
         assert watched.value(f"{name}_sum") == pytest.approx(total)
 
 
-def test_lost_and_reaped_turns_are_counted(watched: Watched) -> None:
+def test_lost_and_recovered_turns_are_counted(watched: Watched) -> None:
     assert watched.series("strata_turns_lost_total") == [
         {"error_code": "lease_lost"},
         {"error_code": "database_unavailable"},
         {"error_code": "turn_stalled"},
     ]
     watched.observer.turn_lost(lease(), "lease_lost")
-    watched.observer.turn_reaped(lease())
+    watched.observer.turn_recovered(lease())
     assert watched.value("strata_turns_lost_total", error_code="lease_lost") == 1
-    assert watched.value("strata_turns_reaped_total") == 1
+    assert watched.value("strata_turns_recovered_total") == 1
 
 
 def test_a_turn_that_failed_before_its_assistant_was_known_has_no_provider(watched: Watched) -> None:

@@ -72,9 +72,9 @@ class TestLog:
         (line,) = watched.lines
         assert (line["provider"], line["model"]) == (None, None)
 
-    def test_losing_and_reaping_are_told_by_who_does_it(self, watched: Watched) -> None:
+    def test_lost_and_recovered_turns_are_not_logged_by_the_observer(self, watched: Watched) -> None:
         watched.observer.turn_lost(lease(), "lease_lost")
-        watched.observer.turn_reaped(lease())
+        watched.observer.turn_recovered(lease())
         assert watched.lines == []
 
     def test_a_prefix_that_broke_is_told_by_its_place_alone(self, watched: Watched) -> None:
@@ -164,7 +164,7 @@ class TestAnyValues:
             watched.observer.turn_ended(held, turn, took)
             watched.observer.turn_began(replace(held, token=UUID(int=0)))
             watched.observer.turn_lost(replace(held, token=UUID(int=0)), code)
-            watched.observer.turn_reaped(held)
+            watched.observer.turn_recovered(held)
             spans = watched.exporter.get_finished_spans()
             sent = encode_spans(spans).resource_spans[0].scope_spans[0].spans
             assert [len(span.attributes) for span in sent] == [len(span.attributes or {}) for span in spans]

@@ -1,9 +1,9 @@
 """The register of explicit caches on Postgres. Each method is one statement, the sweep three, a reservation four.
 
-A place is a row without a name. Places are given out under one lock, so that whoever measures sees all that were given.
+A reservation is a row without a name. Reservations are made under one lock, so that each of them counts all others.
 
-Whoever joins a cache holds the conversation's row while it writes, as a running turn does: an erasure waits for it, or
-it finds nothing to write to.
+A statement that joins a cache locks the conversation's row, as a running turn does: either an erasure waits for it, or
+it finds no conversation and writes nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from server.postgres.codec import decode_text
 from server.postgres.engine import Database, Statement
 from server.postgres.rows import cache_from
 
-_PLACES_LOCK: Final = 0x5354524154410002
+_RESERVATION_LOCK: Final = 0x5354524154410002
 _COLUMNS: Final = """id AS cache_id, provider AS cache_provider, account AS cache_account, model AS cache_model,
     prefix_hash AS cache_prefix_hash, name AS cache_name, token_count AS cache_token_count,
     expires_at AS cache_expires_at"""
@@ -50,8 +50,8 @@ SELECT held.id AS conversation_id, shown.*
 FROM held LEFT JOIN (SELECT {_COLUMNS} FROM found) AS shown ON true
 """)  # noqa: S608  reason: constants of this module only
 
-_LOCK: Final = Statement(f"SELECT pg_advisory_xact_lock({_PLACES_LOCK})")
-_DROP_OVER: Final = Statement("""
+_LOCK: Final = Statement(f"SELECT pg_advisory_xact_lock({_RESERVATION_LOCK})")
+_DROP_EXPIRED_OF_KEY: Final = Statement("""
 WITH over AS (
     DELETE FROM provider_caches
     WHERE tenant_id = :tenant AND provider = :provider AND account = :account AND model = :model
@@ -134,7 +134,7 @@ class PostgresCacheRegister:
         self._database = database
 
     async def join_cache(self, tenant_id: str, conversation_id: str, key: CacheKey) -> RegisteredCache | None:
-        rows = await self._database.run(_JOIN, **_place_values(tenant_id, conversation_id), **_key_values(key))
+        rows = await self._database.run(_JOIN, **_conversation_values(tenant_id, conversation_id), **_key_values(key))
         if not rows:
             raise ConversationNotFound
         return None if rows[0]["cache_id"] is None else cache_from(rows[0])
@@ -148,18 +148,16 @@ class PostgresCacheRegister:
         expires_at: datetime,
         fits: Callable[[Mapping[str, int]], bool],
     ) -> UUID | None:
-        place = {"tenant": decode_id(TENANT, tenant_id), **_key_values(key)}
+        reservation = {"tenant": decode_id(TENANT, tenant_id), **_key_values(key)}
         async with self._database.transaction() as connection:
-
-            async def run(statement: Statement, **values: Any) -> list[asyncpg.Record]:
-                return await connection.fetch(statement.sql, *statement.arguments(values))
-
-            await run(_LOCK)
-            await run(_DROP_OVER, **place)
-            kept = _read_measure(await run(_MEASURE))
+            await _LOCK.fetch(connection)
+            await _DROP_EXPIRED_OF_KEY.fetch(connection, **reservation)
+            kept = _read_measure(await _MEASURE.fetch(connection))
             if not fits(kept | {key.model: kept.get(key.model, 0) + token_count}):
                 return None
-            rows = await run(_RESERVE, **place, cache=new_uuid(), token_count=token_count, expires_at=expires_at)
+            rows = await _RESERVE.fetch(
+                connection, **reservation, cache=new_uuid(), token_count=token_count, expires_at=expires_at
+            )
         return rows[0]["id"] if rows else None
 
     async def add_cache(
@@ -174,9 +172,9 @@ class PostgresCacheRegister:
     ) -> RegisteredCache | None:
         rows = await self._database.run(
             _ADD,
-            # A second run after a lost connection would find the place filled, by itself.
+            # A second run after a lost connection would find the reservation already filled.
             repeatable=False,
-            **_place_values(tenant_id, conversation_id),
+            **_conversation_values(tenant_id, conversation_id),
             cache=cache_id,
             name=name,
             token_count=token_count,
@@ -206,7 +204,7 @@ def _read_measure(rows: Sequence[asyncpg.Record]) -> dict[str, int]:
     return {decode_text(row["model"]): int(row["token_count"]) for row in rows}
 
 
-def _place_values(tenant_id: str, conversation_id: str) -> dict[str, Any]:
+def _conversation_values(tenant_id: str, conversation_id: str) -> dict[str, Any]:
     return {"conversation": decode_id(CONVERSATION, conversation_id), "tenant": decode_id(TENANT, tenant_id)}
 
 

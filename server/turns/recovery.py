@@ -1,8 +1,8 @@
-"""The reaper ends turns whose process has died.
+"""Recovery of turns whose process has died.
 
-A lease that runs out says that nobody writes for the turn any more. Whoever notices takes it over and writes down what
-had arrived: the bytes that the dead process had flushed, folded as it would have folded them. Nothing is asked of the
-provider again. An answer that had arrived to its last byte is whole, and counts as such.
+An expired lease means that no process writes the turn any more. The process that finds it takes over the lease and
+stores the end of the turn: the bytes that the dead process had checkpointed, folded as that process would have folded
+them. The provider is not called again. If all bytes of the answer had arrived, the turn is complete.
 """
 
 import asyncio
@@ -38,47 +38,48 @@ _OK: Final = 200
 _log = logging.getLogger("strata.turn")
 
 
-class Reaper:
-    """Ends what the dead have left."""
+class TurnRecovery:
+    """Ends the turns of dead processes."""
 
     def __init__(self, tools: TurnTools) -> None:
         self._tools = tools
 
     async def watch(self) -> None:
-        """Looks for expired leases until it is cancelled: at once, and then often enough for nobody to wait long."""
+        """Recover turns until cancelled: at once, and then four times per lease duration."""
         while True:
             try:
-                while await self.reap():
+                while await self.recover():
                     pass
             except DatabaseUnavailable as error:
-                _log.warning("reaper.look_failed", extra={"code": error.code})
-            # The boundary of a task that nobody awaits. If it ended here, no dead process's turn would be ended again.
-            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the next look comes
-                _log.exception("reaper.crashed")
+                _log.warning("recovery.look_failed", extra={"code": error.code})
+            # No task awaits this one. If it ended here, this process would recover no turn any more.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and repeated after the pause
+                _log.exception("recovery.crashed")
             await asyncio.sleep(self._tools.limits.lease_seconds / 4)
 
-    async def reap(self, conversation_id: str | None = None) -> int:
-        """Ends the turns whose leases have run out, of one conversation or of all. How many were ended here.
+    async def recover(self, conversation_id: str | None = None) -> int:
+        """End the turns whose leases have expired, of one conversation or of all, and return their number.
 
-        Of all of them, one that cannot be ended does not hold up the others. Raises `DatabaseUnavailable`.
+        Without a conversation id, a turn that cannot be ended is logged and does not prevent the others from being
+        ended. Raises `DatabaseUnavailable`.
         """
         expired = await self._tools.store.list_expired_leases(conversation_id=conversation_id)
         if conversation_id is not None:
-            return sum([await self._reap_one(tenant_id, lease) for tenant_id, lease in expired])
-        return sum([await self._reap_isolated(tenant_id, lease) for tenant_id, lease in expired])
+            return sum([await self._recover_one(tenant_id, lease) for tenant_id, lease in expired])
+        return sum([await self._recover_isolated(tenant_id, lease) for tenant_id, lease in expired])
 
-    async def _reap_isolated(self, tenant_id: str, lease: Lease) -> bool:
+    async def _recover_isolated(self, tenant_id: str, lease: Lease) -> bool:
         facts = {"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq, "owner": lease.owner}
         try:
-            return await self._reap_one(tenant_id, lease)
+            return await self._recover_one(tenant_id, lease)
         except DatabaseUnavailable as error:
-            # It may be this conversation alone, for instance a row that is locked for too long.
-            _log.warning("turn.reap_failed", extra={**facts, "code": error.code})
-        except Exception:  # noqa: BLE001  reason: logged with its traceback; the others of the list come next
-            _log.exception("turn.reap_failed", extra=facts)
+            # The failure may concern this conversation only, for instance if its row is locked for too long.
+            _log.warning("turn.recovery_failed", extra={**facts, "code": error.code})
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the next turn follows
+            _log.exception("turn.recovery_failed", extra=facts)
         return False
 
-    async def _reap_one(self, tenant_id: str, lease: Lease) -> bool:
+    async def _recover_one(self, tenant_id: str, lease: Lease) -> bool:
         tools = self._tools
         try:
             mine = await tools.store.take_over_lease(
@@ -87,10 +88,10 @@ class Reaper:
             conversation = await tools.store.load_conversation(tenant_id, lease.conversation_id)
             answer = await self._finish(tenant_id, mine)
         except (LeaseLost, ConversationNotFound):
-            # Somebody else was quicker, or it was erased.
+            # Another process has recovered the turn, or the conversation was erased.
             return False
         _log.warning(
-            "turn.reaped",
+            "turn.recovered",
             extra={
                 "conversation_id": lease.conversation_id,
                 "turn_seq": lease.turn_seq,
@@ -100,11 +101,11 @@ class Reaper:
         )
         if answer.start is not None and answer.end is not None:
             tools.observer.call_ended(mine, answer.start, answer.end, assistant_id=conversation.assistant_id)
-        tools.observer.turn_reaped(mine)
+        tools.observer.turn_recovered(mine)
         return True
 
     async def _finish(self, tenant_id: str, lease: Lease) -> NewAnswer:
-        """Writes the turn's end: with what had arrived, or, if that cannot be stored, with its bytes alone."""
+        """Store the end of the turn with its content or, if that cannot be stored, with its bytes only."""
         store = self._tools.store
         for build in (self._build_answer, self._build_bare_answer):
             try:
@@ -112,8 +113,8 @@ class Reaper:
                 await store.finish_turn(lease, answer)
             except (LeaseLost, ConversationNotFound, DatabaseUnavailable):
                 raise
-            # It would fail in the same way at every look, and its conversation would be blocked for ever.
-            except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says so
+            # Every later recovery would fail in the same way, and the conversation would be blocked for ever.
+            except Exception:  # noqa: BLE001  reason: logged with its traceback, and recorded as the turn's error
                 _log.exception(
                     "turn.answer_unreadable",
                     extra={"conversation_id": lease.conversation_id, "turn_seq": lease.turn_seq},
@@ -160,7 +161,7 @@ class Reaper:
     async def end_call(
         self, tenant_id: str, lease: Lease, call: Call, *, lost_code: str = TurnInterrupted.code
     ) -> Call:
-        """Stores the end of a call, if it has none, with the bytes that had arrived.
+        """Store the end of a call, if it has none, with the bytes that had arrived.
 
         `lost_code`: the error code of a call whose answer is not complete.
         """
@@ -173,7 +174,7 @@ class Reaper:
         return replace(call, start=start, end=end)
 
     def _end(self, call: Call, body: bytes, answer: ProviderAnswer, code: str | None) -> tuple[CallStart, CallEnd]:
-        """A call as recovery records it."""
+        """Return the start and the end of a call as recovery records them."""
         start = call.start if answer.container is None else replace_container(call.start, answer.container)
         start = replace(start, warnings=(*start.warnings, *answer.warnings))
         if call.end is not None:
@@ -192,15 +193,15 @@ class Reaper:
         )
         if answer.usage != Usage():
             return start, end
-        # The request went out, and what the provider made of it nobody knows.
+        # The request was sent, and its outcome is unknown.
         size = sum(int(entry["length"]) for entry in start.manifest)
         unknown = describe_unknown_outcome(start.model, start.started_at, size, self._tools.estimate)
         return replace(start, warnings=(*start.warnings, unknown)), replace(end, cost_usd=None)
 
     async def _collect_body(self, tenant_id: str, lease: Lease, call: Call) -> bytes:
-        """The bytes of a call: flushed pieces without a gap, or, if it had failed, nothing to add.
+        """Return the bytes of a call: its checkpoints up to the first gap, or nothing if the call had failed.
 
-        One that had ended without a failure was paused, and nothing had continued it yet.
+        A call that had ended without a failure was paused, and had not been continued yet.
         """
         if call.end is not None:
             return b"" if call.end.error_code is not None else call.end.raw_response or b""
@@ -214,8 +215,9 @@ class Reaper:
         return body
 
     def _fold(self, call: Call, earlier: Sequence[bytes], body: bytes) -> tuple[ProviderAnswer, str | None]:
-        """What the bytes say, after those of the calls that this one continues, and why the answer is not whole; None
-        if it is.
+        """Fold the bytes of a call after those of the calls that it continues.
+
+        Returns the answer and the error code of an incomplete answer, None for a complete one.
         """
         open_fold = self._tools.folds.get(call.start.provider)
         if open_fold is None or not (earlier or body):
@@ -224,12 +226,12 @@ class Reaper:
             fold = open_fold()
             fold_earlier(fold, earlier)
             return _fold_whole(fold, body)
-        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unreadable`
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the turn's error is `answer_unreadable`
             _log.exception("turn.answer_unreadable", extra={"turn_seq": call.turn_seq})
             return ProviderAnswer(), AnswerUnreadable.code
 
     async def _build_bare_answer(self, tenant_id: str, lease: Lease) -> NewAnswer:
-        """The end of a turn whose answer cannot be stored: no content, and every byte that had arrived."""
+        """Build the end of a turn whose answer cannot be stored: no content, and all bytes that had arrived."""
         answer = replace(
             await self._build_answer_without_call(tenant_id, lease), error_code=AnswerUnreadable.code, cost_usd=None
         )
@@ -248,7 +250,7 @@ class Reaper:
         return replace(answer, provider=start.provider, model=start.model, account=start.account, start=start, end=end)
 
     async def _build_answer_of_unknown_call(self, tenant_id: str, lease: Lease) -> NewAnswer:
-        """The process died before it had recorded a call. It may have made one, which may be billed."""
+        """Build the end of a turn without a recorded call. The process may have made one, which may be billed."""
         store = self._tools.store
         asked = await store.load_turn(tenant_id, lease.conversation_id, lease.turn_seq - 1)
         source = await store.load_payload_source(tenant_id, lease.conversation_id)
@@ -270,7 +272,7 @@ class Reaper:
             attempt=1,
             provider=answer.provider,
             model=answer.model,
-            # Nobody recorded with which credentials, nor what exactly was sent.
+            # Neither the credentials nor the exact request were recorded.
             account="",
             epoch=source.epoch.number,
             started_at=asked.created_at,
@@ -281,7 +283,7 @@ class Reaper:
         return replace(answer, cost_usd=None, account="", start=start, end=end)
 
     async def _build_answer_without_call(self, tenant_id: str, lease: Lease, version: int | None = None) -> NewAnswer:
-        """The end of a turn without a call. `version` of the assistant: None for the conversation's."""
+        """Build the end of a turn without a call. `version` of the assistant: None for the conversation's."""
         store = self._tools.store
         conversation = await store.load_conversation(tenant_id, lease.conversation_id)
         assistant = await store.load_assistant(
@@ -304,10 +306,10 @@ class Reaper:
 
 
 def _find_version(source: PayloadSource, asked: Turn) -> int:
-    """The version of the assistant that the requests of a turn were made with, if there were any.
+    """Return the version of the assistant that the requests of a turn were made with, if there were any.
 
     A tool loop keeps the version of its epoch. If the conversation was edited after the turn was accepted, its version
-    may be newer than the turn; then, too, the epoch tells which one was used.
+    may be newer than the turn, and the version of the epoch was used as well.
     """
     edited = source.conversation.updated_at > asked.created_at
     if source.epoch is not None and (isinstance(asked, ToolResponseTurn) or edited):
@@ -316,7 +318,7 @@ def _find_version(source: PayloadSource, asked: Turn) -> int:
 
 
 def _fold_whole(fold: Fold, body: bytes) -> tuple[ProviderAnswer, str | None]:
-    """What all bytes say, and why the answer is not whole; None if it is."""
+    """Return the answer and the error code of an incomplete answer, None for a complete one."""
     try:
         for _ in fold.feed(body):
             pass
@@ -327,6 +329,6 @@ def _fold_whole(fold: Fold, body: bytes) -> tuple[ProviderAnswer, str | None]:
 
 
 def _expectation_of(call: Call) -> CacheExpectation:
-    """As far as it was written down: what could have come beside it, and why it would not, nobody knows any more."""
+    """Return the expected cache read as far as it was recorded: the reason for a smaller one was not."""
     expected = call.start.cache_expected_tokens
     return CacheExpectation(tokens=expected, possible_tokens=expected or 0)

@@ -1,4 +1,4 @@
-"""Conversations for operators who compact many: which there are, and whose. Not bound to a tenant."""
+"""The conversations that a command compacts, of one tenant or of all."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from server.postgres.engine import Database, Statement
 
 _PAGE_ROWS: Final = 500
 _BEFORE_ALL: Final = UUID(int=0)
-# More than one exchange in the buffer, and not before the first payload: from all others nothing can be moved.
+# Only conversations with a payload and more than one exchange in the buffer have turns that can be compacted.
 _CANDIDATES_SQL: Final = """
 FROM conversations
 WHERE epoch > 0 AND next_seq - buffer_start_seq > 2
@@ -21,38 +21,38 @@ WHERE epoch > 0 AND next_seq - buffer_start_seq > 2
     AND (:idle_since::timestamptz IS NULL OR updated_at < :idle_since)
 """
 _COUNT: Final = Statement(f"SELECT count(*) AS found {_CANDIDATES_SQL}")
-_PAGE: Final = Statement(f"SELECT id, tenant_id {_CANDIDATES_SQL} AND id > :place ORDER BY id LIMIT :page_rows")
+_PAGE: Final = Statement(f"SELECT id, tenant_id {_CANDIDATES_SQL} AND id > :after ORDER BY id LIMIT :page_rows")
 _OWNER: Final = Statement("SELECT tenant_id FROM conversations WHERE id = :conversation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionFilter:
-    """Which conversations to look at. What is None does not matter."""
+    """Selects conversations. None does not restrict."""
 
     tenant_id: str | None = None
     assistant_id: str | None = None
     idle_since: datetime | None = None
-    """Nothing has happened in them since then."""
+    """Only conversations that were not changed since then."""
 
 
 async def count_candidates(database: Database, wanted: CompactionFilter) -> int:
-    """How many there are. Raises `AssistantNotFound` for what is no assistant's id."""
+    """Count the selected conversations. Raises `AssistantNotFound` for a malformed id."""
     rows = await database.run(_COUNT, **_values(wanted))
     count: int = rows[0]["found"]
     return count
 
 
 async def list_candidates(database: Database, wanted: CompactionFilter) -> AsyncIterator[tuple[str, str]]:
-    """Tenant and conversation of each, the oldest first. Those that are made meanwhile may come too."""
-    place = _BEFORE_ALL
-    while rows := await database.run(_PAGE, **_values(wanted), place=place, page_rows=_PAGE_ROWS):
+    """Iterate over the ids of tenants and conversations, oldest first. May include conversations created meanwhile."""
+    after = _BEFORE_ALL
+    while rows := await database.run(_PAGE, **_values(wanted), after=after, page_rows=_PAGE_ROWS):
         for row in rows:
             yield encode_id(TENANT, row["tenant_id"]), encode_id(CONVERSATION, row["id"])
-        place = rows[-1]["id"]
+        after = rows[-1]["id"]
 
 
 async def find_owner(database: Database, conversation_id: str) -> str:
-    """The tenant of a conversation. Raises `ConversationNotFound`."""
+    """Return the tenant of a conversation. Raises `ConversationNotFound`."""
     rows = await database.run(_OWNER, conversation=decode_id(CONVERSATION, conversation_id))
     if not rows:
         raise ConversationNotFound
