@@ -1,11 +1,12 @@
 """Rows of statements as values of the domain."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import asyncpg
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions, Tool
-from server.conversation.block import ToolCallBlock, block_from_json
+from server.conversation.block import JsonValue, ToolCallBlock, block_from_json
 from server.conversation.cache_register import CacheKey, RegisteredCache
 from server.conversation.call import Call, CallEnd, CallStart, CallTrace
 from server.conversation.conversation import Conversation, ConversationState, Origin
@@ -147,8 +148,10 @@ def usage_from(row: Row) -> Usage:
     )
 
 
-def call_from(row: Row) -> Call:
-    """Read a row of `calls` with its raw bytes."""
+def call_from(row: Row, manifest: Sequence[Mapping[str, JsonValue]]) -> Call:
+    """Read a row of `calls` with its raw bytes. `manifest` is the whole of its manifest, see
+    `server.postgres.payload.manifests`.
+    """
     return Call(
         turn_seq=row["turn_seq"],
         start=CallStart(
@@ -158,7 +161,7 @@ def call_from(row: Row) -> Call:
             account=decode_text(row["account"]),
             epoch=row["epoch"],
             started_at=row["started_at"],
-            manifest=tuple(decode_json(row["manifest"])),
+            manifest=manifest,
             request_hash=row["request_hash"],
             # Null in old rows: there was no other order then.
             layer_order=order_or_none(row["layer_order"]) or LayerOrder.LAYERED,

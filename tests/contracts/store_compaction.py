@@ -11,6 +11,7 @@ from server.conversation.api_key import Tenant
 from server.conversation.call import Call
 from server.conversation.epoch import Epoch, EpochReason, Segment, SignedSummary
 from server.conversation.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
+from server.conversation.manifest import encode_manifest
 from server.conversation.store import ConversationChange, CopiedSegments, Store
 from server.conversation.turn import TurnKind
 from tests.support.builders import (
@@ -248,7 +249,7 @@ class CompactionContract:
         assert await store.list_calls(tenant.id, conversation_id, -2) == [ended, second]
         # It is in nobody's way: the next payload looks back at the newest call of a turn.
         source = await store.load_payload_source(tenant.id, conversation_id)
-        assert tuple(source.previous_manifest) == call_start().manifest
+        assert encode_manifest(source.previous_manifest) == call_start().manifest
         report = await store.erase_conversation(tenant.id, conversation_id)
         assert report.rows["calls"] == 7
 

@@ -16,6 +16,7 @@ from server.conversation.errors import (
     CallNotFound,
     EpochMoved,
 )
+from server.conversation.manifest import encode_manifest
 from server.conversation.payload import LayerOrder
 from server.conversation.store import (
     ConversationChange,
@@ -146,7 +147,7 @@ class PayloadContract:
         await accept_and_check_nothing_before(store, tenant, conversation)
         begun = epoch()
         await store.begin_epoch(tenant.id, conversation.id, begun)
-        manifest = ({"layer": "static", "hash": NASTY, "length": 3},)
+        manifest = ({"layer": "static", "kind": "static", "role": "system", "hash": NASTY, "length": 3},)
         start = call_start(manifest=manifest, layer_order=LayerOrder.APPEND_ONLY)
         await take_exchange(store, tenant.id, conversation.id, start=start)
         # One that ended before any call was made does not count.
@@ -154,7 +155,7 @@ class PayloadContract:
         running = await accept(store, tenant.id, user_input(conversation.id))
         await store.begin_call(running.lease, call_start(manifest=()))
         source = await store.load_payload_source(tenant.id, conversation.id)
-        assert tuple(source.previous_manifest) == manifest
+        assert encode_manifest(source.previous_manifest) == manifest
         assert (source.previous_order, source.previous_prefix_hash) == (LayerOrder.APPEND_ONLY, begun.prefix_hash)
 
     async def test_a_payload_source_tells_of_the_call_before_and_when_the_last_ones_left(

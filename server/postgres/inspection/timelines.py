@@ -30,6 +30,7 @@ from server.postgres.engine import Statement
 from server.postgres.inspection.conversation_list import ConversationReader
 from server.postgres.inspection.search_index import facts_from
 from server.postgres.paging import in_call_range, in_range
+from server.postgres.payload.manifests import ManifestReader
 from server.postgres.rows import (
     Row,
     call_from,
@@ -177,10 +178,11 @@ class TimelineReader(ConversationReader):
             last_seq=key["turn_seq"],
             count=_LARGEST_ATTEMPT,
         )
+        manifests = ManifestReader(self._database)
         return StoredCall(
             tenant_id=owner,
-            call=call_from(rows[0]),
-            previous=await self._find_previous(key),
+            call=await self._read_call(manifests, key, rows[0]),
+            previous=await self._find_previous(manifests, key),
             next_call=await self._find_next(key),
             attempts=[_outline_from(row) for row in attempts],
         )
@@ -192,9 +194,13 @@ class TimelineReader(ConversationReader):
             raise ConversationNotFound
         return owner
 
-    async def _find_previous(self, key: dict[str, Any]) -> Call | None:
+    async def _find_previous(self, manifests: ManifestReader, key: dict[str, Any]) -> Call | None:
         rows = await self._database.run(_PREVIOUS, **key)
-        return call_from(rows[0]) if rows else None
+        return await self._read_call(manifests, key, rows[0]) if rows else None
+
+    async def _read_call(self, manifests: ManifestReader, key: dict[str, Any], row: Row) -> Call:
+        manifest = await manifests.expand(key["conversation"], row["turn_seq"], row["attempt"], row["manifest"])
+        return call_from(row, manifest)
 
     async def _list_turns(
         self, conversation: UUID | None, last_seq: int, anchor: TimelineAnchor, count: int

@@ -16,13 +16,16 @@ from uuid import UUID
 from server.conversation.call import Call
 from server.conversation.errors import CallNotFound, ConversationNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.payload import ManifestEntry
 from server.conversation.store import BufferedTurn, History, PayloadSource, RebuildSource
 from server.postgres.codec import decode_raw
 from server.postgres.conversation.conversations import exchange_count_sql
 from server.postgres.engine import Database, Statement, StorePart
 from server.postgres.paging import in_call_range
-from server.postgres.payload.source_rows import RowCache
+from server.postgres.payload.manifests import ManifestReader
+from server.postgres.payload.source_rows import Known, RowCache
 from server.postgres.rows import (
+    Row,
     call_from,
     segment_from,
 )
@@ -116,6 +119,7 @@ LEFT JOIN LATERAL (
     SELECT CASE WHEN request_hash <> :held_request::bytea THEN manifest END AS previous_manifest,
         request_hash AS previous_request_hash, coalesce(layer_order, 'layered') AS previous_order,
         provider AS previous_provider, model AS previous_model, account AS previous_account,
+        turn_seq AS previous_turn_seq, attempt AS previous_attempt,
         started_at AS previous_started_at, response_id AS previous_response_id, caching AS previous_caching,
         coalesce(fresh_input_tokens, 0) AS fresh_input_tokens, coalesce(cache_read_tokens, 0) AS cache_read_tokens,
         coalesce(cache_write_tokens, 0) AS cache_write_tokens, coalesce(output_tokens, 0) AS output_tokens,
@@ -216,6 +220,7 @@ class PayloadStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._row_cache = RowCache()
+        self._manifests = ManifestReader(database)
 
     async def load_payload_source(
         self,
@@ -242,7 +247,7 @@ class PayloadStore(StorePart):
         )
         if not rows:
             raise ConversationNotFound
-        source = self._row_cache.read(rows[0], known)
+        source = await self._read(rows[0], known)
         if not cached_turns:
             return source
         turns = _prepend(cached_turns, source)
@@ -251,6 +256,20 @@ class PayloadStore(StorePart):
                 tenant_id, conversation_id, cached_static_hashes=cached_static_hashes, cached_blobs=cached_blobs
             )
         return replace(source, buffered=turns)
+
+    async def _read(self, row: Row, known: Known | None = None) -> PayloadSource:
+        """Decode the row. The previous manifest takes another round trip if this process did not write it, and it is
+        not stored as a whole.
+        """
+        stored = row["previous_manifest"]
+        manifest: tuple[ManifestEntry, ...] = ()
+        if known is not None and known.request_hash and row["previous_request_hash"] == known.request_hash:
+            manifest = known.manifest
+        elif stored is not None:
+            manifest = await self._manifests.decode(
+                row["id"], row["previous_turn_seq"], row["previous_attempt"], stored
+            )
+        return self._row_cache.read(row, manifest, None if known is None else known.assistant)
 
     async def load_rebuild_source(
         self, tenant_id: str, conversation_id: str, turn_seq: int, attempt: int
@@ -267,7 +286,8 @@ class PayloadStore(StorePart):
             raise ConversationNotFound
         if found[0]["turn_seq"] is None:
             raise CallNotFound
-        call = call_from(found[0])
+        manifest = await self._manifests.expand(key["conversation"], turn_seq, attempt, found[0]["manifest"])
+        call = call_from(found[0], manifest)
         rows = await self._database.run(
             _LOAD_PAST,
             **key,
@@ -282,7 +302,7 @@ class PayloadStore(StorePart):
         if not rows:
             raise ConversationNotFound
         continued = await load_continued(self._database, key["conversation"], call)
-        return RebuildSource(call=call, source=self._row_cache.read(rows[0]), continued=continued)
+        return RebuildSource(call=call, source=await self._read(rows[0]), continued=continued)
 
     async def load_history(
         self, tenant_id: str, conversation_id: str, *, cached_static_hashes: Sequence[bytes] = ()
@@ -300,7 +320,7 @@ class PayloadStore(StorePart):
         )
         if not rows:
             raise ConversationNotFound
-        source = self._row_cache.read(rows[0])
+        source = await self._read(rows[0])
         epoch = source.epoch
         if epoch is None:
             return History(source=source, segments=(), newest_generation=0, can_append_segment=True)

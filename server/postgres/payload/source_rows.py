@@ -4,7 +4,6 @@ A version of an assistant never changes, and neither does the manifest of a call
 conversation therefore does not read them again for the next turn.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from uuid import UUID
@@ -12,9 +11,10 @@ from uuid import UUID
 import asyncpg
 
 from server.conversation.assistant import Assistant
-from server.conversation.block import Blob, Block, JsonValue, block_from_json, decode_blocks
+from server.conversation.block import Blob, Block, block_from_json, decode_blocks
 from server.conversation.call import CallStart
 from server.conversation.lru import LruCache
+from server.conversation.payload import ManifestEntry
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import Native, TurnKind, TurnState
 from server.postgres.codec import decode_json, decode_text
@@ -29,7 +29,7 @@ from server.postgres.rows import (
     trace_from,
 )
 
-Manifest: TypeAlias = tuple[Mapping[str, JsonValue], ...]
+Manifest: TypeAlias = tuple[ManifestEntry, ...]
 _ASSISTANTS: Final = 500
 _CONVERSATIONS: Final = 20_000
 _MANIFEST_ENTRIES: Final = 100_000
@@ -85,14 +85,12 @@ class RowCache:
 
     def put_manifest(self, conversation: UUID, start: CallStart) -> None:
         """Cache the manifest of the newest call, which the next payload is compared with."""
-        self._manifests.put(conversation, (start.request_hash, tuple(start.manifest)))
+        if start.new_manifest is not None:
+            self._manifests.put(conversation, (start.request_hash, start.new_manifest.entries))
 
-    def read(self, row: asyncpg.Record, known: Known | None = None) -> PayloadSource:
-        """Build the source from a row and the cached parts that the row omits."""
-        manifest = tuple(json_or_none(row["previous_manifest"]) or ())
-        if known is not None and known.request_hash and row["previous_request_hash"] == known.request_hash:
-            manifest = known.manifest
-        return _source(row, self._read_assistant(row, None if known is None else known.assistant), manifest)
+    def read(self, row: asyncpg.Record, manifest: Manifest, known: Assistant | None = None) -> PayloadSource:
+        """Build the source from a row, the previous manifest, and the assistant that the row omits."""
+        return _source(row, self._read_assistant(row, known), manifest)
 
     def _read_assistant(self, row: asyncpg.Record, known: Assistant | None) -> Assistant:
         if known is not None and known.version == row["chosen_version"]:
@@ -125,6 +123,7 @@ def _source(row: asyncpg.Record, assistant: Assistant, manifest: Manifest) -> Pa
         previous_order=order_or_none(row["previous_order"]),
         previous_prefix_hash=row["previous_prefix_hash"],
         previous_epoch=row["previous_epoch"],
+        previous_key=None if row["previous_attempt"] is None else (row["previous_turn_seq"], row["previous_attempt"]),
         previous_container=json_or_none(row["previous_container"]),
         previous_call=None if row["previous_provider"] is None else trace_from(row),
         recent_call_times=tuple(row["recent_call_times"]),

@@ -14,6 +14,7 @@ import zstandard
 from server.conversation.call import Call
 from server.postgres.codec import decode_raw
 from server.postgres.engine import Statement
+from server.postgres.payload.manifests import StoredManifest
 from server.postgres.rows import Row, call_from
 from server.replay.verify.recorded_calls import Flaw
 
@@ -141,9 +142,9 @@ class RowPage:
         return FirstRows(rows=rows, is_all=not is_after_limit and len(rows) < self._page_rows)
 
 
-def read_call(row: Row) -> tuple[Call, tuple[Flaw, ...]]:
+def read_call(row: Row, manifest: StoredManifest) -> tuple[Call, tuple[Flaw, ...]]:
     """Decode a call with its raw bytes, and return the flaws of these."""
-    call = call_from(row)
+    call = call_from(row, manifest)
     stored: Any = row["raw_bytes"]
     if call.end is None or stored is None:
         return call, ()

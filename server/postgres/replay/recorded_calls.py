@@ -26,6 +26,7 @@ from server.postgres.codec import decode_text, encode_text
 from server.postgres.engine import Database
 from server.postgres.paging import ABOVE_ALL_SEQS
 from server.postgres.payload.loading import PayloadStore, load_continued
+from server.postgres.payload.manifests import ManifestReader
 from server.postgres.replay import call_rows
 from server.postgres.replay.call_rows import PAGE_BYTES, PAGE_ROWS, FirstRows, RowPage, read_call
 from server.postgres.replay.shared_parts import SharedParts
@@ -170,6 +171,7 @@ class _ConversationCalls:
     _audit: TurnAudit = field(init=False)
     _window: TurnWindow = field(init=False)
     _shared: SharedParts = field(init=False)
+    _manifests: ManifestReader = field(init=False)
     _epochs: dict[int, Epoch] = field(default_factory=dict)
     _usages: tuple[int, dict[int, Usage]] = (0, {})
     _conversation: Conversation | None = None
@@ -184,6 +186,7 @@ class _ConversationCalls:
             self._read_turns, self.first_turns.rows, self._audit.add_turn, skips=not self.wanted.is_open
         )
         self._shared = SharedParts(self.database, self.row)
+        self._manifests = ManifestReader(self.database)
         try:
             self._conversation = conversation_from(self.row)
             self._epochs = {row["epoch_number"]: epoch_from(row) for row in self.epoch_rows}
@@ -242,7 +245,8 @@ class _ConversationCalls:
 
     async def _read(self, row: Row) -> RecordedCall | Flaw:
         try:
-            call, flaws = read_call(row)
+            manifest = await self._manifests.expand(self.row["id"], row["turn_seq"], row["attempt"], row["manifest"])
+            call, flaws = read_call(row, manifest)
             return await (
                 self._read_background_call(call, flaws) if call.turn_seq < 0 else self._read_turn_call(call, flaws)
             )

@@ -14,6 +14,7 @@ from server.conversation.turn import Native, Turn
 from server.postgres.codec import decode_cursor, decode_text
 from server.postgres.engine import Database, Statement, StorePart
 from server.postgres.paging import ABOVE_ALL_SEQS, bounded, in_call_range, in_range, page_of
+from server.postgres.payload.manifests import ManifestReader
 from server.postgres.rows import call_from, turn_from
 from server.postgres.tables import blob_references, blobs, call_chunks, calls, conversations, turns
 
@@ -140,7 +141,12 @@ class TurnStore(StorePart):
         rows = await _rows(
             self._database, _CALLS, "attempt", tenant_id, conversation_id, turn_seq=in_call_range(turn_seq)
         )
-        return [call_from(row) for row in rows]
+        manifests = ManifestReader(self._database)
+        conversation = decode_id(CONVERSATION, conversation_id)
+        return [
+            call_from(row, await manifests.expand(conversation, row["turn_seq"], row["attempt"], row["manifest"]))
+            for row in rows
+        ]
 
     async def list_chunks(
         self, tenant_id: str, conversation_id: str, turn_seq: int, *, attempt: int, from_offset: int = 0

@@ -13,6 +13,7 @@ from server.conversation.call import Call, CallEnd, CallStart, Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import ConversationNotFound, LeaseLost
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id
+from server.conversation.manifest import encode_new_manifest
 from server.conversation.notifications import Notification
 from server.conversation.store import Finished, NewAnswer
 from server.conversation.usage import Usage
@@ -234,7 +235,9 @@ def _start_values(start: CallStart) -> dict[str, Any]:
         "account": start.account,
         "epoch": start.epoch,
         "started_at": start.started_at,
-        "manifest": encode_json(start.manifest),
+        "manifest": encode_json(
+            start.manifest if start.new_manifest is None else encode_new_manifest(start.new_manifest)
+        ),
         "dynamic": start.dynamic,
         "layer_order": start.layer_order.value,
         "request_hash": start.request_hash,

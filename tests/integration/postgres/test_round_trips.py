@@ -17,6 +17,8 @@ from server.conversation.call import Chunk
 from server.conversation.conversation import Lease
 from server.conversation.epoch import EpochReason, Segment
 from server.conversation.identifiers import API_KEY, new_id
+from server.conversation.manifest import NewManifest
+from server.conversation.payload import Layer, ManifestEntry
 from server.postgres.access.key_cache import KeyCache
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.access.rate_limit import PostgresRateLimiter
@@ -205,8 +207,12 @@ async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
 ) -> None:
     """It has an entry for each piece of the static text, so it grows with the history."""
     conversation = await create_conversation(store, tenant.id)
-    manifest = tuple({"layer": "static", "hash": f"{number:032x}"} for number in range(500))
-    start = call_start(manifest=manifest, request_hash=bytes(31) + b"1")
+    manifest = tuple(
+        ManifestEntry(layer=Layer.STATIC, kind="static", role="system", hash=f"{number:032x}", length=1)
+        for number in range(500)
+    )
+    whole = NewManifest(entries=manifest, base=None)
+    start = call_start(manifest=(), new_manifest=whole, request_hash=bytes(31) + b"1")
     lease = (await accept(wire.store, tenant.id, user_input(conversation.id))).lease
     await wire.store.finish_turn(lease, answer(start=start))
     lease = (await accept(wire.store, tenant.id, user_input(conversation.id))).lease
@@ -220,7 +226,9 @@ async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
     assert weights[1] - weights[0] > 500 * 40
 
     # Another store takes the next turn: its manifest is not the one that is held.
-    newest = call_start(manifest=manifest[:2], request_hash=bytes(31) + b"2")
+    newest = call_start(
+        manifest=(), new_manifest=NewManifest(entries=manifest[:2], base=None), request_hash=bytes(31) + b"2"
+    )
     await store.finish_turn(lease, answer(start=newest))
     await accept(store, tenant.id, user_input(conversation.id))
     source = await wire.store.load_payload_source(tenant.id, conversation.id)

@@ -122,7 +122,7 @@ class Talk:
             static_text=speaker.static_text,
             buffered=tuple(self._as_loaded(turn, speaker) for turn in self.turns),
             blobs={},
-            previous_manifest=() if previous is None else encode_manifest(previous.built.manifest),
+            previous_manifest=() if previous is None else previous.built.manifest,
             previous_order=None if previous is None else previous.built.order,
             previous_prefix_hash=None if previous is None else previous.speaker.prefix_hash,
         )

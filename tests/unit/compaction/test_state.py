@@ -15,7 +15,6 @@ from server.conversation.assistant import Assistant
 from server.conversation.block import TextBlock
 from server.conversation.compaction_policy import CompactionPolicy
 from server.conversation.conversation import Conversation
-from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import Native, TurnKind, TurnState
@@ -84,7 +83,7 @@ class Conversing:
             static_text=None,
             buffered=tuple(self._turns(number)),
             blobs={},
-            previous_manifest=encode_manifest([dynamic]),
+            previous_manifest=(dynamic,),
             previous_order=self._market.order,
             previous_prefix_hash=None,
             exchange_count=number,

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from server.conversation.assistant import Tool
 from server.conversation.manifest import (
+    ManifestBase,
+    NewManifest,
     build_manifest,
     decode_manifest,
     encode_manifest,
+    encode_new_manifest,
     encode_tools,
+    expand_manifest,
+    find_base,
     find_prefix_break,
     list_contents,
     share_signed_summary,
@@ -153,3 +158,73 @@ def test_an_signed_summary_is_a_block_of_its_own() -> None:
     broken = find_prefix_break(manifest, other, LayerOrder.APPEND_ONLY)
     assert broken is not None
     assert (broken["index"], broken["block"]) == (2, "signed_summary")
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[tuple[ManifestEntry, ...]]:
+    """The manifests of successive requests: each repeats some blocks of the one before."""
+    hashes = st.sampled_from(["a", "b", "c"])
+    static = st.builds(
+        ManifestEntry,
+        layer=st.just(Layer.STATIC),
+        kind=st.just("static"),
+        role=st.just("system"),
+        hash=hashes,
+        length=st.integers(0, 3),
+        marked=st.booleans(),
+    )
+    own = st.builds(
+        ManifestEntry,
+        layer=st.just(Layer.DYNAMIC),
+        kind=st.just("dynamic"),
+        role=st.just("user"),
+        hash=hashes,
+        length=st.integers(0, 3),
+    )
+    message = st.builds(
+        ManifestEntry,
+        layer=st.sampled_from([Layer.BUFFERED, Layer.TRIGGER]),
+        kind=st.just("message"),
+        role=st.sampled_from(["user", "model"]),
+        hash=hashes,
+        length=st.integers(0, 3),
+        seq=st.integers(1, 5),
+        marked=st.booleans(),
+    )
+    manifests: list[tuple[ManifestEntry, ...]] = []
+    messages: list[ManifestEntry] = []
+    fixed = draw(st.lists(static, max_size=3))
+    for _ in range(draw(st.integers(1, 6))):
+        messages = [*messages[: draw(st.integers(0, len(messages)))], *draw(st.lists(message, max_size=25))]
+        manifests.append((*fixed, *draw(st.lists(own, max_size=1)), *messages))
+    return manifests
+
+
+@given(chains())
+def test_manifests_stored_by_their_differences_are_restored(
+    manifests: list[tuple[ManifestEntry, ...]],
+) -> None:
+    base: ManifestBase | None = None
+    restored: tuple[dict[str, object], ...] = ()
+    for number, entries in enumerate(manifests, start=1):
+        stored = json.loads(json.dumps(encode_new_manifest(NewManifest(entries=entries, base=base))))
+        assert find_base(stored) == (None if base is None else (number - 1, 1))
+        restored = expand_manifest(stored, restored)
+        assert decode_manifest(restored) == entries
+        base = ManifestBase(turn_seq=number, attempt=1, entries=entries)
+
+
+def test_a_manifest_stores_only_what_is_new() -> None:
+    messages = tuple(
+        PayloadMessage(layer=Layer.BUFFERED, data=b"%d" % seq, role="user", seq=seq) for seq in range(1, 500)
+    )
+    now = PayloadMessage(layer=Layer.DYNAMIC, data=b"now", role="user")
+    later = replace(now, data=b"later")
+    first = build_manifest(replace(PAYLOAD, messages=(now, *messages), breakpoints=()))
+    added = PayloadMessage(layer=Layer.TRIGGER, data=b"new", role="user", seq=500)
+    second = build_manifest(replace(PAYLOAD, messages=(later, *messages, added), breakpoints=(500,)))
+    base = ManifestBase(turn_seq=2, attempt=1, entries=first)
+    stored = encode_new_manifest(NewManifest(entries=second, base=base))
+    assert isinstance(stored, dict)
+    assert [entry["hash"] for entry in stored["entries"]] == [hash_of(b"new"), hash_of(b"later")]
+    assert decode_manifest(expand_manifest(stored, encode_manifest(first))) == second

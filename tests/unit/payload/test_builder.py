@@ -13,7 +13,6 @@ from server.conversation.assistant import Tool
 from server.conversation.block import Block, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.epoch import Epoch, SignedSummary
 from server.conversation.errors import HistoryRuleBroken, Internal, ValidationFailed
-from server.conversation.manifest import encode_manifest
 from server.conversation.payload import Layer, LayerOrder
 from server.conversation.store import PayloadSource
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
@@ -221,7 +220,7 @@ def after_a_call(talk: Talk, speaker: Speaker, **changes: Any) -> PayloadSource:
     """As the store would give it if the request for all but the last two turns had been the last one."""
     asked = Talk(turns=talk.turns[:-2], stop_reasons=talk.stop_reasons).build(speaker, ONE)
     values: dict[str, Any] = {
-        "previous_manifest": encode_manifest(asked.manifest),
+        "previous_manifest": (asked.manifest),
         "previous_order": asked.order,
         "previous_prefix_hash": speaker.prefix_hash,
     }
@@ -287,7 +286,7 @@ def test_an_signed_summary_may_change_with_an_epoch_and_not_within_one(
     talk = two_exchanges(CLAUDE)
     source = after_a_call(talk, CLAUDE)
     asked = build(replace(source, buffered=source.buffered[:-2]), CLAUDE, opened(b"old", 2), ONE)
-    source = replace(source, previous_manifest=encode_manifest(asked.manifest), previous_epoch=2)
+    source = replace(source, previous_manifest=asked.manifest, previous_epoch=2)
     built = build(source, CLAUDE, opened(data, number))
     assert breaks(built) == found
     first = built.payload.messages[0]
