@@ -1,19 +1,19 @@
-"""Conversations as a file: one JSON object a line, UTF-8, complete enough to become the same conversation elsewhere.
+"""The file format of exported conversations: one JSON object per line, UTF-8, complete enough for an exact import.
 
     archive                                    once: the format and its version
     conversation                               then for each conversation, in this order:
         assistant template epoch segment blob turn blob_reference call
-    end                                        how many lines it had, and the SHA-256 of all of them
-    close                                      once: how many conversations the file has
+    end                                        the number of its lines, and the SHA-256 of all of them
+    close                                      once: the number of conversations in the file
 
-So a reader needs one line at a time, knows when it has a whole conversation and a whole file, and sees every line that
-was lost, added or altered. The same conversation gives the same bytes. Of the columns:
-- bytes stand in base64; the answers of providers are those that came from the wire, not compressed;
-- text that Postgres cannot hold (NUL, a lone surrogate) stands as it does there: U+10FFFF and four hex digits;
-- JSON stands as JSON where it can be written back to the letter, and else as text, `{"$text": "..."}`;
-- ids have their prefixes; times are those of UTC; money is text.
+So a reader needs one line at a time, recognises the end of a conversation and of the file, and detects every line that
+is missing, added or altered. The same conversation gives the same bytes. Columns are written as follows:
+- bytes in base64; responses of providers as received, not compressed;
+- text that Postgres cannot store (NUL, a lone surrogate) with the same escapes as there: U+10FFFF and four hex digits;
+- JSON as JSON if that gives exactly the same text again, else as text, `{"$text": "..."}`;
+- ids with their prefixes, times in UTC, money as text.
 
-What belongs to a tenant, to a running turn or to a provider's cache is not in it.
+The file contains no data of the tenant, of a running turn or of a provider's cache.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ ARCHIVE_FORMAT: Final = "strata-archive"
 ARCHIVE_VERSION: Final = 1
 ARCHIVE_MEDIA_TYPE: Final = "application/x-ndjson"
 LINE_LIMIT_BYTES: Final = 512 * 1024 * 1024
-"""Of one line. Nothing that a provider or a client sends comes near it."""
+"""The maximum length of a line, far above that of any value from a provider or a client."""
 
 
 class RecordKind(StrEnum):
-    """What a line holds, in the order of the file."""
+    """The kind of a line, in the order of the file."""
 
     ARCHIVE = "archive"
     CONVERSATION = "conversation"
@@ -55,7 +55,7 @@ Fields = Mapping[RecordKind, Sequence[Field]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A line that was read. Its values are as columns take them."""
+    """A line that was read, with values for columns."""
 
     kind: RecordKind
     line_number: int
@@ -64,16 +64,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedConversation:
-    """One that an import has written, or would have."""
+    """A conversation that an import has written, or would write in a dry run."""
 
     source_id: str
     conversation_id: str
-    """The same, or a new one where that was asked for."""
+    """The id after the import: the same, or a new one if that was requested."""
     turn_count: int
 
 
 class ArchiveWriter:
-    """Lines of an archive. Counts them and hashes them, conversation by conversation."""
+    """Builds the lines of an archive, and counts and hashes those of each conversation."""
 
     __slots__ = ("_conversation_count", "_count", "_digest", "_fields")
 
@@ -83,11 +83,11 @@ class ArchiveWriter:
         self._begin()
 
     def header(self) -> bytes:
-        """The first line of a file."""
+        """Build the first line of a file."""
         return _line({"record": RecordKind.ARCHIVE, "format": ARCHIVE_FORMAT, "version": ARCHIVE_VERSION})
 
     def record(self, kind: RecordKind, row: Mapping[str, Any]) -> bytes:
-        """A line for a row."""
+        """Build the line of a row."""
         members = {each.name: encode_value(each, row[each.name]) for each in self._fields[kind]}
         line = _line({"record": kind, **members})
         self._digest.update(line)
@@ -95,14 +95,14 @@ class ArchiveWriter:
         return line
 
     def end(self) -> bytes:
-        """The line that ends a conversation. The next record begins another."""
+        """Build the line that ends a conversation."""
         line = _line({"record": RecordKind.END, "lines": self._count, "sha256": self._digest.hexdigest()})
         self._conversation_count += 1
         self._begin()
         return line
 
     def close(self) -> bytes:
-        """The last line of a file."""
+        """Build the last line of a file."""
         return _line({"record": RecordKind.CLOSE, "conversations": self._conversation_count})
 
     def _begin(self) -> None:
@@ -112,16 +112,16 @@ class ArchiveWriter:
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """How far a file was read."""
+    """The state of reading a file."""
 
     line_number: int = 0
     latest: RecordKind | None = None
     count: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
     next_seq: int = 1
-    """Of the turn that has to come next."""
+    """The number of the next expected turn."""
     turn_end: int = 1
-    """The first number that is no turn's."""
+    """The number after that of the last turn."""
     conversation_count: int = 0
 
     def refuse(self, message: str) -> NoReturn:
@@ -129,11 +129,11 @@ class _Reading:
 
 
 def read_archive(lines: Iterable[bytes], fields: Fields) -> Iterator[Record]:
-    """The records of a file, conversation by conversation, `end` included, each checked before it is given.
+    """Iterate over the records of a file, including the `end` of each conversation. Each is checked first.
 
-    Whoever writes what comes must not keep any of it before `end` has come. Raises `ArchiveInvalid` with the number of
-    the line: for another format, order, member or value, for a blob that is not its hash, for turns that
-    are not numbered 1, 2, 3, and for a conversation that is not whole or not as it was written.
+    The caller must commit the records of a conversation only after its `end`. Raises `ArchiveInvalid` with the number
+    of the line: for an unknown format, member or value, a wrong order, a blob that does not match its hash, turns that
+    are not numbered 1, 2, 3, and a conversation that is incomplete or was altered.
     """
     reading = _Reading()
     for line in lines:
@@ -159,23 +159,23 @@ def read_archive(lines: Iterable[bytes], fields: Fields) -> Iterator[Record]:
     if reading.latest is None:
         reading.refuse("the file is empty")
     if reading.latest is not RecordKind.CLOSE:
-        reading.refuse("the file ends too early")
+        reading.refuse("the file is truncated")
 
 
 def _parse(reading: _Reading, line: bytes) -> tuple[RecordKind, dict[str, Any]]:
     if len(line) > LINE_LIMIT_BYTES:
-        reading.refuse("it is too long")
+        reading.refuse("the line is too long")
     if not line.endswith(b"\n"):
-        reading.refuse("it is cut off")
+        reading.refuse("the line is truncated")
     try:
         members = json.loads(line)
     except (ValueError, RecursionError):
-        reading.refuse("it is not JSON")
+        reading.refuse("the line is not JSON")
     if not isinstance(members, dict):
-        reading.refuse("it is no JSON object")
+        reading.refuse("the line is not a JSON object")
     name = members.pop("record", None)
     if name not in set(RecordKind):
-        reading.refuse("it is no record that this release knows")
+        reading.refuse("the kind of record is unknown to this release")
     return RecordKind(name), members
 
 
@@ -192,25 +192,25 @@ def _check_order(reading: _Reading, kind: RecordKind) -> None:
             within = kind not in {RecordKind.CONVERSATION, RecordKind.CLOSE}
             fits = within and order.index(kind) >= order.index(latest)
     if not fits:
-        reading.refuse(f"{kind} cannot stand here")
+        reading.refuse(f"a record `{kind}` is not allowed here")
 
 
 def _check_frame(reading: _Reading, kind: RecordKind, members: Mapping[str, Any]) -> None:
     if kind is RecordKind.CLOSE:
         if members != {"conversations": reading.conversation_count}:
-            reading.refuse("the file has more or fewer conversations than it had")
+            reading.refuse("the number of conversations differs from that of the export")
         return
     if members.get("format") != ARCHIVE_FORMAT:
-        reading.refuse("the file is no archive of conversations")
+        reading.refuse("the file is not an archive of conversations")
     if members.get("version") != ARCHIVE_VERSION or len(members) != len({"format", "version"}):
-        reading.refuse(f"the archive has a version that this release does not read; it reads {ARCHIVE_VERSION}")
+        reading.refuse(f"the version of the archive is unknown to this release, which reads version {ARCHIVE_VERSION}")
 
 
 def _check_end(reading: _Reading, members: Mapping[str, Any]) -> None:
     if members != {"lines": reading.count, "sha256": reading.digest.hexdigest()}:
-        reading.refuse("the conversation that ends here is not as it was written")
+        reading.refuse("the conversation that ends here was altered")
     if reading.next_seq != reading.turn_end:
-        reading.refuse("the conversation that ends here lacks turns")
+        reading.refuse("turns of the conversation that ends here are missing")
     reading.conversation_count += 1
 
 
@@ -220,10 +220,10 @@ def _check_values(reading: _Reading, kind: RecordKind, values: Mapping[str, Any]
             reading.turn_end = values["next_seq"]
         case RecordKind.TURN:
             if values["seq"] != reading.next_seq:
-                reading.refuse(f"turn {reading.next_seq} should come here")
+                reading.refuse(f"turn {reading.next_seq} is expected here")
             reading.next_seq += 1
         case RecordKind.BLOB if hashlib.sha256(values["data"]).digest() != values["sha256"]:
-            reading.refuse("the bytes of the blob are not those of its hash")
+            reading.refuse("the bytes of the blob do not match its hash")
         case RecordKind.CALL:
             _check_call(reading, values)
         case _:
@@ -233,10 +233,10 @@ def _check_values(reading: _Reading, kind: RecordKind, values: Mapping[str, Any]
 def _check_call(reading: _Reading, values: Mapping[str, Any]) -> None:
     raw = values["raw_response"]
     if raw is not None and len(raw) != values["raw_length"]:
-        reading.refuse("the answer is not as long as it was")
-    # Empty: the process died before it had recorded the request.
+        reading.refuse("the length of the raw response differs from raw_length")
+    # Empty if the process died before it had recorded the request.
     if len(values["request_hash"]) not in {0, hashlib.sha256().digest_size}:
-        reading.refuse("request_hash is no SHA-256")
+        reading.refuse("request_hash is not a SHA-256 hash")
 
 
 def _decode(reading: _Reading, fields: Sequence[Field], members: dict[str, Any]) -> dict[str, Any]:
@@ -246,11 +246,11 @@ def _decode(reading: _Reading, fields: Sequence[Field], members: dict[str, Any])
             try:
                 values[each.name] = decode_value(each, members.pop(each.name))
             except (ValueError, TypeError, OverflowError, RecursionError):
-                reading.refuse(f"{each.name} has a value that it cannot have")
+                reading.refuse(f"{each.name} has an invalid value")
         elif not each.optional:
             reading.refuse(f"{each.name} is missing")
     if members:
-        reading.refuse(f"{min(members)} is no member that this release knows")
+        reading.refuse(f"the member {min(members)} is unknown to this release")
     return values
 
 

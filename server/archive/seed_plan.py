@@ -1,7 +1,7 @@
-"""Conversations that nobody has held, for a database to look at: who talks about what, and what goes wrong.
+"""Plans of synthetic conversations for seeding a database: assistants, tasks, answers and failures.
 
-A plan is drawn from a seeded generator of random numbers, so the same seed gives the same plan. What happens in it is
-about as frequent as people report it: most answers are plain, some need tools, few fail.
+A plan is made with a seeded random number generator, so the same seed gives the same plan. The frequencies are those of
+typical use: most answers are plain text, some need tools, few fail.
 """
 
 import struct
@@ -15,9 +15,9 @@ from uuid import UUID
 
 from server.conversation.assistant import AssistantDefinition, Instructions, Tool
 
-LARGEST_SAMPLE: Final = 240
-"""Distinct conversations; the others are copies of them."""
-_SMALLEST_SAMPLE: Final = 12
+_MAX_SAMPLE: Final = 240
+"""The maximum number of distinct conversations; the others are copies of them."""
+_MIN_SAMPLE: Final = 12
 _TURNS_PER_SAMPLE: Final = 60
 _MODELS: Final = (
     ("gemini", "gemini-3.1-pro-preview"),
@@ -56,11 +56,11 @@ _WEEKEND: Final = 5
 _WEEKEND_SHARE: Final = 0.3
 _PICTURE_SHARE: Final = 0.06
 _COMPACTED_AFTER: Final = 6
-"""So many exchanges, and again after as many more."""
+"""A conversation is compacted each time after this many exchanges."""
 
 
 class Happening(StrEnum):
-    """What becomes of a user's task."""
+    """The outcome of a user task."""
 
     ANSWERED = "answered"
     TOOLS = "tools"
@@ -90,26 +90,26 @@ _FREQUENCIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedExchange:
-    """A task and what comes of it."""
+    """A task and its answer."""
 
     happening: Happening
     task: str
     thinking: str
     reply: str
     tool_names: tuple[str, ...] = ()
-    """Called at once; for `tools` only."""
+    """The tools that are called in parallel; for `tools` only."""
     picture: bytes | None = None
-    """A PNG that goes with the task."""
+    """A PNG that is sent with the task."""
     compacts: bool = False
     """Whether the conversation is compacted afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedConversation:
-    """One of the sample."""
+    """A conversation of the sample."""
 
     assistant: int
-    """Its place among the assistants."""
+    """The index of its assistant."""
     identifier: str
     language: str | None
     exchanges: tuple[SeedExchange, ...]
@@ -117,24 +117,24 @@ class SeedConversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPlan:
-    """The assistants, and the conversations that are really held with them."""
+    """The assistants, and the conversations that are run with them."""
 
     assistants: tuple[AssistantDefinition, ...]
     sample: tuple[SeedConversation, ...]
 
 
 def plan_seed(random: Random, turn_count: int) -> SeedPlan:
-    """The plan for a database of so many turns."""
-    assistants = tuple(_plan_assistant(random, trade, place) for place, trade in enumerate(_TRADES))
-    size = min(LARGEST_SAMPLE, max(_SMALLEST_SAMPLE, turn_count // _TURNS_PER_SAMPLE))
+    """Plan a database with the given number of turns."""
+    assistants = tuple(_plan_assistant(random, trade, index) for index, trade in enumerate(_TRADES))
+    size = min(_MAX_SAMPLE, max(_MIN_SAMPLE, turn_count // _TURNS_PER_SAMPLE))
     conversations = [_plan_conversation(random, len(assistants), number) for number in range(size)]
-    # However small the sample is, everything happens in it once.
+    # The first conversation has each outcome once, so that a sample of any size has all of them.
     every = tuple(_plan_exchange(random, happening) for happening in Happening)
     return SeedPlan(assistants=assistants, sample=(replace(conversations[0], exchanges=every), *conversations[1:]))
 
 
 def plan_moment(random: Random, until: datetime, days: int) -> datetime:
-    """When a conversation begins: within so many days before `until`, by day and on weekdays rather than else."""
+    """Choose when a conversation begins, within `days` before `until`; mostly at daytime and on weekdays."""
     while True:
         midnight = until - timedelta(days=1 + random.randrange(days))
         if midnight.weekday() < _WEEKEND or random.random() < _WEEKEND_SHARE:
@@ -144,13 +144,13 @@ def plan_moment(random: Random, until: datetime, days: int) -> datetime:
 
 
 def plan_id(random: Random, moment: datetime) -> UUID:
-    """An id as one would have been made at that moment."""
+    """Build an id as if it had been created at that time."""
     milliseconds = int(moment.timestamp() * 1000)
     return UUID(int=milliseconds << 80 | 0x7 << 76 | random.getrandbits(12) << 64 | 0b10 << 62 | random.getrandbits(62))
 
 
-def _plan_assistant(random: Random, trade: str, place: int) -> AssistantDefinition:
-    provider, model = _MODELS[place % len(_MODELS)]
+def _plan_assistant(random: Random, trade: str, index: int) -> AssistantDefinition:
+    provider, model = _MODELS[index % len(_MODELS)]
     tools = random.sample(_TOOLS, random.randint(1, 3))
     return AssistantDefinition(
         name=f"{trade} helper",
@@ -182,7 +182,7 @@ def _plan_conversation(random: Random, assistant_count: int, number: int) -> See
         identifier=f"{random.choice(_WORDS)}-{number}",
         language=random.choice(_LANGUAGES) or None,
         exchanges=tuple(
-            replace(exchange, compacts=place % _COMPACTED_AFTER == 0) for place, exchange in enumerate(exchanges, 1)
+            replace(exchange, compacts=number % _COMPACTED_AFTER == 0) for number, exchange in enumerate(exchanges, 1)
         ),
     )
 
@@ -206,7 +206,7 @@ def _sentences(random: Random, count: int) -> str:
 
 
 def _picture(random: Random) -> bytes:
-    """A small PNG of one colour."""
+    """Build a small PNG of one colour."""
     side = 16
     row = b"\x00" + bytes(random.randrange(256) for _ in range(3)) * side
     pieces = (

@@ -1,4 +1,4 @@
-"""The values of an archive's records: how each kind of column is written in a line, and read back to the letter."""
+"""The values of records: how each kind of column is written in a line and read back exactly."""
 
 import base64
 import binascii
@@ -20,7 +20,7 @@ _JSON_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class FieldKind(StrEnum):
-    """How a column is written."""
+    """The format of a column in a line."""
 
     INTEGER = "integer"
     TEXT = "text"
@@ -41,15 +41,15 @@ class Field:
     kind: FieldKind
     nullable: bool = False
     optional: bool = False
-    """May be missing: a file from before the column was there has none."""
+    """May be missing, because the file may be older than the column."""
     bits: int = 64
-    """Of an integer."""
+    """The size of an integer."""
     prefix: str | None = None
-    """Of a UUID that is an identifier."""
+    """The prefix of a UUID that is an identifier."""
 
 
 def encode_value(each: Field, value: Any) -> Any:
-    """A column's value as it stands in a line."""
+    """Encode the value of a column for a line."""
     if value is None:
         return None
     match each.kind:
@@ -68,7 +68,7 @@ def encode_value(each: Field, value: Any) -> Any:
 
 
 def decode_value(each: Field, value: Any) -> Any:
-    """The inverse of `encode_value`. Raises `ValueError` or `TypeError` for what it would not have written."""
+    """The inverse of `encode_value`. Raises `ValueError` or `TypeError` for values that it does not produce."""
     if value is None:
         if not each.nullable:
             raise ValueError(each.name)
@@ -77,14 +77,14 @@ def decode_value(each: Field, value: Any) -> Any:
 
 
 def _encode_document(text: str, *, spaced: bool) -> Any:
-    """The document itself, where reading and writing it gives the same text again."""
+    """Return the document itself if decoding and encoding it gives the same text, else its text."""
     try:
         value = json.loads(text)
-        # A column that holds `null` is not one that holds nothing.
+        # A column with the document `null` differs from a column that is NULL.
         if value is not None and not _looks_verbatim(value) and _dump(value, spaced=spaced) == text:
             return value
     except (ValueError, RecursionError):
-        # Deeper or longer than Python reads: its text says it all the same.
+        # Too deep or too long for Python: written as text.
         pass
     return {_VERBATIM: text}
 
@@ -152,7 +152,7 @@ def _decode_texts(_each: Field, value: Any) -> list[str]:
 def _storable(value: Any) -> str:
     text: str = _a(str, value)
     if _UNSTORABLE.search(text):
-        raise ValueError("text that Postgres does not take")
+        raise ValueError("text that Postgres cannot store")
     return text
 
 

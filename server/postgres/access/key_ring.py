@@ -97,7 +97,7 @@ class PostgresKeyRing:
         try:
             rows = await self._database.run(_CREATE_TENANT, repeatable=False, tenant=new_uuid(), name=name)
         except pg.UniqueViolationError as error:
-            raise TenantExists(f"A tenant called {name} is there already.") from error
+            raise TenantExists(f"A tenant called {name} already exists.") from error
         return _tenant_from(rows[0])
 
     async def load_tenant(self, name: str) -> Tenant:

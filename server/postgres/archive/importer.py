@@ -144,7 +144,7 @@ class Importer:
                 raise _exists(first.values["id"]) from error
             raise ArchiveInvalid(f"Rows of {error.table_name} are in the file twice.") from error
         except (pg.IntegrityConstraintViolationError, pg.DataError) as error:
-            raise ArchiveInvalid(f"A row does not fit its table: {error.args[0]}.") from error
+            raise ArchiveInvalid(f"A row violates a constraint of its table: {error.args[0]}.") from error
         await index_conversation(self._database, self._conversation_id(first.values["id"]))
         return made
 
@@ -246,12 +246,12 @@ class Importer:
 def _check_assistant(record: Record) -> None:
     """Raise `ArchiveInvalid` for an invalid model name, which would become part of a URL."""
     if find_name_fault(record.values["provider"], record.values["model"]):
-        raise _invalid(record, "the assistant's model is no name of a model")
+        raise _invalid(record, "the model of the assistant is not a valid name")
 
 
 def _exists(conversation: UUID) -> ConversationExists:
     name = encode_id(CONVERSATION, conversation)
-    return ConversationExists(f"The conversation {name} is there already.", conversation_id=name)
+    return ConversationExists(f"The conversation {name} already exists.", conversation_id=name)
 
 
 def _invalid(record: Record, message: str) -> ArchiveInvalid:

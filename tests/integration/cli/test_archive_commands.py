@@ -60,7 +60,7 @@ async def test_a_file_of_all_conversations_brings_them_back(
 
     assert [line.split("\t") for line in printed.splitlines()] == [[each, each, "2"] for each in ids]
     assert [await rows_of(database, conversation_id) for conversation_id in ids] == before
-    assert "is there already" in run(env, "import", file, "--tenant", "acme", code=65)[1]
+    assert "already exists" in run(env, "import", file, "--tenant", "acme", code=65)[1]
     printed, _ = run(env, "import", file, "--tenant", "acme", "--new-ids")
     assert not set(ids) & {line.split("\t")[1] for line in printed.splitlines()}
 

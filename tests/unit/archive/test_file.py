@@ -74,36 +74,44 @@ def test_a_file_without_conversations_is_one() -> None:
 
 WRONG: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
     "nothing": (lambda lines: lines[:0], 1, "empty"),
-    "no header": (lambda lines: lines[1:], 1, "cannot stand here"),
-    "two headers": (lambda lines: [lines[0], *lines], 2, "cannot stand here"),
-    "no conversation": (lambda lines: [lines[0], *lines[2:]], 2, "cannot stand here"),
-    "two ends": (lambda lines: [*lines[:5], *lines[4:]], 6, "cannot stand here"),
-    "no end": (lambda lines: lines[:4], 5, "too early"),
-    "no end and a close": (lambda lines: [*lines[:4], lines[5]], 5, "cannot stand here"),
-    "no close": (lambda lines: lines[:5], 6, "too early"),
-    "two closes": (lambda lines: [*lines, lines[-1]], 7, "cannot stand here"),
-    "a conversation less": (lambda lines: [lines[0], lines[-1]], 2, "more or fewer conversations"),
-    "half an end": (lambda lines: [*lines[:4], lines[4][:-1]], 5, "cut off"),
-    "a turn less at the front": (lambda lines: [*lines[:2], lines[3], lines[4]], 3, "turn 1 should come here"),
-    "a turn less at the back": (lambda lines: [*lines[:3], lines[4]], 4, "not as it was written"),
+    "no header": (lambda lines: lines[1:], 1, "is not allowed here"),
+    "two headers": (lambda lines: [lines[0], *lines], 2, "is not allowed here"),
+    "no conversation": (lambda lines: [lines[0], *lines[2:]], 2, "is not allowed here"),
+    "two ends": (lambda lines: [*lines[:5], *lines[4:]], 6, "is not allowed here"),
+    "no end": (lambda lines: lines[:4], 5, "the file is truncated"),
+    "no end and a close": (lambda lines: [*lines[:4], lines[5]], 5, "is not allowed here"),
+    "no close": (lambda lines: lines[:5], 6, "the file is truncated"),
+    "two closes": (lambda lines: [*lines, lines[-1]], 7, "is not allowed here"),
+    "a conversation less": (lambda lines: [lines[0], lines[-1]], 2, "number of conversations"),
+    "half an end": (lambda lines: [*lines[:4], lines[4][:-1]], 5, "the line is truncated"),
+    "a turn less at the front": (lambda lines: [*lines[:2], lines[3], lines[4]], 3, "turn 1 is expected here"),
+    "a turn less at the back": (lambda lines: [*lines[:3], lines[4]], 4, "was altered"),
     "a newer version": (lambda lines: [lines[0].replace(b"1", b"2"), *lines[1:]], 1, "version"),
-    "another format": (lambda lines: [lines[0].replace(b"strata-archive", b"else"), *lines[1:]], 1, "no archive"),
+    "another format": (lambda lines: [lines[0].replace(b"strata-archive", b"else"), *lines[1:]], 1, "not an archive"),
     "a number as text": (
         lambda lines: [lines[0], lines[1].replace(b'"next_seq":3', b'"next_seq":"3"')],
         2,
-        "next_seq has a value",
+        "next_seq has an invalid value",
     ),
     "a member less": (lambda lines: [lines[0], lines[1].replace(b"next_seq", b"other_seq")], 2, "next_seq is missing"),
-    "a member more": (lambda lines: [lines[0], lines[1].replace(b'"note"', b'"noise"')], 2, "noise is no member"),
-    "an id of something else": (lambda lines: [lines[0], lines[1].replace(b"conv_", b"asst_")], 2, "id has a value"),
-    "an unknown record": (lambda lines: [*lines[:2], b'{"record":"dance"}\n'], 3, "no record"),
-    "a list": (lambda lines: [*lines[:2], b"[]\n"], 3, "no JSON object"),
+    "a member more": (
+        lambda lines: [lines[0], lines[1].replace(b'"note"', b'"noise"')],
+        2,
+        "the member noise is unknown",
+    ),
+    "an id of something else": (
+        lambda lines: [lines[0], lines[1].replace(b"conv_", b"asst_")],
+        2,
+        "id has an invalid value",
+    ),
+    "an unknown record": (lambda lines: [*lines[:2], b'{"record":"dance"}\n'], 3, "kind of record is unknown"),
+    "a list": (lambda lines: [*lines[:2], b"[]\n"], 3, "not a JSON object"),
     "no text": (lambda lines: [*lines[:2], b"\xff\n"], 3, "not JSON"),
     "too deep": (lambda lines: [*lines[:2], b"[" * 100_000 + b"\n"], 3, "not JSON"),
     "another digit": (
         lambda lines: [*lines[:2], lines[2].replace(b"2.50", b"2.51"), *lines[3:]],
         5,
-        "not as it was written",
+        "was altered",
     ),
 }
 
@@ -128,7 +136,7 @@ def test_turns_that_are_not_there_are_missed() -> None:
     writer = ArchiveWriter(FIELDS)
     row = {"id": ID, "next_seq": 3, "note": None}
     lines = [writer.header(), writer.record(RecordKind.CONVERSATION, row), writer.end()]
-    with pytest.raises(ArchiveInvalid, match="lacks turns"):
+    with pytest.raises(ArchiveInvalid, match="are missing"):
         kinds(lines)
 
 
@@ -139,7 +147,7 @@ def test_a_blob_is_what_its_hash_says() -> None:
         writer.record(RecordKind.CONVERSATION, {"id": ID, "next_seq": 1, "note": None}),
         writer.record(RecordKind.BLOB, {"sha256": bytes(32), "data": b"x"}),
     ]
-    with pytest.raises(ArchiveInvalid, match="not those of its hash"):
+    with pytest.raises(ArchiveInvalid, match="do not match its hash"):
         kinds(lines)
 
 
