@@ -37,7 +37,7 @@ class EmulatorApp:
             return
         exchange = Exchange(request, scope, receive, send)
         if request.path.startswith("/__"):
-            await self._answer_about_itself(exchange)
+            await self._answer_own_route(exchange)
         else:
             await self._answer_as_provider(exchange)
 
@@ -45,7 +45,7 @@ class EmulatorApp:
         logged = self.state.request_log.begin(exchange.request, self.state.clock())
         try:
             if header := exchange.request.headers.get(FAULT_HEADER):
-                parse_fault_header(header)  # a typo in a test is said at once, not after half an answer
+                parse_fault_header(header)  # an invalid header is rejected at once and not in the middle of a response
             await self._handler(exchange)
         except FaultInvalid as error:
             await exchange.answer_json(400, {"error": {"message": str(error)}})
@@ -53,7 +53,7 @@ class EmulatorApp:
             logged.status = exchange.status
             logged.fault = exchange.fault
 
-    async def _answer_about_itself(self, exchange: Exchange) -> None:
+    async def _answer_own_route(self, exchange: Exchange) -> None:
         request = exchange.request
         match request.method, request.path:
             case "GET", "/__healthz":

@@ -97,7 +97,7 @@ def _bytes(value: object) -> bytes:
 def _status(value: object) -> int:
     status: int = _number(value, "status", int)
     if status not in _STATUSES:
-        raise FaultInvalid(f"status is {value!r}, which no response has.")
+        raise FaultInvalid(f"status is {value!r}, which is not the status of a response.")
     return status
 
 
@@ -105,7 +105,7 @@ def _number(value: object, name: str, kind: type[int] | type[float]) -> Any:
     try:
         number = kind(str(value))
     except ValueError:
-        raise FaultInvalid(f"{name} is {value!r}, which is no number.") from None
+        raise FaultInvalid(f"{name} is {value!r}, which is not a number.") from None
     if number < 0:
-        raise FaultInvalid(f"{name} is {value!r}, which is less than nothing.")
+        raise FaultInvalid(f"{name} is {value!r}, which is negative.")
     return number

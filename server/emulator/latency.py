@@ -37,5 +37,5 @@ def pieces(text: str) -> list[str]:
 
 
 async def _sleep(seconds: float) -> None:
-    # Also without a wait the others get their turn: a fast stream must not starve a second one.
+    # Also without a wait, so that a fast stream does not block the others.
     await asyncio.sleep(seconds)

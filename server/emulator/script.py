@@ -80,7 +80,7 @@ def load_script(source: Path | str) -> Script:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ScriptInvalid(f"This is no YAML: {error}") from error
+        raise ScriptInvalid(f"This is not YAML: {error}") from error
     if root is None:
         return Script(())
     if isinstance(root, yaml.MappingNode):

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from server.emulator.anthropic.blocks import Block
 from server.emulator.anthropic.cache import CacheUsage
-from server.emulator.anthropic.composing import Composed
+from server.emulator.anthropic.composing import Block, Composed
 
 Event: TypeAlias = dict[str, Any]
 """The data of one server-sent event; its `type` is also the event's name."""

@@ -11,14 +11,12 @@ from typing import Any, Final
 
 from server.emulator.anthropic import compaction
 from server.emulator.anthropic.answer import Answer, list_thinking_ids, render_events, render_message
-from server.emulator.anthropic.blocks import build_compaction
-from server.emulator.anthropic.cache import CachePlan, chain_links
+from server.emulator.anthropic.cache import CachePlan, chain_links, diagnose, take_fingerprint
 from server.emulator.anthropic.caller import BINDING_CONTROLS, Caller, identify
-from server.emulator.anthropic.composing import Composed, compose
-from server.emulator.anthropic.diagnostics import diagnose, take_fingerprint
+from server.emulator.anthropic.composing import Composed, build_compaction, compose
 from server.emulator.anthropic.errors import ApiProblem, Refused, invalid
-from server.emulator.anthropic.model_cards import render_model, render_page
 from server.emulator.anthropic.model_rules import load_model
+from server.emulator.anthropic.models import render_model, render_page
 from server.emulator.anthropic.question import improvise_reply, read_question
 from server.emulator.anthropic.sending import SendOptions, refuse_by, send_events, send_message
 from server.emulator.anthropic.state import AnthropicState
@@ -28,7 +26,7 @@ from server.emulator.exchange import ASGIApp, Exchange
 from server.emulator.reply import Fault, FaultKind
 from server.emulator.state import EmulatorState
 
-_LARGEST_BODY_BYTES: Final = 32 * 1024 * 1024
+_MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _REQUESTS_PER_MINUTE: Final = 4_000
 _TOKENS_PER_MINUTE: Final = {"input-tokens": 2_000_000, "output-tokens": 400_000, "tokens": 2_400_000}
 _MODELS: Final = "/v1/models"
@@ -90,7 +88,7 @@ class AnthropicApi:
             fault=fault,
             latency=state.latency,
             headers=headers,
-            # Not before the first byte: one that runs at the same time finds nothing of this one in the cache.
+            # Not before the first byte: a concurrent request does not find the entries of this one.
             begin=lambda: self._anthropic_state.cache.commit(plan),
         )
         if admitted.body.get("stream"):
@@ -194,7 +192,7 @@ class AnthropicApi:
 
 def _read_body(exchange: Exchange) -> Any:
     """Decode the JSON body. Raises `Refused`."""
-    if len(exchange.request.body) > _LARGEST_BODY_BYTES:
+    if len(exchange.request.body) > _MAX_BODY_BYTES:
         raise Refused(ApiProblem(type="request_too_large", message="Request exceeds the maximum size"))
     try:
         body = exchange.request.read_json()

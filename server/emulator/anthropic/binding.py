@@ -40,7 +40,7 @@ class _Claimed:
     claims: Claims
 
 
-def seal_thinking(  # noqa: PLR0913  reason: a sign_claims records all of it
+def seal_thinking(  # noqa: PLR0913  reason: the signature records all of it
     signer: Signer,
     *,
     id_: str,
@@ -123,7 +123,7 @@ def _check_latest(
 ) -> None:
     expected = next((issued[id_] for id_ in reversed(tool_use_ids) if id_ in issued), None)
     if expected is None:
-        return  # a call this emulator has not made: written by the client, or from before a restart
+        return  # not a call of this emulator: written by the client, or from before a restart
     claimed = {block.placed.path: block.claims["id"] for block in blocks}
     returned = tuple(claimed[placed.path] for placed in sent)
     if returned[-len(expected) :] == expected if expected else not returned:

@@ -103,7 +103,7 @@ def _name_organization(account: str) -> str:
 
 
 def _read_key(headers: Mapping[str, str]) -> str:
-    if "x-api-key" in headers:  # wins over the other one
+    if "x-api-key" in headers:  # takes precedence over the other header
         key, complaint = headers["x-api-key"].strip(), "invalid x-api-key"
     else:
         scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -54,7 +54,7 @@ _TEXT: Final = _block(
     text=string,
     cache_control=_CACHE_CONTROL,
     citations=nullable(list_of(mapping)),
-    emulated_note=string,  # what the fault `unknown_parts` has given comes back
+    emulated_note=string,  # a client may send back what the fault `unknown_parts` returned
 )
 _IMAGE: Final = _block("source", source=mapping, cache_control=_CACHE_CONTROL, transformations=nullable(mapping))
 _DOCUMENT: Final = _block(
@@ -141,7 +141,7 @@ _BLOCKS: Final = {
     ),
     "tool_addition": _TOOL_CHANGE,
     "tool_removal": _TOOL_CHANGE,
-    "emulated_novelty": _block(novelty=mapping),  # what the fault `unknown_parts` has given comes back
+    "emulated_novelty": _block(novelty=mapping),  # a client may send back what the fault `unknown_parts` returned
 }
 _CONTENT: Final = text_or(
     list_of(
@@ -203,7 +203,7 @@ def _tool(value: Any, path: str, caller: Caller) -> None:
         raise invalid(
             f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: 'custom'"
         )
-    # What else they take differs from one to the next and is not looked into.
+    # Their other fields differ and are not checked.
     string(value.get("name", ""), f"{path}.{kind}.name", caller)
     _CACHE_CONTROL(value.get("cache_control"), f"{path}.{kind}.cache_control", caller)
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
-from server.emulator.anthropic.cache import PromptCache
-from server.emulator.anthropic.diagnostics import Fingerprint
+from server.emulator.anthropic.cache import Fingerprint, PromptCache
 from server.emulator.state import EmulatorState
 
 _KEPT: Final = 10_000

@@ -5,15 +5,14 @@ from typing import Any
 
 from server.emulator.anthropic import compaction
 from server.emulator.anthropic.binding import Bound, check_thinking
-from server.emulator.anthropic.cache_markers import PromptItem, list_items, read_ttls
 from server.emulator.anthropic.caller import Caller
 from server.emulator.anthropic.errors import invalid
-from server.emulator.anthropic.input_tokens import count_items
 from server.emulator.anthropic.message_rules import check_ending, check_messages
 from server.emulator.anthropic.model_rules import check_model_rules, load_model
 from server.emulator.anthropic.models import Model
 from server.emulator.anthropic.prefix import Prefix, PrefixStart, close_prefix, open_prefix
 from server.emulator.anthropic.prompt import find_open_server_calls
+from server.emulator.anthropic.prompt_items import PromptItem, count_items, list_items, read_ttls
 from server.emulator.anthropic.schema import check_fields
 from server.emulator.anthropic.state import AnthropicState, read_container
 
@@ -53,7 +52,7 @@ def admit(body: Any, caller: Caller, anthropic_state: AnthropicState, *, countin
     opening = open_prefix(body)
     start = compaction.find_start(body, caller, signer=anthropic_state.state.signer, opening=opening)
     end = close_prefix(body["messages"], start)
-    _check_shape_of_talk(body, model, caller, is_paused=end.digest in anthropic_state.paused, counting=counting)
+    _check_conversation(body, model, caller, is_paused=end.digest in anthropic_state.paused, counting=counting)
     _check_container(body, anthropic_state)
     check_model_rules(body, model, caller)
     items = list_items(body)
@@ -96,9 +95,7 @@ def _check_container(body: dict[str, Any], anthropic_state: AnthropicState) -> N
         )
 
 
-def _check_shape_of_talk(
-    body: dict[str, Any], model: Model, caller: Caller, *, is_paused: bool, counting: bool
-) -> None:
+def _check_conversation(body: dict[str, Any], model: Model, caller: Caller, *, is_paused: bool, counting: bool) -> None:
     if body.get("compaction") is None or counting:
         check_messages(body, model, caller)
         check_ending(body, model, continues_paused_turn=is_paused)

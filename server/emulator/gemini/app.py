@@ -7,12 +7,11 @@ from typing import Final
 
 from server.emulator.asgi import EmulatorApp
 from server.emulator.exchange import Exchange, Request
+from server.emulator.gemini.caches import ExplicitCaches, ImplicitCache
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.errors import ApiError, invalid, key_missing, key_rejected, model_unknown
-from server.emulator.gemini.explicit_caches import ExplicitCaches
 from server.emulator.gemini.faults import error_before_answer
 from server.emulator.gemini.generating import Caller, Generator
-from server.emulator.gemini.implicit_cache import ImplicitCache
 from server.emulator.gemini.models import MODELS, Model, find_model
 from server.emulator.gemini.prompt import read_prompt
 from server.emulator.gemini.sending import ArrayFraming, EventFraming, send_error, send_stream, send_unary
@@ -145,7 +144,7 @@ def _authenticate(request: Request) -> str:
     if key == _INVALID_KEY:
         raise key_rejected(401, "API key not valid. Please pass a valid API key.")
     if key == _EXPIRED_KEY:
-        # The live service answers both with 400; here it is the one that shows a client this shape.
+        # The live service answers both with 400; here only this one has that status.
         raise key_rejected(400, "API key expired. Please renew the API key.")
     return hashlib.sha256(key.encode()).hexdigest()
 

@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any, Final
 
 from server.emulator.exchange import Exchange
+from server.emulator.gemini.caches import ExplicitCaches, ImplicitCache, extend
 from server.emulator.gemini.decoding import decode
 from server.emulator.gemini.errors import invalid
-from server.emulator.gemini.explicit_caches import ExplicitCaches, extend
 from server.emulator.gemini.faults import (
     blocked_prompt,
     error_before_answer,
@@ -18,9 +18,7 @@ from server.emulator.gemini.faults import (
     window_exceeded,
     with_unknown_fields,
 )
-from server.emulator.gemini.generation_config import GenerationConfig, read_config
-from server.emulator.gemini.implicit_cache import ImplicitCache
-from server.emulator.gemini.models import Model
+from server.emulator.gemini.models import GenerationConfig, Model, read_config
 from server.emulator.gemini.prompt import Prompt, read_prompt
 from server.emulator.gemini.rendering import Answer, Chunk, plan_answer, render_stream, render_unary
 from server.emulator.gemini.signatures import check_signatures, sign_part

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from server.emulator.gemini.generation_config import GenerationConfig
-from server.emulator.gemini.models import Model
+from server.emulator.gemini.models import GenerationConfig, Model
 from server.emulator.latency import pieces
 from server.emulator.reply import Reply
 from server.emulator.tokens import count_json, count_tokens
@@ -96,7 +95,7 @@ def _signed_place(parts: Sequence[Mapping[str, Any]], answer: Answer, model: Mod
 
 
 def _sign_in(chunk: Chunk, place: int, index: int, sign: Sign) -> Chunk:
-    # Chunks that are sent have one part each, so the place among the parts is the place among the chunks.
+    # Chunks that are sent have one part each, so the index of a part is the index of its chunk.
     if index != place:
         return chunk
     (part,) = chunk.parts

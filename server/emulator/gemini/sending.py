@@ -46,7 +46,7 @@ class EventFraming:
     def frame(self, document: str, index: int) -> bytes:  # noqa: ARG002  reason: the other framing needs it
         return f"data: {document}\r\n\r\n".encode()
 
-    def end(self, frames: int) -> bytes:  # noqa: ARG002  reason: likewise
+    def end(self, frames: int) -> bytes:  # noqa: ARG002  reason: the other framing needs it
         return b""
 
 

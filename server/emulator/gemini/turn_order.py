@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from server.emulator.gemini.decoding import PART_DATA
 from server.emulator.gemini.errors import invalid
-from server.emulator.gemini.fields import PART_DATA
 
 Content: TypeAlias = Mapping[str, Any]
 Part: TypeAlias = Mapping[str, Any]

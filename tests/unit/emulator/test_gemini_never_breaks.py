@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from server.emulator.exchange import Message
 from server.emulator.gemini.app import build_gemini_app
-from server.emulator.gemini.decoding import camel_case
-from server.emulator.gemini.fields import MESSAGES
+from server.emulator.gemini.decoding import MESSAGES, camel_case
 from server.emulator.state import build_state
 
 leaves = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from server.emulator.exchange import Request
-from server.emulator.request_log import RequestLog
+from server.emulator.state import RequestLog
 
 
 def request(**more: Any) -> Request:

@@ -83,7 +83,7 @@ def test_a_script_can_be_a_file_and_be_empty(tmp_path: Path) -> None:
         ("- tool_calls: [{arguments: {}}]", "Line 1: a tool call has a name."),
         ("- tool_calls: {name: f}", "Line 1: tool_calls is a list."),
         ("hello", "Line 1: A script is a list."),
-        ("[a", "This is no YAML"),
+        ("[a", "This is not YAML"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(text: str, complaint: str) -> None:

@@ -1,10 +1,16 @@
-"""Explicit caches (`cachedContents`), created by one account for one model, removed when they expire.
+"""Explicit caches (`cachedContents`) and the implicit cache.
 
-An expired, deleted or foreign name gets the same error, so that existence is not disclosed.
+An explicit cache is created by one account for one model and is removed when it expires. An expired, deleted or foreign
+name gets the same error, so that existence is not disclosed.
+
+The implicit cache reads a prefix that a request shares with an earlier one. The real cache is best-effort; this one
+always hits when it may, so that a client's prefix stability can be measured. It stores prefixes up to each part, per
+model and account, for five minutes after their last use.
 """
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,8 +21,9 @@ from server.emulator.gemini.errors import ApiError, invalid, model_unknown
 from server.emulator.gemini.models import Model, find_model
 from server.emulator.gemini.prompt import Prompt, read_prompt
 from server.emulator.gemini.turn_order import check_shape
-from server.emulator.state import EmulatorState
+from server.emulator.state import Clock, EmulatorState
 
+_LIFETIME_SECONDS: Final = 300.0
 _DEFAULT_SECONDS: Final = 3_600.0
 _TTL: Final = re.compile(r"(\d+(?:\.\d{1,9})?)s")
 _UPDATABLE: Final = frozenset({"ttl", "expire_time", "name", "model"})
@@ -179,3 +186,31 @@ def _read_number(query: Mapping[str, str], name: str) -> int:
 
 def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class ImplicitCache:
+    def __init__(self, clock: Clock, *, enabled: bool = True) -> None:
+        self._clock = clock
+        self._enabled = enabled
+        self._expiries: OrderedDict[bytes, float] = OrderedDict()
+
+    def read_and_fill(self, prompt: Prompt, account: str) -> int:
+        """The cached tokens of this prompt, 0 below the model's minimum; then store its prefixes."""
+        if not self._enabled:
+            return 0
+        now = self._clock()
+        self._forget(now)
+        digest = hashlib.sha256(f"{prompt.model.id} {account}".encode()).digest()
+        tokens = cached = 0
+        for block, size in prompt.blocks():
+            digest = hashlib.sha256(digest + block.encode()).digest()
+            tokens += size
+            if digest in self._expiries:
+                cached = tokens
+            self._expiries[digest] = now + _LIFETIME_SECONDS
+            self._expiries.move_to_end(digest)
+        return cached if cached >= prompt.model.implicit_minimum_tokens else 0
+
+    def _forget(self, now: float) -> None:
+        while self._expiries and next(iter(self._expiries.values())) <= now:
+            self._expiries.popitem(last=False)
