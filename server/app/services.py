@@ -29,8 +29,7 @@ from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
 from server.postgres.compaction.lengths import PostgresConversationLengths
 from server.postgres.engine import Database
-from server.postgres.jobs.queue_log import prune_queue_log
-from server.postgres.jobs.retention import sweep_raw_bytes
+from server.postgres.jobs import prune_queue_log, sweep_raw_bytes
 from server.postgres.replay.conversations import make_replay_database
 from server.postgres.store import PostgresStore
 from server.prompts.renderer import JinjaRenderer

@@ -43,9 +43,9 @@ from server.postgres.access.key_cache import KeyCache
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.access.rate_limit import PostgresRateLimiter
 from server.postgres.archive.exporter import PostgresArchives
-from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.caching import PostgresCacheRegister
 from server.postgres.connections import DatabaseOptions, connect, translated_errors
-from server.postgres.engine import Database
+from server.postgres.engine import Database, DatabaseProbe
 from server.postgres.inspection.audit_log import PostgresAuditLog
 from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.inspection.overviews import PostgresCompactionAlarms
@@ -53,7 +53,6 @@ from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.search_index import load_lag_seconds
 from server.postgres.migrations import migrate_up, require_current_schema
 from server.postgres.notifications import PostgresNotifications
-from server.postgres.probe import DatabaseProbe
 from server.postgres.store import PostgresStore
 from server.prompts.worker_pool import WorkerPool
 from server.providers.provider import Provider

@@ -22,7 +22,7 @@ from server.conversation.audit import OPERATOR
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.inspection.actions import Audit, CompactionActions
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.postgres.compaction.compactor_source import CompactionFilter, count_candidates, find_owner, list_candidates
+from server.postgres.compaction.candidates import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
 

@@ -18,7 +18,7 @@ from server.inspection.actions import Audit
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.archive.exporter import count_conversations, export_records, list_conversation_ids
 from server.postgres.archive.fields import FIELDS
-from server.postgres.compaction.compactor_source import find_owner
+from server.postgres.compaction.candidates import find_owner
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
 

@@ -19,7 +19,7 @@ from server.conversation.audit import OPERATOR
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.postgres.compaction.compactor_source import find_owner
+from server.postgres.compaction.candidates import find_owner
 from server.replay.rerun.replay import (
     ItemState,
     OnMissingResult,

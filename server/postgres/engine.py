@@ -1,4 +1,4 @@
-"""The connection pool of a process, statements, and the behaviour when the database is unavailable.
+"""The connection pool of a process, statements, readiness, and the behaviour when the database is unavailable.
 
 A statement is compiled once, when its module is imported, and asyncpg runs it without further round trips, in a
 transaction of its own. Most statements can be repeated safely: if one loses its connection, it is run once more on a
@@ -85,6 +85,13 @@ class Statement:
         """
         known = self._constants | values
         return [encode_text(value) if isinstance(value := known[name], str) else value for name in self._order]
+
+    async def fetch(self, connection: Connection, **values: Any) -> list[asyncpg.Record]:
+        """Run the statement on a connection, usually within a transaction."""
+        return await connection.fetch(self.sql, *self.arguments(values))
+
+
+_READ_ONLY: Final = Statement("SELECT current_setting('transaction_read_only') = 'on' AS read_only")
 
 
 class Database:
@@ -225,6 +232,25 @@ class Database:
             lost.terminate()
         if self._pool is not None:
             await self._pool.expire_connections()
+
+
+class DatabaseProbe:
+    """Implements `server.conversation.readiness.Probe`. The first contact also checks the schema, see `Database`."""
+
+    name = "database"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def check(self) -> None:
+        limit = self._database.options.connect_seconds
+        try:
+            async with asyncio.timeout(limit):
+                rows = await self._database.run(_READ_ONLY)
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"The database did not answer within {limit:g} s.") from error
+        if rows[0]["read_only"]:
+            raise DatabaseUnavailable("The database takes no writes.")
 
 
 class StorePart:

@@ -17,7 +17,7 @@ from server.conversation.errors import (
 )
 from server.conversation.payload import Payload
 from server.conversation.usage import Usage
-from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.caching import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.provider import ExplicitCache, Provider

@@ -8,7 +8,7 @@ and address are locked only reads.
 import base64
 import math
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from server.conversation.api_key import ApiKey, PresentedKey, Scope
 from server.conversation.audit import Action, Actor, AuditDraft, Outcome
@@ -19,7 +19,7 @@ from server.postgres.access.key_ring import FIND_LIVE_KEY, key_from
 from server.postgres.codec import decode_text
 from server.postgres.connections import Connection
 from server.postgres.engine import Database, Statement
-from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
+from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, append_on, audit_values
 from server.postgres.rows import Row
 
 _WAIT: Final = Statement("""
@@ -55,9 +55,6 @@ WHERE coalesce(locked_until, began_at) < now() - make_interval(secs => :lock_sec
     OR subject IN (SELECT subject FROM login_failures ORDER BY began_at DESC OFFSET :max_rows)
 """)
 _OWNER: Final = Statement("SELECT tenant_id FROM api_keys WHERE id = :key")
-_AUDIT: Final = Statement(
-    f"INSERT INTO audit_log ({AUDIT_COLUMNS}) VALUES ({AUDIT_VALUES})"  # noqa: S608  reason: constants only
-)
 _OPEN: Final = Statement("""
 INSERT INTO admin_sessions (id, tenant_id, api_key_id, token_hash, csrf_secret, address)
 VALUES (:session, :tenant, :key, :token_hash, :csrf_secret, :address)
@@ -101,7 +98,7 @@ class PostgresAdminSessions:
             key = None if presented is None else await _find_key(connection, presented)
             if key is not None and key.opens(Scope.ADMIN):
                 await self._sweep(connection)
-                await _run(connection, _CLEAR_FAILURES, subject=lock_subject(key.id, address))
+                await _CLEAR_FAILURES.fetch(connection, subject=lock_subject(key.id, address))
                 return await _open(connection, key, address)
             refusal = await self._fail(connection, presented, key, address)
         # Outside the transaction, which would otherwise be rolled back with the count.
@@ -134,8 +131,8 @@ class PostgresAdminSessions:
             return LoginLocked(retry_after_seconds=max(1, math.ceil(wait_seconds)))
         await self._sweep(connection)
         limits = self._limits
-        counted = await _run(
-            connection, _COUNT, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
+        counted = await _COUNT.fetch(
+            connection, subject=subject, max_failures=limits.max_failures, lock_seconds=limits.lock_seconds
         )
         if not counted:
             # A concurrent failure of the same pair has locked it.
@@ -148,49 +145,42 @@ class PostgresAdminSessions:
             details={"code": refusal.code, "locked": counted[0]["locked"]},
             outcome=Outcome.REFUSED,
         )
-        await _run(connection, _AUDIT, **audit_values(draft))
+        await append_on(connection, draft)
         return refusal
 
     async def _sweep(self, connection: Connection) -> None:
-        await _run(
+        await _SWEEP.fetch(
             connection,
-            _SWEEP,
             age_seconds=self._limits.age_seconds,
             lock_seconds=self._limits.lock_seconds,
             max_rows=_MAX_FAILURE_ROWS,
         )
 
 
-async def _run(connection: Connection, statement: Statement, **values: Any) -> list[Row]:
-    rows: list[Row] = await connection.fetch(statement.sql, *statement.arguments(values))
-    return rows
-
-
 async def _find_key(connection: Connection, presented: PresentedKey) -> ApiKey | None:
-    rows = await _run(
-        connection, FIND_LIVE_KEY, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
+    rows = await FIND_LIVE_KEY.fetch(
+        connection, key=decode_id(API_KEY, presented.id), secret_hash=presented.secret_hash
     )
     return key_from(rows[0]) if rows and presented.matches(rows[0]["secret_hash"]) else None
 
 
 async def _find_owner(connection: Connection, presented: PresentedKey) -> str | None:
     """Return the tenant of the key id, whose audit log gets the entry; None for an unknown id."""
-    rows = await _run(connection, _OWNER, key=decode_id(API_KEY, presented.id))
+    rows = await _OWNER.fetch(connection, key=decode_id(API_KEY, presented.id))
     return encode_id(TENANT, rows[0]["tenant_id"]) if rows else None
 
 
 async def _find_wait(connection: Connection, subject: str) -> float | None:
     """Return for how many seconds the subject is locked; None if it is not."""
-    rows = await _run(connection, _WAIT, subject=subject)
+    rows = await _WAIT.fetch(connection, subject=subject)
     return rows[0]["seconds"] if rows else None
 
 
 async def _open(connection: Connection, key: ApiKey, address: str | None) -> tuple[AdminSession, str]:
     session_id, csrf_secret = new_uuid(), new_secret()
     token = base64.urlsafe_b64encode(new_secret()).decode().rstrip("=")
-    rows = await _run(
+    rows = await _OPEN.fetch(
         connection,
-        _OPEN,
         session=session_id,
         tenant=decode_id(TENANT, key.tenant_id),
         key=decode_id(API_KEY, key.id),
@@ -208,7 +198,7 @@ async def _open(connection: Connection, key: ApiKey, address: str | None) -> tup
         last_seen_at=opened_at,
     )
     draft = AuditDraft(tenant_id=key.tenant_id, actor=session.actor(address), action=Action.LOGIN)
-    await _run(connection, _AUDIT, **audit_values(draft))
+    await append_on(connection, draft)
     return session, token
 
 

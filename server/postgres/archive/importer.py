@@ -21,7 +21,7 @@ from server.postgres.archive.fields import ARCHIVED, FIELDS
 from server.postgres.codec import encode_raw
 from server.postgres.connections import Connection
 from server.postgres.engine import Database
-from server.postgres.inspection.audit_log import APPEND, audit_values
+from server.postgres.inspection.audit_log import append_on
 from server.postgres.inspection.search_index import index_conversation
 from server.providers.model_name import find_name_fault
 
@@ -156,7 +156,7 @@ class Importer:
             object_id=made.conversation_id,
             details={"source": made.source_id, "turns": made.turn_count},
         )
-        await connection.execute(APPEND.sql, *APPEND.arguments(audit_values(draft)))
+        await append_on(connection, draft)
 
     async def _write(self, connection: Connection, first: Record, records: Iterator[Record]) -> ImportedConversation:
         source: UUID = first.values["id"]

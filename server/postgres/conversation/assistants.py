@@ -128,8 +128,7 @@ class AssistantStore(StorePart):
 
 async def create_assistant_on(connection: Connection, tenant_id: str, definition: AssistantDefinition) -> Assistant:
     """Create an assistant within a transaction."""
-    rows = await connection.fetch(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, definition)))
-    return assistant_from(rows[0])
+    return assistant_from((await _CREATE.fetch(connection, **_creation_values(tenant_id, definition)))[0])
 
 
 def _key(tenant_id: str, assistant_id: str) -> dict[str, Any]:

@@ -169,18 +169,18 @@ class ConversationStore(StorePart):
 
 async def create_conversation_on(connection: Connection, tenant_id: str, draft: ConversationDraft) -> Conversation:
     """Create a conversation within a transaction. Raises `AssistantNotFound`."""
-    row = await connection.fetchrow(_CREATE.sql, *_CREATE.arguments(_creation_values(tenant_id, draft)))
-    if row is None:
+    rows = await _CREATE.fetch(connection, **_creation_values(tenant_id, draft))
+    if not rows:
         raise AssistantNotFound
-    return conversation_from(row)
+    return conversation_from(rows[0])
 
 
 async def load_conversation_on(connection: Connection, tenant_id: str, conversation_id: str) -> Conversation:
     """Load a conversation within a transaction. Raises `ConversationNotFound`."""
-    row = await connection.fetchrow(_LOAD.sql, *_LOAD.arguments(_key(tenant_id, conversation_id)))
-    if row is None:
+    rows = await _LOAD.fetch(connection, **_key(tenant_id, conversation_id))
+    if not rows:
         raise ConversationNotFound
-    return conversation_from(row)
+    return conversation_from(rows[0])
 
 
 def _creation_values(tenant_id: str, draft: ConversationDraft) -> dict[str, Any]:

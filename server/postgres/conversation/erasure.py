@@ -22,12 +22,12 @@ from server.conversation.store import ErasureReport
 from server.postgres.connections import Connection
 from server.postgres.engine import Statement, StorePart
 from server.postgres.replay.conversation_tables import REPLAY_TABLES
-from server.postgres.replay.statements import end_if_done, fetch, lose_calls
+from server.postgres.replay.statements import end_if_done, lose_calls
 from server.postgres.schema import metadata
 
 _CONVERSATIONS: Final = bindparam("conversations", type_=ARRAY(UUID_TYPE))
 _TENANT: Final = bindparam("tenant", type_=UUID_TYPE)
-# A turn with an expired lease does not prevent erasure: whatever its process still writes finds no conversation.
+# A turn with an expired lease does not prevent erasure: later writes of its process find no conversation.
 _LOCK: Final = Statement("""
 SELECT CASE WHEN lease_expires_at > now() THEN lease_turn_seq END AS lease_turn_seq
 FROM conversations WHERE id = :conversation AND tenant_id = :tenant FOR UPDATE
@@ -74,7 +74,7 @@ class ConversationRows:
         self._deletions = [(table.fullname, Statement(self._deletion_of(table, which))) for table, which in doomed]
         self._locks = [
             Statement(select(conversations.c.id).where(_among(conversations.c.id)).with_for_update()),
-            # A transaction that is about to use a shared row has locked it: wait for it, then look who uses the row.
+            # A transaction that is about to use a shared row has locked it: wait for its end before checking the uses.
             Statement(self._lock_of(tables["blobs"], self._referenced_blobs(), "sha256")),
             Statement(self._lock_of(tables["provider_caches"], self._used_caches(), "id")),
         ]
@@ -84,7 +84,7 @@ class ConversationRows:
     ) -> tuple[dict[str, int], int]:
         """Count the rows by table, and the bytes that they take."""
         key = {"conversations": list(conversations), "tenant": tenant}
-        found = {name: (await connection.fetch(s.sql, *s.arguments(key)))[0] for name, s in self._counts}
+        found = {name: (await statement.fetch(connection, **key))[0] for name, statement in self._counts}
         return {name: row[0] for name, row in found.items()}, sum(int(row[1]) for row in found.values())
 
     async def delete(
@@ -93,7 +93,7 @@ class ConversationRows:
         """Delete the rows within a transaction, after concurrent writers, and return their numbers by table."""
         key = {"conversations": list(conversations), "tenant": tenant}
         for statement in self._locks:
-            await connection.execute(statement.sql, *statement.arguments(key))
+            await statement.fetch(connection, **key)
         counts = {}
         for name, statement in self._deletions:
             # Such as `DELETE 3` or `UPDATE 3`.
@@ -155,20 +155,20 @@ class ErasureStore(StorePart):
     async def erase_conversation(self, tenant_id: str, conversation_id: str, *, dry_run: bool = False) -> ErasureReport:
         conversation, tenant = decode_id(CONVERSATION, conversation_id), decode_id(TENANT, tenant_id)
         async with self._database.transaction() as connection:
-            values = {"conversation": conversation, "tenant": tenant}
-            row = await connection.fetchrow(_LOCK.sql, *_LOCK.arguments(values))
-            if row is None or conversation is None:
+            locked = await _LOCK.fetch(connection, conversation=conversation, tenant=tenant)
+            if not locked or conversation is None:
                 raise ConversationNotFound
             if dry_run:
                 return await _count(connection, tenant, conversation)
-            if row["lease_turn_seq"] is not None:
-                raise ConversationBusy(running_seq=row["lease_turn_seq"])
+            running_seq = locked[0]["lease_turn_seq"]
+            if running_seq is not None:
+                raise ConversationBusy(running_seq=running_seq)
             rows = await _delete(connection, tenant, conversation)
         return ErasureReport(rows={name: count for name, count in rows.items() if count})
 
 
 async def _count(connection: Connection, tenant: UUID | None, conversation: UUID) -> ErasureReport:
-    items = await fetch(connection, _LIST_REPLAY_CONVERSATIONS, conversation=conversation)
+    items = await _LIST_REPLAY_CONVERSATIONS.fetch(connection, conversation=conversation)
     live, live_bytes = await LIVE_ROWS.count(connection, tenant, [conversation])
     in_replays, replay_bytes = await REPLAY_ROWS.count(
         connection, tenant, [item["replay_conversation_id"] for item in items]
@@ -178,8 +178,8 @@ async def _count(connection: Connection, tenant: UUID | None, conversation: UUID
 
 
 async def _delete(connection: Connection, tenant: UUID | None, conversation: UUID) -> Mapping[str, int]:
-    replays = await fetch(connection, _LOCK_REPLAYS, conversation=conversation)
-    items = await fetch(connection, _LOCK_ITEMS, conversation=conversation)
+    replays = await _LOCK_REPLAYS.fetch(connection, conversation=conversation)
+    items = await _LOCK_ITEMS.fetch(connection, conversation=conversation)
     for replay in replays:
         await lose_calls(
             connection, replay["id"], [item["number"] for item in items if item["replay_id"] == replay["id"]]

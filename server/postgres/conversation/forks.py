@@ -13,7 +13,6 @@ from sqlalchemy import Table
 from server.conversation.conversation import Conversation
 from server.conversation.errors import ConversationNotFound, TurnNotFound
 from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, encode_id, new_uuid
-from server.postgres.connections import Connection
 from server.postgres.conversation.conversations import load_conversation_on
 from server.postgres.engine import Statement, StorePart
 from server.postgres.paging import in_range
@@ -93,20 +92,16 @@ class ForkStore(StorePart):
             "at_seq": in_range(at_seq),
         }
         async with self._database.transaction() as connection:
-            seen = await connection.fetchrow(_SOURCE.sql, *_SOURCE.arguments(values))
-            if seen is None:
+            source = await _SOURCE.fetch(connection, **values)
+            if not source:
                 raise ConversationNotFound
-            if seen["kind"] is None:
+            if source[0]["kind"] is None:
                 raise TurnNotFound
-            answered = seen["kind"] == "model_response"
-            values |= {"epoch": seen["epoch"], "next_seq": at_seq + (1 if answered else 2)}
-            await _run(connection, _CREATE, values)
+            answered = source[0]["kind"] == "model_response"
+            values |= {"epoch": source[0]["epoch"], "next_seq": at_seq + (1 if answered else 2)}
+            await _CREATE.fetch(connection, **values)
             for copy in _COPIES:
-                await _run(connection, copy, values)
+                await copy.fetch(connection, **values)
             if not answered:
-                await _run(connection, _CANCELLED_ANSWER, values)
+                await _CANCELLED_ANSWER.fetch(connection, **values)
             return await load_conversation_on(connection, tenant_id, encode_id(CONVERSATION, fork))
-
-
-async def _run(connection: Connection, statement: Statement, values: dict[str, Any]) -> None:
-    await connection.execute(statement.sql, *statement.arguments(values))

@@ -55,7 +55,7 @@ def audit_values(draft: AuditDraft) -> dict[str, Any]:
 
 async def append_on(connection: Connection, draft: AuditDraft) -> None:
     """Append an entry in the transaction of the audited change."""
-    await connection.execute(APPEND.sql, *APPEND.arguments(audit_values(draft)))
+    await APPEND.fetch(connection, **audit_values(draft))
 
 
 class PostgresAuditLog:

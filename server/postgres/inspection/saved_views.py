@@ -72,8 +72,8 @@ class PostgresSavedViews:
         }
         try:
             async with self._database.transaction() as connection:
-                await connection.fetch(_LOCK.sql, *_LOCK.arguments({"tenant": tenant}))
-                rows = await connection.fetch(_SAVE.sql, *_SAVE.arguments(values))
+                await _LOCK.fetch(connection, tenant=tenant)
+                rows = await _SAVE.fetch(connection, **values)
         except pg.UniqueViolationError as error:
             raise _name_taken(name) from error
         if not rows:

@@ -252,20 +252,17 @@ async def _index_each(database: Database, conversations: Sequence[UUID]) -> Inde
 async def _count_portion(database: Database, conversation: UUID) -> int | None:
     """Count the next turns and return their number, or None if the conversation is gone."""
     async with database.transaction() as connection:
-        held = await _fetch(connection, _HOLD, conversation=conversation)
+        held = await _HOLD.fetch(connection, conversation=conversation)
         if not held:
             return None
         key = {"conversation": conversation, "tenant": held[0]["tenant_id"], "assistant": held[0]["assistant_id"]}
         labels = labels_of(held[0]["tenant_id"], held[0]["assistant_id"], None)
-        await _fetch(connection, _BEGIN, **key, created_at=held[0]["created_at"], labels=labels)
-        facts = facts_from((await _fetch(connection, _LOCK, conversation=conversation))[0])
-        rows = await _fetch(
-            connection, _TURNS, conversation=conversation, after=facts.last_indexed_seq, count=PAGE_TURNS
-        )
+        await _BEGIN.fetch(connection, **key, created_at=held[0]["created_at"], labels=labels)
+        facts = facts_from((await _LOCK.fetch(connection, conversation=conversation))[0])
+        rows = await _TURNS.fetch(connection, conversation=conversation, after=facts.last_indexed_seq, count=PAGE_TURNS)
         turns = [turn_from(row) for row in rows]
-        calls = await _fetch(
+        calls = await _CALLS.fetch(
             connection,
-            _CALLS,
             conversation=conversation,
             first_seq=facts.last_indexed_seq + 1,
             last_seq=turns[-1].seq if turns else facts.last_indexed_seq,
@@ -280,27 +277,21 @@ async def _count_portion(database: Database, conversation: UUID) -> int | None:
 
 async def _write(connection: Connection, key: dict[str, UUID], turns: Sequence[Turn], facts: ConversationFacts) -> None:
     texts = {turn.seq: text for turn in turns if (text := read_text(turn.blocks))}
-    await _fetch(
+    await _WRITE_TEXTS.fetch(
         connection,
-        _WRITE_TEXTS,
         conversation=key["conversation"],
         tenant=key["tenant"],
         tenant_word=tenant_word(key["tenant"]),
         seqs=list(texts),
         texts=list(texts.values()),
     )
-    await _fetch(
+    await _WRITE_FACTS.fetch(
         connection,
-        _WRITE_FACTS,
         conversation=key["conversation"],
         assistant=key["assistant"],
         labels=labels_of(key["tenant"], key["assistant"], facts),
         **fact_values(facts),
     )
-
-
-async def _fetch(connection: Connection, statement: Statement, **values: Any) -> list[Row]:
-    return await connection.fetch(statement.sql, *statement.arguments(values))
 
 
 def _call_from(row: Row) -> CountedCall:

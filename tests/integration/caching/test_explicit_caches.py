@@ -13,7 +13,7 @@ from server.conversation.call import Call
 from server.conversation.conversation import ConversationDraft
 from server.conversation.event import TextDelta, TurnStarted
 from server.conversation.turn import TurnState
-from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.caching import PostgresCacheRegister
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.contracts.provider_rig import build_payload

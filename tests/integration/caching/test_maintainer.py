@@ -15,7 +15,7 @@ from server.conversation.errors import (
     ProviderTimedOut,
     ProviderUnavailable,
 )
-from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.caching import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.token_estimate import TokenEstimate

@@ -11,7 +11,7 @@ from server.conversation.errors import (
     ConversationNotFound,
 )
 from server.conversation.identifiers import CONVERSATION, new_id
-from server.postgres.caching.register import PostgresCacheRegister
+from server.postgres.caching import PostgresCacheRegister
 from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from tests.support.builders import epoch

@@ -16,7 +16,7 @@ from server.jobs.compaction import NAME, compaction_job, send_compaction
 from server.jobs.queue import JobSender
 from server.jobs.retention import queue_log_job
 from server.postgres.engine import Database
-from server.postgres.jobs.queue_log import prune_queue_log
+from server.postgres.jobs import prune_queue_log
 from server.postgres.store import PostgresStore
 from tests.conftest import StrataServer
 from tests.support.builders import create_conversation

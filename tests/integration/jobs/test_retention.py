@@ -12,7 +12,7 @@ from server.conversation.api_key import Tenant
 from server.conversation.errors import DatabaseUnavailable
 from server.jobs.retention import retention_job
 from server.postgres.engine import Database, Statement
-from server.postgres.jobs.retention import sweep_raw_bytes
+from server.postgres.jobs import sweep_raw_bytes
 from server.postgres.store import PostgresStore
 from tests.support.builders import accept, answer, call_end, call_start, create_conversation, take_exchange, user_input
 

@@ -20,7 +20,7 @@ from server.jobs.retention import retention_job
 from server.jobs.worker import StopRequest, Worker, WorkerOptions
 from server.postgres.connections import DatabaseOptions, connect
 from server.postgres.engine import Database
-from server.postgres.jobs.retention import sweep_raw_bytes
+from server.postgres.jobs import sweep_raw_bytes
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, require_current_schema
 from server.postgres.store import PostgresStore
 from tests.support.builders import create_conversation, take_exchange

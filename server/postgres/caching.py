@@ -150,16 +150,14 @@ class PostgresCacheRegister:
     ) -> UUID | None:
         reservation = {"tenant": decode_id(TENANT, tenant_id), **_key_values(key)}
         async with self._database.transaction() as connection:
-
-            async def run(statement: Statement, **values: Any) -> list[asyncpg.Record]:
-                return await connection.fetch(statement.sql, *statement.arguments(values))
-
-            await run(_LOCK)
-            await run(_DROP_EXPIRED_OF_KEY, **reservation)
-            kept = _read_measure(await run(_MEASURE))
+            await _LOCK.fetch(connection)
+            await _DROP_EXPIRED_OF_KEY.fetch(connection, **reservation)
+            kept = _read_measure(await _MEASURE.fetch(connection))
             if not fits(kept | {key.model: kept.get(key.model, 0) + token_count}):
                 return None
-            rows = await run(_RESERVE, **reservation, cache=new_uuid(), token_count=token_count, expires_at=expires_at)
+            rows = await _RESERVE.fetch(
+                connection, **reservation, cache=new_uuid(), token_count=token_count, expires_at=expires_at
+            )
         return rows[0]["id"] if rows else None
 
     async def add_cache(

@@ -1,1 +1,0 @@
-"""The register of explicit provider caches on Postgres."""

@@ -1,1 +1,0 @@
-"""Maintenance on Postgres: pgqueuer's log and the retention of raw bytes."""
