@@ -1,6 +1,13 @@
-"""Background work on pgqueuer, a job queue in Postgres.
+"""Background jobs on pgqueuer, a job queue in Postgres.
 
-`Job` (in `job`) is a kind of work. `queue` sends and runs jobs, and is the only module besides `worker` that uses
-pgqueuer. `worker` keeps a queue running while connections come and go. The other modules each build jobs: `compaction`,
-`indexing`, `replay`, `retention`. A job runs at least once, so it must be safe to repeat.
+The room owns the queue, the worker and the kinds of jobs. It promises that a queued job runs at least once, also if a
+worker dies or loses its database; a job must therefore be safe to repeat. `queue` and `worker` are the only modules
+that use pgqueuer.
+
+Other rooms use these modules:
+
+- `job`: `Job`, a kind of work
+- `queue`: `JobSender`, which queues jobs
+- `worker`: `Worker`, which runs jobs until it is stopped
+- `compaction`, `indexing`, `replay`, `retention`: each builds jobs of one kind
 """

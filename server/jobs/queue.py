@@ -174,7 +174,7 @@ class JobQueue:
             self._running.discard(task)
 
 
-class job_errors:  # noqa: N801  reason: reads as a statement where it is used
+class job_errors:  # noqa: N801  reason: used as a statement
     """Translate what a job raises into a retry or a failure of pgqueuer."""
 
     def __init__(self, queued: pgqueuer.Job) -> None:

@@ -36,13 +36,13 @@ class WorkerOptions:
     shutdown_limit_seconds: float = 30.0
     """How long running jobs may take after a stop is requested. Jobs that take longer go back to the queue."""
     takeover_seconds: float = 30.0
-    """A running job without a heartbeat for so long is taken over by another worker and starts again."""
+    """A running job without a heartbeat for this long is taken over by another worker and starts again."""
     reconnect_seconds: float = 1.0
     """The pause between attempts to reach an unavailable database."""
     probe_seconds: float = 5.0
     """How often the connection is tested. The first success ends an outage."""
     silence_seconds: float = 60.0
-    """A database that does not answer for so long is unavailable. Longer than its limit for one statement."""
+    """A database that does not answer for this long is unavailable. Longer than its limit for one statement."""
     parallel_jobs: int = 8
     """How many jobs one worker runs at once; at least 2."""
 
@@ -157,7 +157,7 @@ class Worker:
 
 
 class _Outage:
-    """Logs one line when the database is lost and one when it is back, however many attempts lie between."""
+    """Logs one line when the database is lost and one when it is back, and none for the attempts in between."""
 
     def __init__(self) -> None:
         self._began: float | None = None

@@ -89,8 +89,8 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
         "plan_cache_mode": "force_generic_plan",
         # A plan made while the tables are nearly empty would use sequential scans, and keep them as the tables grow
         # until the statistics are renewed. With index scans from the first row on, a turn costs the same in every
-        # database. For the same reason conditions on a tenant beside a key are written `(tenant_id = …) IS TRUE`: no
-        # index supports them, so the planner does not prefer a small index on the tenant to that of the key.
+        # database. For the same reason a condition on the tenant in addition to a key is written `(tenant_id = …) IS
+        # TRUE`: no index supports it, so the planner does not prefer a small index on the tenant to that of the key.
         "enable_seqscan": "off",
     }
 

@@ -1,11 +1,11 @@
-"""Notifications between processes over LISTEN and NOTIFY, on one connection per process beside the pool.
+"""Notifications between processes over LISTEN and NOTIFY, on one connection per process outside the pool.
 
 NOTIFY is part of the statement that writes the change: Postgres delivers the notification after the commit, and only
 then. The listening connection is kept open for as long as the block lasts: a lost connection is replaced, and a silent
 one is found by a probe. Notifications may be missed in between, so every waiter is woken when the connection is back,
-and reads the store again. Nothing is queued: a watch is a flag, however many notifications arrive before it is read.
+and reads the store again. Nothing is queued: a watch is a flag, for any number of notifications before it is read.
 
-LISTEN needs a session of its own. Behind a pooler that shares sessions between transactions nothing is received.
+LISTEN needs a session of its own. Through a pooler that shares sessions between transactions nothing is received.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class PostgresNotifications:
                 await self._listen()
             except StrataError as error:
                 if not self._loss_logged:
-                    # Once, however many attempts follow.
+                    # Once, and not for every attempt.
                     self._loss_logged = True
                     _log.warning("notifications.lost", extra={"reason": error.message})
                     pause = self._times.first_pause_seconds

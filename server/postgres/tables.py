@@ -10,10 +10,10 @@ Import `metadata` from `schema`, which imports them all, to have it complete. Ru
   are escaped reversibly. `bytea` columns hold the exact bytes.
 - Large columns (`native`, `raw_response`, `manifest`, `dynamic`, texts) are stored out of line by TOAST and are not
   named by the statements of lists.
-- There is an index only if a statement of the request path or of a list needs it; a comment says which.
+- There is an index only if a statement of the request path or of a list needs it; a comment names it.
 - The tables of the request path have no foreign keys: their rows are inserted by statements that lock the
-  conversation's row, and `conversation.erasure` deletes them under the same lock. A test walks the catalogue to prove
-  that it leaves nothing behind.
+  conversation's row, and `conversation.erasure` deletes them under the same lock. A test checks with the
+  catalogue that no row is left.
 
 Times are the database's own (`now()`). Only lists are ordered by them.
 """

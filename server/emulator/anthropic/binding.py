@@ -157,7 +157,7 @@ def _behaviour(body: Mapping[str, Any], model: Model, caller: Caller) -> str:
 
 
 class _Check:
-    """Checks the blocks in order and follows the chain; a block that was dropped for its prefix is no predecessor."""
+    """Checks the blocks in order along the chain. A block that was dropped for its prefix is not a predecessor."""
 
     def __init__(self, *, model: Model, caller: Caller, opening: PrefixStart, behaviour: str) -> None:
         self.last_id = ""

@@ -90,7 +90,7 @@ def build_server_result(*, call_id: str, name: str) -> Block:
 def build_tool_use(
     *, id_: str, name: str, arguments: Mapping[str, Any], cut_at: int | None = None, toolset_name: str = ""
 ) -> Block:
-    """A tool call. `cut_at` cuts the JSON of the arguments after so many characters, as the token limit does."""
+    """A tool call. `cut_at` cuts the JSON of the arguments after this many characters, as the token limit does."""
     written = json.dumps(dict(arguments), ensure_ascii=False)
     sent = written if cut_at is None else written[:cut_at]
     shell = {"type": "tool_use", "id": id_, "name": name, "input": {}}
@@ -266,7 +266,7 @@ def _limit(body: dict[str, Any], blocks: Sequence[Block]) -> Composed:
         text = block.whole.get("text", "") if block.whole["type"] == "text" else ""
         stop = _find_stop(text, body.get("stop_sequences", []))
         if stop is not None:
-            block = build_text(text[: text.index(stop)])  # noqa: PLW2901  reason: the rest was never said
+            block = build_text(text[: text.index(stop)])  # noqa: PLW2901  reason: the rest of the text is cut off
         if block.output_tokens > left:
             kept.extend(_cut(block, left))
             return Composed(blocks=tuple(kept), stop_reason="max_tokens")

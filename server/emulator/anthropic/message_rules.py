@@ -200,7 +200,8 @@ def _check_results_belong(runs: Sequence[MessageRun]) -> None:
 def _check_server_tools(runs: Sequence[MessageRun]) -> None:
     """Check that server tool calls have their results in the same message, unless the turn was paused.
 
-    With a client tool call beside them, the results may come after its result: first in the next assistant message.
+    If the message also has a client tool call, the results may follow the result of that call: at the start of the next
+    assistant message.
     """
     for number, run in enumerate(runs[:-1]):
         holders = [run]

@@ -11,7 +11,7 @@ class PrefixCheck(StrEnum):
 
     EVERY_ACCOUNT = "every_account"
     NEW_ACCOUNTS = "new_accounts"
-    """Old accounts only if the request asks for it."""
+    """Old accounts only if the request enables it."""
     NOBODY = "nobody"
 
 

@@ -85,7 +85,7 @@ def find_refusal(body: dict[str, Any]) -> str | None:
 
 
 def is_redaction_wanted(thinking: str, body: dict[str, Any]) -> bool:
-    """Whether this thinking is redacted: the script says so, or the prompt contains the documented trigger."""
+    """Whether this thinking is redacted: the script requests it, or the prompt contains the documented trigger."""
     return thinking.startswith(REDACTED) or REDACTION_TRIGGER in read_question(body).prompt
 
 

@@ -79,7 +79,7 @@ class SendOptions:
 
 
 async def send_events(exchange: Exchange, events: Iterable[Event], options: SendOptions) -> None:
-    """Send the stream up to the fault: after so many deltas, at the latest before the end."""
+    """Send the stream up to the fault: after the given number of deltas, at the latest before the end."""
     fault = options.fault
     if fault is not None and fault.kind is FaultKind.SILENCE and not fault.after_chunks:
         await exchange.wait_for_disconnect()

@@ -64,7 +64,7 @@ def window_exceeded(tokens: int, model: Model) -> str:
 
 
 def shape(answer: Answer, fault: Fault | None) -> Answer:
-    """The answer, ended by the fault: after so many chunks, with a finish reason."""
+    """The answer, ended by the fault after the given number of chunks, with a finish reason."""
     if fault is None:
         return answer
     begun = answer.chunks[: fault.after_chunks]

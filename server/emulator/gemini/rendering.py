@@ -1,7 +1,7 @@
 """Renders a reply as parts, parts as chunks, and counts their tokens.
 
 Order: thoughts (only if requested), text, function calls, each call in its own chunk. The signature is on the first
-function call; without a call it is on the last part, which in a stream is a part with an empty text beside the finish
+function call; without a call it is on the last part, which in a stream is a part with an empty text next to the finish
 reason. The 2.5 models sign the first part, and only if they call a function.
 """
 
