@@ -345,7 +345,7 @@ async def test_a_row_that_fits_no_table_is_refused_as_one(
     forged = [line.replace(b'"kind":"user_task"', b'"kind":"nonsense"') for line in lines]
     *told, _, close = forged
     end = json.loads(lines[-2]) | {"sha256": hashlib.sha256(b"".join(told[1:])).hexdigest()}
-    with pytest.raises(ArchiveInvalid, match="does not fit"):
+    with pytest.raises(ArchiveInvalid, match="violates a constraint"):
         await import_lines(database, tenant.id, [*told, json.dumps(end).encode() + b"\n", close])
     with pytest.raises(ConversationNotFound):
         await store.load_conversation(tenant.id, conversation_id)
