@@ -2,6 +2,9 @@
 
 By then the answer is durable and its last event has been sent. The decision needs no round trip: everything it depends
 on was loaded for the turn or came with its answer. Queueing runs in a separate task.
+
+A decision takes time in proportion to the buffer. The `cost` policy is therefore applied to a long buffer only after it
+has grown by a sixteenth, in turns or in tokens, so that the average turn pays the same for a buffer of any length.
 """
 
 import asyncio
@@ -11,10 +14,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from server.compaction.plan import CompactionDecision, SkipReason, decide_compaction
+from server.compaction.plan import CompactionDecision, SkipReason, decide_compaction, policy_of
 from server.compaction.report import CompactionAlarms, CompactionObserver
 from server.compaction.state import count_request, read_state
 from server.compaction.typical_lengths import TypicalLengths
+from server.conversation.compaction_policy import PolicyKind
 from server.conversation.epoch import EpochReason
 from server.conversation.errors import StrataError
 from server.conversation.lru import LruCache
@@ -34,6 +38,8 @@ class CompactionQueue(Protocol):
 _OBSTACLES: Final = (SkipReason.BLOCKED_BY_OPEN_CALL, SkipReason.EXCHANGE_UNFINISHED)
 _CLOSE_SECONDS: Final = 5.0
 _MAX_SCHEDULED: Final = 20_000
+_GROWTH: Final = 16
+"""The share of the buffer by which it has to grow before the `cost` policy is applied again."""
 _log = logging.getLogger("strata.compaction")
 
 
@@ -62,15 +68,19 @@ class CompactionWatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled: LruCache[str, datetime] = LruCache(_MAX_SCHEDULED)
         """When a job will check a conversation in any case. A job that runs too early schedules itself again."""
+        self._decided: LruCache[str, tuple[int, int, int]] = LruCache(_MAX_SCHEDULED)
+        """The last decision that moved nothing: the start of the buffer, its turns, and the tokens of the request."""
 
     def turn_followed(
         self, tenant_id: str, source: PayloadSource, static_length: int, turn: ModelResponseTurn, native_length: int
     ) -> None:
         """Decide, and queue the conversation if something is to be moved, now or when the cache expires."""
-        after = _with_answer(source, turn, native_length)
         conversation_id = source.conversation.id
-        typical = None if self._lengths is None else self._lengths.find(tenant_id, source.assistant.id)
         try:
+            if self._was_just_decided(source, turn):
+                return
+            after = _with_answer(source, turn, native_length)
+            typical = None if self._lengths is None else self._lengths.find(tenant_id, source.assistant.id)
             state = read_state(
                 after, static_length=static_length, estimate=self._estimate, typical_exchange_count=typical
             )
@@ -81,6 +91,9 @@ class CompactionWatch:
             return
         if self._report_obstacles(conversation_id, decision, count_request(state)):
             self._start(self._record_blocked(tenant_id, source, decision, count_request(state), turn.seq))
+        if decision.plan is None and not decision.window_short:
+            size = turn.usage.input_tokens
+            self._decided.put(conversation_id, (source.conversation.buffer_start_seq, len(source.buffered), size))
         undone = source.epoch is not None and source.epoch.reason is EpochReason.COMPACTION_UNDONE
         if undone and not decision.window_short:
             return
@@ -95,6 +108,18 @@ class CompactionWatch:
         """Wait for queueing that is in progress."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_CLOSE_SECONDS)
+
+    def _was_just_decided(self, source: PayloadSource, turn: ModelResponseTurn) -> bool:
+        """Return whether the last decision still holds, because the buffer has hardly grown since."""
+        start_seq, turn_count, tokens = self._decided.get(source.conversation.id) or (0, 0, 0)
+        if start_seq != source.conversation.buffer_start_seq or policy_of(source).kind is not PolicyKind.COST:
+            return False
+        scheduled_at = self._scheduled.get(source.conversation.id)
+        if scheduled_at is not None and scheduled_at <= turn.created_at:
+            return False
+        grown_turns = len(source.buffered) - turn_count
+        grown_tokens = turn.usage.input_tokens - tokens
+        return grown_turns * _GROWTH < len(source.buffered) and grown_tokens * _GROWTH <= turn.usage.input_tokens
 
     def _is_scheduled(self, conversation_id: str, now: datetime) -> bool:
         scheduled_at = self._scheduled.get(conversation_id)

@@ -1,6 +1,7 @@
 """What follows on a turn: the policy is asked, jobs are queued, and an obstacle raises an alarm."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.compaction.state import count_request, read_state
+from server.compaction.state import CompactionState, count_request, read_state
 from server.compaction.typical_lengths import TypicalLengths
 from server.compaction.watch import CompactionWatch
 from server.conversation.assistant import Assistant
@@ -141,6 +142,27 @@ async def test_one_that_pays_only_with_a_cold_cache_is_queued_for_then_and_once(
         watch.turn_followed("tenant_x", given, 500, ended, 100)
     await watch.close()
     assert [at for _, _, at in queue.queued] == [first, first + timedelta(minutes=6, seconds=40)]
+
+
+async def test_a_long_buffer_is_measured_after_it_has_grown_by_a_sixteenth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def count_and_read(given: PayloadSource, **options: Any) -> CompactionState:
+        measured.append(len(given.buffered))
+        return read_state(given, **options)
+
+    monkeypatch.setattr("server.compaction.watch.read_state", count_and_read)
+    watch = CompactionWatch(Queue(), Observed(), TokenEstimate())
+    turns = [turn(seq) for seq in range(1, 400)]
+    for count in range(1, 400, 2):
+        settings = {"compaction": {"keep_exchanges": 200}}
+        watch.turn_followed("tenant_x", source(*turns[:count], settings=settings), 500, answered(count + 1), 100)
+    await watch.close()
+    assert measured[:8] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert len(measured) < 60
+    assert all(later - earlier <= max(2, later / 8) for earlier, later in itertools.pairwise(measured))
 
 
 async def test_how_long_conversations_get_is_asked_for_without_waiting() -> None:
