@@ -229,6 +229,8 @@ class NewAnswer:
     start: CallStart | None
     end: CallEnd | None
     """Both None if the turn ended before any call."""
+    is_call_recorded: bool = False
+    """The beginning of the call is durable. Of `start` only the warnings are stored again."""
     model_version: str | None = None
     """The model that the response names."""
     ending: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -41,10 +41,20 @@ def build_call_start(
     stream: ProviderStream,
     payload: Payload,
     container: Mapping[str, JsonValue] | None = None,
+    *,
+    earlier: CallStart | None = None,
 ) -> CallStart:
     """Return the record of a call that was sent with this payload. `container` is the one that the answer names, if
-    known.
+    known. `earlier` is the record of the same call when it was sent; since then only warnings can have been added.
     """
+    warnings = (
+        *note_container(payload, container),
+        *stream.warnings,
+        *prepared.built.warnings,
+        *note_continuation(payload),
+    )
+    if earlier is not None:
+        return replace(earlier, warnings=warnings)
     record = stream.record
     return CallStart(
         attempt=attempt,
@@ -64,12 +74,7 @@ def build_call_start(
         cache_expected_tokens=_expectation_of(prepared, payload).tokens,
         repairs=prepared.built.repairs,
         template_failures=tuple(asdict(failure) for failure in prepared.template_failures),
-        warnings=(
-            *note_container(payload, container),
-            *stream.warnings,
-            *prepared.built.warnings,
-            *note_continuation(payload),
-        ),
+        warnings=warnings,
     )
 
 

@@ -8,13 +8,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from server.conversation.call import CallEnd, Chunk
+from server.conversation.block import JsonValue
+from server.conversation.call import CallEnd, CallStart, Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import DatabaseUnavailable, LeaseLost, TurnStalled
 from server.conversation.notifications import Notification
@@ -48,8 +49,8 @@ class TurnCheckpointer:
         self._sent = asyncio.Event()
         """The request of an attempt was sent."""
         self._beginning = asyncio.Lock()
-        self._begun_number = 0
-        """The last attempt whose beginning is durable."""
+        self._begun: dict[int, CallStart] = {}
+        """The attempts whose beginning is durable."""
         self._ended_count = 0
         """How many attempts have a durable end."""
         self._written = (0, 0)
@@ -105,7 +106,7 @@ class TurnCheckpointer:
         ends: list[CallEnd] = []
         for count, attempt in enumerate(attempts[self._ended_count :], start=self._ended_count + 1):
             prepared = self.prepared_for(attempt)
-            start = build_call_start(prepared, attempt.number, attempt.stream, attempt.payload)
+            start = self.start_of(attempt)
             try:
                 end = build_call_end(prepared, attempt.stream, attempt.payload, attempt.failure_code)
                 await self._tools.store.end_call(self._lease, start, end)
@@ -121,12 +122,28 @@ class TurnCheckpointer:
             ends.append(end)
         return ends
 
+    def start_of(self, attempt: Attempt, container: Mapping[str, JsonValue] | None = None) -> CallStart:
+        """The record of an attempt. `container` is the one that the answer names, if known."""
+        return build_call_start(
+            self.prepared_for(attempt),
+            attempt.number,
+            attempt.stream,
+            attempt.payload,
+            container,
+            earlier=self._begun.get(attempt.number),
+        )
+
+    def is_recorded(self, attempt: Attempt) -> bool:
+        """Whether the beginning of an attempt is durable."""
+        return attempt.number in self._begun
+
     async def record_begin(self, attempt: Attempt, request: bytes) -> None:
         """Stores that an attempt begins, before its request is sent. Raises `LeaseLost`, `DatabaseUnavailable`."""
-        start = build_call_start(self.prepared_for(attempt), attempt.number, attempt.stream, attempt.payload)
-        start = replace(start, started_at=datetime.now(UTC), request_hash=hashlib.sha256(request).digest())
+        start = replace(
+            self.start_of(attempt), started_at=datetime.now(UTC), request_hash=hashlib.sha256(request).digest()
+        )
         await self._tools.store.begin_call(self._lease, start)
-        self._begun_number = attempt.number
+        self._begun[attempt.number] = start
 
     async def _record_sent_calls(self) -> None:
         """Records each call when its request was sent, so that it is known after a crash."""
@@ -148,12 +165,12 @@ class TurnCheckpointer:
             if self._call is None or not self._call.attempts:
                 return
             attempt = self._call.attempts[-1]
-            if self._begun_number >= attempt.number or not attempt.stream.record.request_body:
+            if attempt.number in self._begun or not attempt.stream.record.request_body:
                 return
             # Before the ends of earlier attempts: this one may be billed.
-            start = build_call_start(self.prepared_for(attempt), attempt.number, attempt.stream, attempt.payload)
+            start = self.start_of(attempt)
             await self._tools.store.begin_call(self._lease, start)
-            self._begun_number = attempt.number
+            self._begun[attempt.number] = start
             await self.record_followed_attempts()
 
     async def _stop(self, tasks: "list[asyncio.Task[None]]") -> None:

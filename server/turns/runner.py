@@ -44,7 +44,7 @@ from server.conversation.turn import (
     open_call_ids,
 )
 from server.conversation.usage import Usage, add_usages
-from server.payload.call_records import add_costs, build_bare_call_end, build_call_end, build_call_start
+from server.payload.call_records import add_costs, build_bare_call_end, build_call_end
 from server.payload.preparation import PreparedPayload
 from server.providers.calls import REJECTIONS, Admission, Attempt, CallHooks, RetryingCall
 from server.providers.continuation import fold_earlier, fold_events
@@ -287,6 +287,7 @@ class TurnRunner:
             if stored.start is not answer.start and answer.start is not None and answer.end is not None:
                 # The stored turn refers to another call, so this one is ended by itself.
                 await self._tools.store.end_call(self._lease, answer.start, answer.end)
+                stored = replace(stored, is_call_recorded=False)
         return await self._tools.store.finish_turn(self._lease, stored)
 
     def _announce(self, answer: NewAnswer, finished: Finished) -> None:
@@ -373,10 +374,9 @@ class TurnRunner:
             provider=prepared.provider.name,
             model=prepared.model,
             account=prepared.provider.account,
-            start=build_call_start(
-                self._checkpointer.prepared_for(last), last.number, last.stream, last.payload, answer.container
-            ),
+            start=self._checkpointer.start_of(last, answer.container),
             end=ends[-1],
+            is_call_recorded=self._checkpointer.is_recorded(last),
             model_version=answer.model_version,
             ending=outcome.ending,
         )
@@ -388,7 +388,7 @@ class TurnRunner:
             return self._build_answer_without_call(_unstorable(outcome))
         answer = self._build_answer_without_call(_unstorable(outcome))
         last = call.attempts[-1]
-        start = build_call_start(self._checkpointer.prepared_for(last), last.number, last.stream, last.payload)
+        start = self._checkpointer.start_of(last)
         return replace(
             answer,
             cost_usd=None,

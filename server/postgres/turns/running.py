@@ -145,6 +145,16 @@ WHERE conversation_id = :conversation AND seq = :turn_seq AND written_by_lease =
 _FINISH: Final = Statement(
     _FINISH_SQL.replace("%attempt%", ":attempt::smallint").replace("%ended%", f"\nended AS ({_ENDED_CALL_SQL}\n),")
 )
+_FINISH_RECORDED: Final = Statement(
+    _FINISH_SQL.replace("%attempt%", ":attempt::smallint").replace(
+        "%ended%",
+        f"""
+ended AS (
+    UPDATE calls SET ({_END_COLUMNS}, warnings) = ({_END_VALUES}, :warnings::jsonb)
+    WHERE conversation_id = :conversation AND turn_seq = :turn_seq AND attempt = :attempt AND EXISTS (SELECT FROM held)
+),""",  # noqa: S608  reason: constants of this module only
+    )
+)
 _FINISH_WITHOUT_CALL: Final = Statement(_FINISH_SQL.replace("%attempt%", "NULL::smallint").replace("%ended%", ""))
 
 
@@ -212,6 +222,9 @@ class RunningTurnStore(StorePart):
         }
         if answer.start is None or answer.end is None:
             rows = await self._database.run(_FINISH_WITHOUT_CALL, **values)
+        elif answer.is_call_recorded:
+            begun: dict[str, Any] = {"attempt": answer.start.attempt, "warnings": encode_json(answer.start.warnings)}
+            rows = await self._database.run(_FINISH_RECORDED, **values, **begun, **_end_values(answer.end))
         else:
             rows = await self._database.run(_FINISH, **values, **_start_values(answer.start), **_end_values(answer.end))
         if not rows:
