@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 
 from server.archive.file import ARCHIVE_MEDIA_TYPE
 from server.compaction.compactor import Compactor
-from server.compaction.report import CompactionOutcome, CompactionReport
+from server.compaction.report import CompactionOutcome
 from server.conversation.api_key import ApiKey
 from server.conversation.audit import Actor, AuditLog
 from server.conversation.errors import (
@@ -37,10 +37,9 @@ from server.conversation.store import ErasureReport, Store
 from server.inspection.actions import Archives, Audit, ConversationActions
 from server.inspection.port import Inspector
 from server.turns.service import TurnService
-from server.web.api.block_views import View
 from server.web.api.inspection import tenant_scope
 from server.web.api.turns import ACCEPTED, answer_running, view_end
-from server.web.api.views import CONVERSATION_ID, ConversationView, TurnAnswer
+from server.web.api.views import CONVERSATION_ID, ConversationView, TurnAnswer, View
 from server.web.auth import admin_only, client_only
 from server.web.body import MAX_BIGINT, Body
 from server.web.errors import document_admin_errors, document_client_errors
@@ -108,7 +107,7 @@ class CompactionReportView(View):
     conversation_id: str
     outcome: CompactionOutcome = Field(description="The result.")
     reason: str = Field(description="Why the conversation was compacted, or why not.")
-    dry_run: bool
+    dry_run: bool = Field(validation_alias="is_dry_run")
     epoch: int = Field(description="The epoch of the conversation afterwards.")
     first_seq: int | None = Field(description="First of the turns that were moved.")
     last_seq: int | None = Field(description="Last of the turns that were moved.")
@@ -118,29 +117,12 @@ class CompactionReportView(View):
     saved_tokens_per_call: float = Field(description="In uncached input tokens.")
     saved_usd_per_call: float | None = Field(description="Null if the price is not known.")
     thinking_kept: bool = Field(description="False: the remaining turns are sent without their thinking.")
-    window_short: bool = Field(description="Requests are close to the size of the model's window.")
-    blocked: bool = Field(description="The conversation has to be compacted and cannot be.")
-
-    @classmethod
-    def of(cls, report: CompactionReport) -> Self:
-        saved = report.saved_usd_per_call
-        return cls(
-            conversation_id=report.conversation_id,
-            outcome=report.outcome,
-            reason=report.reason,
-            dry_run=report.is_dry_run,
-            epoch=report.epoch,
-            first_seq=report.first_seq,
-            last_seq=report.last_seq,
-            moved_tokens=report.moved_tokens,
-            segment_tokens=report.segment_tokens,
-            request_tokens=report.request_tokens,
-            saved_tokens_per_call=report.saved_tokens_per_call,
-            saved_usd_per_call=None if saved is None else float(saved),
-            thinking_kept=report.thinking_kept,
-            window_short=report.is_window_short,
-            blocked=report.is_blocked,
-        )
+    window_short: bool = Field(
+        validation_alias="is_window_short", description="Requests are close to the size of the model's window."
+    )
+    blocked: bool = Field(
+        validation_alias="is_blocked", description="The conversation has to be compacted and cannot be."
+    )
 
 
 class ErasureView(View):
@@ -153,7 +135,7 @@ class ErasureView(View):
     )
 
     @classmethod
-    def of(cls, report: ErasureReport, *, dry_run: bool) -> Self:
+    def showing(cls, report: ErasureReport, *, dry_run: bool) -> Self:
         return cls(dry_run=dry_run, rows=dict(report.rows), stored_bytes=report.stored_bytes)
 
 
@@ -230,7 +212,7 @@ async def fork_conversation(
     """Answer 201 with the new conversation."""
     fork = await actions.fork(conversation_id, data.at_seq)
     headers = {"etag": write_etag(fork.revision), "location": links.conversation.format(conversation_id=fork.id)}
-    return answer_json(ConversationView.showing(fork), 201, headers)
+    return answer_json(ConversationView.of(fork), 201, headers)
 
 
 async def cancel_turn(
@@ -269,7 +251,7 @@ async def erase_conversation(
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
-    return answer_json(ErasureView.of(await actions.erase(conversation_id, dry_run=dry_run), dry_run=dry_run))
+    return answer_json(ErasureView.showing(await actions.erase(conversation_id, dry_run=dry_run), dry_run=dry_run))
 
 
 async def export_conversation(

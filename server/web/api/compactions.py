@@ -13,8 +13,7 @@ from server.conversation.epoch import EpochReason
 from server.conversation.errors import ConversationNotFound, CursorInvalid
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.store import EpochOutline, Store
-from server.web.api.block_views import View
-from server.web.api.views import EXAMPLE_TIME
+from server.web.api.views import EXAMPLE_TIME, PageView, View
 from server.web.auth import client_only
 from server.web.errors import document_client_errors
 from server.web.json_text import answer_json
@@ -49,11 +48,8 @@ class CompactionView(View):
         )
 
 
-class CompactionPage(View):
+class CompactionPage(PageView[CompactionView]):
     """Compactions, newest first."""
-
-    data: list[CompactionView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
 
 
 @get(

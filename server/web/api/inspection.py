@@ -12,10 +12,7 @@ from server.conversation.errors import (
     CallNotFound,
     ConversationNotFound,
     CursorInvalid,
-    DatabaseUnavailable,
-    KeyRejected,
     ScopeMissing,
-    ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
 from server.inspection.calls import CallInspector
@@ -26,13 +23,12 @@ from server.web.api.call_views import CallView
 from server.web.api.inspection_filters import FILTERS
 from server.web.api.inspection_views import InspectionPageView, TimelineView
 from server.web.auth import admin_only
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
 from server.web.validation import refuse
 
 ALL_TENANTS: Final = "all"
 _OCTETS: Final = "application/octet-stream"
-_ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
 
 
 def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
@@ -59,7 +55,7 @@ def tenant_scope(caller: ApiKey) -> str | None:
     "is a literal text. Facts are counted a few seconds after the turns. Counts are estimates unless `count_exact` is "
     "true. `tenant` selects another tenant, or `all`, and requires the scope `superadmin`.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, CursorInvalid),
+    responses=document_admin_errors(CursorInvalid),
 )
 async def inspect_conversations(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -85,7 +81,7 @@ async def inspect_conversations(
     "calls and its context; the running turn; and the compactions. Fewer turns than `limit` are returned if they are "
     "very large.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, ConversationNotFound),
+    responses=document_admin_errors(ConversationNotFound),
 )
 async def inspect_conversation(
     conversation_id: FromPath[str],
@@ -114,7 +110,7 @@ async def inspect_conversation(
     "frames and events, signatures, repairs, caching, cost by bucket, and the difference from the request of the "
     "previous call. `turn_seq` is negative for calls that belong to no turn.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, ConversationNotFound, CallNotFound),
+    responses=document_admin_errors(ConversationNotFound, CallNotFound),
 )
 async def inspect_call(
     conversation_id: FromPath[str],
@@ -141,7 +137,7 @@ _BYTES: Final = ResponseSpec(
     response_description="The bytes as received.",
     description="All bytes of the body, including signatures. Empty if none were received or retention removed them.",
     tags=["inspection"],
-    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
+    responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
 )
 async def show_response(
     conversation_id: FromPath[str],
@@ -165,7 +161,7 @@ async def show_response(
     description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
     "`impossible` if the request cannot be rebuilt: the body is then empty.",
     tags=["inspection"],
-    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
+    responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
 )
 async def show_request(
     conversation_id: FromPath[str],

@@ -15,9 +15,8 @@ from server.replay.rerun.projection import (
 from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayItem, ReplayMode, ReplayState
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
-from server.web.api.block_views import View
 from server.web.api.replay_bodies import EXAMPLE
-from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, View
 
 REPLAY_ID: Final = "replay_01jd0z8s3bf6h9kq2m4n6p8r0t"
 _COUNTS: Final[dict[str, Any]] = {"waiting": 396, "running": 4, "done": 200, "failed": 0, "cancelled": 0, "skipped": 0}

@@ -324,7 +324,7 @@ async def erase_replay(
 ) -> Response[ErasureView]:
     """What went with it."""
     report = await replay_service.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
-    return answer_json(ErasureView.of(report, dry_run=dry_run))
+    return answer_json(ErasureView.showing(report, dry_run=dry_run))
 
 
 async def answer_export(replays: Replays, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
