@@ -31,8 +31,7 @@ from server.conversation.shutdown import Shutdown
 from server.inspection.admin_sessions import SessionLimits
 from server.inspection.assistant_editor import AssistantEditor
 from server.inspection.calls import CallInspector
-from server.inspection.job_report import JobStatus
-from server.inspection.watch import Watch, report_all_jobs
+from server.inspection.jobs import JobStatus, Watch, report_all_jobs
 from server.jobs.compaction import SentCompactions
 from server.jobs.job import Job
 from server.jobs.queue import JobSender

@@ -22,8 +22,8 @@ from server.inspection.actions import Archives
 from server.inspection.admin_sessions import AdminSessions
 from server.inspection.assistant_editor import AssistantEditor
 from server.inspection.calls import CallInspector
+from server.inspection.conversation_list import SavedViews
 from server.inspection.port import Inspector
-from server.inspection.saved_views import SavedViews
 from server.payload.renderer import Renderer
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.service import ReplayService

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from server.conversation.block import Block, ImageBlock, block_from_json, block_to_json, decode_blocks
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
-from server.inspection.value_difference import ValueDifference, find_value_difference
+from server.inspection.differences import ValueDifference, find_value_difference
 from server.postgres.codec import decode_json
 from server.postgres.rows import Row, json_or_none, text_or_none, usage_from
 from server.replay.verify.recorded_calls import Flaw, RecordedAnswer

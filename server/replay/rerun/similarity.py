@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Final, TypeAlias
 
-from server.inspection.text_difference import LinePart
-from server.inspection.value_difference import count_common_prefix
+from server.inspection.differences import LinePart, count_common_prefix
 
 MAX_ORDERED_WORDS: Final = 20_000
 """In longer texts words are only counted. Their order would take time and add little."""

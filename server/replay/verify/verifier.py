@@ -11,9 +11,9 @@ from server.conversation.errors import RawBytesRemoved, StrataError
 from server.conversation.manifest import decode_manifest, encode_manifest
 from server.conversation.payload import ManifestEntry, Payload
 from server.conversation.store import PayloadSource, RebuildSource
+from server.inspection.differences import ValueDifference, find_value_difference
 from server.inspection.manifest_difference import find_difference
 from server.inspection.past_payload import PastPayload, rebuild_whole
-from server.inspection.value_difference import ValueDifference, find_value_difference
 from server.providers.provider import Provider
 from server.replay.verify.answer_check import check_answer, check_record
 from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedCall, RecordedCalls

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
 from server.conversation.errors import BodyMalformed, ValidationFailed
-from server.inspection.assistant_difference import write_json
-from server.inspection.template_checks import Severity, TemplateProblem, list_instructions
+from server.inspection.assistant_editor import Severity, TemplateProblem, list_instructions
+from server.inspection.assistants import write_json
 from server.payload.renderer import Renderer
 from server.web.admin.rendering import show_text
 from server.web.api.assistants import AssistantBody, ProviderNames, check_definition, definition_members

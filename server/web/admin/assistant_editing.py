@@ -11,11 +11,9 @@ from litestar.params import FromPath, QueryParameter, SkipValidation
 from server.conversation.audit import Actor
 from server.conversation.errors import AssistantRevised
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.assistant_difference import AssistantDifference, compare_definitions
-from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt
-from server.inspection.assistants import InspectedAssistant
+from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt, Severity, TemplateProblem
+from server.inspection.assistants import AssistantDifference, InspectedAssistant, compare_definitions
 from server.inspection.port import Inspector
-from server.inspection.template_checks import Severity, TemplateProblem
 from server.payload.renderer import Renderer
 from server.web.admin.assistant_drafts import (
     Draft,

@@ -13,10 +13,9 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from server.conversation.assistant import AssistantDefinition
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.assistant_difference import compare_definitions, describe_tool, write_json
-from server.inspection.assistants import COUNT_CAP, InspectedAssistant
+from server.inspection.assistant_editor import list_instructions
+from server.inspection.assistants import COUNT_CAP, InspectedAssistant, compare_definitions, describe_tool, write_json
 from server.inspection.port import Inspector
-from server.inspection.template_checks import list_instructions
 from server.web.admin.rendering import answer_page
 from server.web.api.assistants import AssistantView
 from server.web.body import MAX_INTEGER

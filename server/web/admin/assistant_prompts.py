@@ -10,10 +10,9 @@ from litestar.params import FromPath, SkipValidation
 
 from server.conversation.errors import ConversationNotFound
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.assistant_editor import AssistantEditor, CheckedInstructions, RenderedPrompt
+from server.inspection.assistant_editor import AssistantEditor, CheckedInstructions, RenderedPrompt, TemplateProblem
 from server.inspection.assistants import InspectedAssistant
 from server.inspection.port import Inspector
-from server.inspection.template_checks import TemplateProblem
 from server.web.admin.assistant_drafts import example_args, read_object
 from server.web.admin.assistant_pages import show_part
 from server.web.admin.rendering import answer_page

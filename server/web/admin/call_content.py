@@ -16,6 +16,7 @@ from server.conversation.block import (
 )
 from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from server.inspection.calls import CallNote, InspectedCall, RebuiltRequest
+from server.inspection.differences import LinePart, TextDifference, compare_lines, shorten_line
 from server.inspection.excerpts import (
     Excerpt,
     HexDump,
@@ -26,7 +27,6 @@ from server.inspection.excerpts import (
     read_json,
 )
 from server.inspection.manifest_difference import BlockChange, DifferenceRow
-from server.inspection.text_difference import LinePart, TextDifference, compare_lines, shorten_line
 from server.web.admin.page_budget import PageBudget, Window, open_window
 from server.web.api.call_views import name_event
 

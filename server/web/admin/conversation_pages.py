@@ -8,9 +8,8 @@ from litestar.params import SkipValidation
 
 from server.conversation.turn import StopReason
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.conversation_list import InspectedState
+from server.inspection.conversation_list import NAME_LIMIT, InspectedState, SavedViews
 from server.inspection.port import Inspector
-from server.inspection.saved_views import NAME_LIMIT, SavedViews
 from server.web.admin.conversation_filters import FLAGS, read_filters, write_filters
 from server.web.admin.rendering import answer_page, answer_redirect, pushed_address
 from server.web.request import StrataRequest

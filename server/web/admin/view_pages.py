@@ -10,7 +10,7 @@ from litestar.params import FromPath, SkipValidation
 from server.conversation.audit import Actor
 from server.conversation.errors import BodyMalformed, ValidationFailed
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.saved_views import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
+from server.inspection.conversation_list import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters, write_filters
 from server.web.admin.notices import with_notice
 from server.web.admin.rendering import answer_page, answer_redirect

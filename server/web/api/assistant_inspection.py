@@ -18,8 +18,8 @@ from server.conversation.errors import (
     TemplateWorkersBusy,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.inspection.assistant_difference import compare_definitions
 from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.assistants import compare_definitions
 from server.inspection.port import Inspector
 from server.web.api.assistant_views import (
     AssistantOutlinePage,

@@ -5,11 +5,16 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.inspection.assistant_difference import AssistantDifference, CacheEffect, ChangeKind, FieldChange
-from server.inspection.assistant_editor import RenderedPrompt
-from server.inspection.assistants import COUNT_CAP, InspectedAssistant
-from server.inspection.template_checks import Severity
-from server.inspection.text_difference import LineChange
+from server.inspection.assistant_editor import RenderedPrompt, Severity
+from server.inspection.assistants import (
+    COUNT_CAP,
+    AssistantDifference,
+    CacheEffect,
+    ChangeKind,
+    FieldChange,
+    InspectedAssistant,
+)
+from server.inspection.differences import LineChange
 from server.web.api.assistants import AssistantView
 from server.web.api.inspection_views import TENANT_ID
 from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME, PageView, View

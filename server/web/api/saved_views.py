@@ -19,7 +19,7 @@ from server.conversation.errors import (
     ViewLimitReached,
     ViewNotFound,
 )
-from server.inspection.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
+from server.inspection.conversation_list import NAME_LIMIT, SavedView, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters
 from server.web.api.views import EXAMPLE_TIME, View
 from server.web.auth import admin_only

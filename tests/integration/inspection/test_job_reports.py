@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from server.conversation.api_key import KeyRing, Scope, Tenant
 from server.conversation.errors import CallNotFound, DatabaseUnavailable
-from server.inspection.job_report import JobStatus
-from server.inspection.watch import Watch, report_all_jobs
+from server.inspection.jobs import JobStatus, Watch, report_all_jobs
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions

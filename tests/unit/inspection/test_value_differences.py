@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.inspection.value_difference import find_byte_difference, find_value_difference
+from server.inspection.differences import find_byte_difference, find_value_difference
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

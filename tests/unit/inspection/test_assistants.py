@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.conversation.assistant import Instructions, Tool
-from server.inspection.assistant_difference import CacheEffect, ChangeKind, compare_definitions
+from server.inspection.assistants import CacheEffect, ChangeKind, compare_definitions
 from tests.support.builders import definition
 
 
