@@ -94,9 +94,7 @@ class CompactionBody(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"dry_run": True}, {"force": True}]})
 
     dry_run: bool = Field(default=False, description="Change nothing; report what would be done.")
-    force: bool = Field(
-        default=False, description="Move every exchange that may be moved, whatever the policy decides."
-    )
+    force: bool = Field(default=False, description="Move every exchange that may be moved, regardless of the policy.")
 
 
 class CompactionReportView(View):

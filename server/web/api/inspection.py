@@ -124,21 +124,6 @@ async def inspect_call(
     return answer_json(CallView.of(found))
 
 
-_BYTES: Final = ResponseSpec(
-    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes."
-)
-
-
-@get(
-    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/response",
-    guards=[admin_only],
-    media_type=_OCTETS,
-    summary="Download the raw response of a call",
-    response_description="The bytes as received.",
-    description="All bytes of the body, including signatures. Empty if none were received or retention removed them.",
-    tags=["inspection"],
-    responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
-)
 async def show_response(
     conversation_id: FromPath[str],
     turn_seq: FromPath[int],
@@ -149,20 +134,10 @@ async def show_response(
     """Download the raw response."""
     stored = await inspector.load_stored_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     end = stored.call.end
-    return answer_bytes(b"" if end is None or end.raw_response is None else end.raw_response, "response")
+    raw = b"" if end is None or end.raw_response is None else end.raw_response
+    return answer_bytes(raw, f"response-{turn_seq}-{attempt}")
 
 
-@get(
-    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/request",
-    guards=[admin_only],
-    media_type=_OCTETS,
-    summary="Download the request of a call",
-    response_description="The bytes, rebuilt from stored data.",
-    description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
-    "`impossible` if the request cannot be rebuilt: the body is then empty.",
-    tags=["inspection"],
-    responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
-)
 async def show_request(
     conversation_id: FromPath[str],
     turn_seq: FromPath[int],
@@ -171,8 +146,9 @@ async def show_request(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
     """Download the rebuilt request."""
-    request = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
-    return answer_bytes(request.body or b"", "request", {"x-strata-proof": request.proof.value})
+    rebuilt = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
+    name = f"request-{turn_seq}-{attempt}"
+    return answer_bytes(rebuilt.body or b"", name, {"x-strata-proof": rebuilt.proof.value})
 
 
 def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) -> Response[bytes]:
@@ -183,3 +159,37 @@ def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) 
         "x-content-type-options": "nosniff",
     }
     return Response(content=body, media_type=_OCTETS, headers={**shared, **(headers or {})})
+
+
+_CALL_PATH: Final = "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}"
+_BYTES: Final = ResponseSpec(
+    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes."
+)
+ROUTES: Final = (
+    inspect_conversations,
+    inspect_conversation,
+    inspect_call,
+    # The pages serve the same handlers under their own paths.
+    get(
+        f"{_CALL_PATH}/response",
+        guards=[admin_only],
+        media_type=_OCTETS,
+        summary="Download the raw response of a call",
+        response_description="The bytes as received.",
+        description="All bytes of the body, including signatures. Empty if none were received or retention removed "
+        "them.",
+        tags=["inspection"],
+        responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
+    )(show_response),
+    get(
+        f"{_CALL_PATH}/request",
+        guards=[admin_only],
+        media_type=_OCTETS,
+        summary="Download the request of a call",
+        response_description="The bytes, rebuilt from stored data.",
+        description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
+        "`impossible` if the request cannot be rebuilt: the body is then empty.",
+        tags=["inspection"],
+        responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
+    )(show_request),
+)
