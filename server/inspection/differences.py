@@ -52,7 +52,7 @@ class ValueDifference:
 def find_value_difference(stored: JsonValue, found: JsonValue, path: str = "") -> ValueDifference | None:
     """Return the first difference of two JSON values, in the order of the stored members, or None if they are equal.
 
-    Numbers are compared by value, whatever their type. A boolean never equals a number.
+    Numbers are compared by value, regardless of their type. A boolean never equals a number.
     """
     if isinstance(stored, dict) and isinstance(found, dict):
         return _differ_in_members(stored, found, path)
