@@ -59,7 +59,7 @@ async def send(database: Database, tenant_id: str, key: str, *, delay_seconds: f
 
 
 async def send_scheduled(database: Database, *names: str) -> None:
-    """Jobs of nobody, as schedules queue them."""
+    """Jobs without a tenant, as schedules queue them."""
     async with database.connection() as connection:
         for name in names:
             await connection.execute(

@@ -1,4 +1,4 @@
-"""Saved views: kept by name for a tenant, bounded, and told to the audit log."""
+"""Saved views: stored by name for a tenant, limited in number, and audited."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Two versions of a text."""
+"""The difference between two texts."""
 
 import pytest
 from hypothesis import example, given
