@@ -1,5 +1,7 @@
 """Fork, cancel, compact, undo, erase and export: one handler per action, for clients and for operators.
 
+Clients can also list compactions.
+
 A handler gets `actions`, which are bound to a tenant. Under `/v1` it is the tenant of the key. Under `/admin/api` it is
 the tenant of the conversation, as far as the key may act on it, and the actions are audited. The pages under `/admin`
 use the same `actions` (`OPERATOR_ACTIONS`) and answer with redirects.
@@ -7,14 +9,14 @@ use the same `actions` (`OPERATOR_ACTIONS`) and answer with redirects.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from litestar import Response, delete, get, post
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
@@ -27,19 +29,21 @@ from server.conversation.errors import (
     CompactionNotFound,
     ConversationBusy,
     ConversationNotFound,
+    CursorInvalid,
     EpochMoved,
     StrataError,
     SummaryUnavailable,
     TurnNotFound,
     TurnNotRunning,
 )
+from server.conversation.page import PAGE_LIMIT
 from server.conversation.store import ErasureReport, Store
 from server.inspection.actions import Archives, Audit, ConversationActions
 from server.inspection.port import Inspector
 from server.turns.service import TurnService
 from server.web.api.inspection import tenant_scope
 from server.web.api.turns import ACCEPTED, answer_running, view_end
-from server.web.api.views import CONVERSATION_ID, ConversationView, TurnAnswer, View
+from server.web.api.views import CONVERSATION_ID, CompactionView, ConversationView, PageView, TurnAnswer, View
 from server.web.auth import admin_only, client_only
 from server.web.body import MAX_BIGINT, Body
 from server.web.errors import document_admin_errors, document_client_errors
@@ -121,6 +125,10 @@ class CompactionReportView(View):
     blocked: bool = Field(
         validation_alias="is_blocked", description="The conversation has to be compacted and cannot be."
     )
+
+
+class CompactionPage(PageView[CompactionView]):
+    """Compactions, newest first."""
 
 
 class ErasureView(View):
@@ -273,6 +281,28 @@ async def export_conversation(
     return Stream(all_lines(), media_type=ARCHIVE_MEDIA_TYPE, headers=headers)
 
 
+@get(
+    "/v1/conversations/{conversation_id:str}/compactions",
+    guards=[client_only],
+    summary="List the compactions of a conversation",
+    response_description="A page of compactions.",
+    description="Newest first, including summaries and compactions that were undone.",
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, CursorInvalid),
+)
+async def list_compactions(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[CompactionPage]:
+    page = await store.list_epochs(caller.tenant_id, conversation_id, cursor=cursor, limit=limit)
+    return answer_json(
+        CompactionPage(data=[CompactionView.of(item) for item in page.items], next_cursor=page.next_cursor)
+    )
+
+
 _Handler = Callable[..., Any]
 
 
@@ -320,6 +350,7 @@ def _route_for_both(  # noqa: PLR0913  reason: the texts of the OpenAPI document
 
 
 ROUTES: Final = (
+    list_compactions,
     *_route_for_both(
         post,
         "/fork",

@@ -10,11 +10,11 @@ from server.conversation.conversation import ConversationState
 from server.conversation.epoch import EpochReason
 from server.conversation.payload import LayerOrder
 from server.inspection.timeline import Timeline, TimelineTurn
-from server.web.api.compactions import CompactionView
 from server.web.api.views import (
     ASSISTANT_ID,
     CONVERSATION_ID,
     EXAMPLE_TIME,
+    CompactionView,
     ConversationView,
     TurnView,
     UsageView,

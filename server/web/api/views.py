@@ -21,7 +21,9 @@ from server.conversation.block import (
     UnknownBlock,
 )
 from server.conversation.conversation import ConversationState
+from server.conversation.epoch import EpochReason
 from server.conversation.errors import StrataError, every_error
+from server.conversation.store import EpochOutline
 from server.conversation.turn import STOP_DETAILS, ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
 from server.web.errors import source_of
 
@@ -328,6 +330,35 @@ class ConversationView(StatusView):
     forked_from: OriginView | None = Field(examples=[None])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     updated_at: datetime = Field(examples=[EXAMPLE_TIME])
+
+
+class CompactionView(View):
+    """A change of the compacted history, which began an epoch."""
+
+    epoch: int = Field(examples=[2])
+    reason: EpochReason = Field(examples=["compacted"])
+    generation: int = Field(description="Within a generation segments are only added.", examples=[0])
+    segment_count: int = Field(description="Number of segments since then.", examples=[1])
+    buffer_start_seq: int = Field(description="The first turn that is sent as a message.", examples=[13])
+    first_seq: int | None = Field(description="First turn of the newest segment.", examples=[1])
+    last_seq: int | None = Field(description="Last turn of the newest segment.", examples=[12])
+    segment_tokens: int | None = Field(description="Estimated size of the newest segment.", examples=[1300])
+    created_at: datetime = Field(examples=[EXAMPLE_TIME])
+
+    @classmethod
+    def of(cls, outline: EpochOutline) -> Self:
+        newest = outline.last_segment
+        return cls(
+            epoch=outline.number,
+            reason=outline.reason,
+            generation=outline.generation,
+            segment_count=outline.segment_count,
+            buffer_start_seq=outline.buffer_start_seq,
+            first_seq=None if newest is None else newest.first_seq,
+            last_seq=None if newest is None else newest.last_seq,
+            segment_tokens=None if newest is None else newest.token_count,
+            created_at=outline.created_at,
+        )
 
 
 class TurnAnswer(View):
