@@ -88,7 +88,7 @@ def _describe(mismatch: Mismatch) -> Text:
         what = f" turn {mismatch.turn_seq}" if mismatch.turn_seq > 0 else f" epoch {-mismatch.turn_seq}, no turn's"
         text.append(f"{what} attempt {mismatch.attempt}")
     text.append(f"  {mismatch.subject}", style="red")
-    text.append(f"  {mismatch.place}\n  {mismatch.note}")
+    text.append(f"  {mismatch.position}\n  {mismatch.note}")
     for name, value in (("stored", mismatch.stored), ("found ", mismatch.found)):
         if value is not None:
             text.append(f"\n  {name} {value}")

@@ -37,7 +37,7 @@ SELECT c.id, c.next_seq - 1 AS turn_count,
     ) AS is_chosen
 FROM (
     SELECT id, next_seq FROM conversations
-    WHERE id > :place AND id <= :last AND {_OWN_SQL}
+    WHERE id > :after AND id <= :last AND {_OWN_SQL}
     ORDER BY id LIMIT :page_rows
 ) AS c
 ORDER BY c.id
@@ -97,12 +97,12 @@ async def list_choice(
 ) -> AsyncIterator[ChosenConversation]:
     """The conversations behind a place, in the order of their ids. Raises `AssistantNotFound`."""
     values = _values(choice)
-    place = _BEFORE_ALL if after_id is None else _known(after_id)
+    after = _BEFORE_ALL if after_id is None else _known(after_id)
     calls = choice.calls
     while rows := await database.run(
         _WINDOW,
         **values,
-        place=place,
+        after=after,
         page_rows=_WINDOW_ROWS,
         is_open=calls.is_open,
         provider=calls.provider,
@@ -114,7 +114,7 @@ async def list_choice(
             yield ChosenConversation(
                 id=encode_id(CONVERSATION, row["id"]), turn_count=row["turn_count"], is_chosen=row["is_chosen"]
             )
-        place = rows[-1]["id"]
+        after = rows[-1]["id"]
 
 
 async def find_named(

@@ -98,13 +98,13 @@ FROM numbers GROUP BY GROUPING SETS ((), (repetition)) ORDER BY repetition NULLS
 """)  # noqa: S608  reason: constants of our own only
 _BINS: Final = Statement(f"""
 {_NUMBERS}, placed AS (
-    SELECT v.place, v.value, (:lows::float8[])[v.place] AS low, (:highs::float8[])[v.place] AS high
+    SELECT v.index, v.value, (:lows::float8[])[v.index] AS low, (:highs::float8[])[v.index] AS high
     FROM numbers CROSS JOIN LATERAL (VALUES
-        {", ".join(f"({place}, {_name(*series)})" for place, series in enumerate(_SERIES, start=1))}
-    ) AS v (place, value)
+        {", ".join(f"({index}, {_name(*series)})" for index, series in enumerate(_SERIES, start=1))}
+    ) AS v (index, value)
     WHERE v.value IS NOT NULL
 )
-SELECT place, CASE WHEN low < high THEN greatest(1, least(width_bucket(value, low, high, {BIN_COUNT}), {BIN_COUNT}))
+SELECT index, CASE WHEN low < high THEN greatest(1, least(width_bucket(value, low, high, {BIN_COUNT}), {BIN_COUNT}))
     ELSE 1 END AS bin, count(*) AS count
 FROM placed GROUP BY 1, 2
 """)  # noqa: S608  reason: constants of our own only
@@ -163,10 +163,10 @@ class ReplayReports(ReplayRuns):
         ends = [spans[measure] for measure, _ in _SERIES]
         lows, highs = [low for low, _ in ends], [high for _, high in ends]
         for row in await self._database.run(_BINS, lows=lows, highs=highs, **key):
-            bins[row["place"]][row["bin"] - 1] = row["count"]
+            bins[row["index"]][row["bin"] - 1] = row["count"]
         spreads = {
-            series: _spread_of(whole, repetitions, *series, bins[place])
-            for place, series in enumerate(_SERIES, start=1)
+            series: _spread_of(whole, repetitions, *series, bins[index])
+            for index, series in enumerate(_SERIES, start=1)
             if whole[f"{_name(*series)}_count"]
         }
         return [

@@ -103,7 +103,7 @@ def item_from(row: Row) -> ReplayItem:
 def result_values(result: TurnResult) -> dict[str, Any]:
     """A result for its columns."""
     return {
-        "place": result.place,
+        "position": result.position,
         "source_seq": result.source_seq,
         "replay_seq": result.replay_seq,
         "attempt": result.attempt,
@@ -130,7 +130,7 @@ def result_from(row: Row) -> StoredResult:
         if row["replay_conversation_id"] is None
         else encode_id(CONVERSATION, row["replay_conversation_id"]),
         result=TurnResult(
-            place=row["place"],
+            position=row["position"],
             source_seq=row["source_seq"],
             replay_seq=row["replay_seq"],
             attempt=row["attempt"],

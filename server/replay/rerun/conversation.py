@@ -128,7 +128,7 @@ class ReplayConversation:
             raise ItemHalted from error
         if not isinstance(accepted, Accepted):
             raise Internal("A turn of a replay conversation has no idempotency key.")
-        if accepted.lease.turn_seq != 2 * step.place:
+        if accepted.lease.turn_seq != 2 * step.position:
             raise Internal("The replay conversation and its results disagree about the next turn.")
         self._revision = accepted.revision
         return OpenTurn(lease=accepted.lease, calls=())
@@ -141,9 +141,9 @@ class ReplayConversation:
         """The running turn was stored."""
         self._revision = finished.revision
 
-    async def list_calls(self, place: int) -> tuple[Call, ...]:
+    async def list_calls(self, position: int) -> tuple[Call, ...]:
         """All calls of a step, with their raw bytes."""
-        return tuple(await self._store.list_calls(self._tenant_id, self.id, 2 * place))
+        return tuple(await self._store.list_calls(self._tenant_id, self.id, 2 * position))
 
     async def _change(self, change: ConversationChange) -> None:
         try:
@@ -160,7 +160,7 @@ class ReplayConversation:
             conversation_id=self.id,
             kind=TurnKind.USER_TASK if step.is_task else TurnKind.TOOL_RESPONSE,
             blocks=said.blocks,
-            body_hash=hashlib.sha256(b"%d" % step.place).digest(),
+            body_hash=hashlib.sha256(b"%d" % step.position).digest(),
             lease_token=uuid4(),
             lease_owner=self._owner,
             lease_seconds=_EXPIRED_AT_ONCE,

@@ -68,7 +68,7 @@ class JudgeCalls:
             layer_order=read_order({}, find_profile(provider.name, payload.model)),
             note={
                 "kind": JUDGE,
-                "place": step.place,
+                "position": step.position,
                 "prompt": judge.prompt,
                 "settings": dict(judge.settings),
                 "question": text,

@@ -62,9 +62,9 @@ def build_result(
     facts = None if recorded is None else describe_recorded(recorded, recorded_call)
     if answer is None:
         return TurnResult(
-            place=step.place,
+            position=step.position,
             source_seq=None if recorded is None else recorded.seq,
-            replay_seq=2 * step.place,
+            replay_seq=2 * step.position,
             attempt=None,
             outcome=Outcome.NOT_COMPARED,
             note=_describe_missing(recorded),
@@ -73,9 +73,9 @@ def build_result(
     comparison = _compare(recorded, answer)
     outcome = Outcome.NOT_COMPARED if comparison is None else comparison.outcome
     return TurnResult(
-        place=step.place,
+        position=step.position,
         source_seq=None if recorded is None else recorded.seq,
-        replay_seq=2 * step.place,
+        replay_seq=2 * step.position,
         attempt=answer.call.start.attempt,
         outcome=Outcome.FAILED if answer.error_code else outcome,
         kinds=(DivergenceKind.ERROR,) if answer.error_code else () if comparison is None else comparison.kinds,

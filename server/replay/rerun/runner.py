@@ -167,20 +167,20 @@ class ItemRunner:
         """Takes all steps that are not done yet."""
         while (step := next_step.step) is not None:
             self._passed = [] if step.is_task else self._passed
-            there = self._answers.get(2 * step.place)
-            if there is not None and step.place <= self._claimed.result_count:
+            there = self._answers.get(2 * step.position)
+            if there is not None and step.position <= self._claimed.result_count:
                 self._passed.append(step)
                 next_step = walk.go_on(there.blocks, complete=there.state is TurnState.COMPLETE)
                 continue
             recorded_step = await self._enter(step)
             own: NewAnswer | None = None
             if there is not None:
-                own = read_answer(await self._opened().list_calls(step.place), self._tools.folds)
+                own = read_answer(await self._opened().list_calls(step.position), self._tools.folds)
             elif step.asks:
                 own = await self._run_turn(step, recorded_step, await self._open_turn(step, recorded_step))
             else:
                 await self._pass(step, recorded_step, await self._open_turn(step, recorded_step))
-            answer = None if own is None else _candidate_answer(own, 2 * step.place)
+            answer = None if own is None else _candidate_answer(own, 2 * step.position)
             next_step = _go_on(walk, answer)
             await self._record(step, recorded_step, answer, next_step)
             if answer is not None and _is_hopeless(answer, next_step):
@@ -221,7 +221,7 @@ class ItemRunner:
         if turn is not None:
             return turn
         definition = await self._definition_at(recorded_step)
-        if step.place > 1:
+        if step.position > 1:
             await compact_if_due(self._compactor, self._tenant_id, replay_conversation.id)
         if step.is_task:
             args = mark_arguments(self._source.conversation.args, recorded_step.arguments_hash)

@@ -31,8 +31,8 @@ class WalkEnd(StrEnum):
 class WalkStep:
     """One input, and the answer that was recorded."""
 
-    place: int
-    """1, 2, 3: its input is turn 2 * place - 1 of the replay conversation, its answer the one after."""
+    position: int
+    """1, 2, 3: its input is turn 2 * position - 1 of the replay conversation, its answer the one after."""
     is_task: bool
     """A user task; else tool responses."""
     input: UserTaskTurn | ToolResponseTurn
@@ -79,7 +79,7 @@ class TeacherForcedWalk:
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._pairs = _pair(turns)
-        self._place = 0
+        self._position = 0
 
     def begin(self) -> NextStep:
         return self._stride()
@@ -88,12 +88,12 @@ class TeacherForcedWalk:
         return self._stride()
 
     def _stride(self) -> NextStep:
-        if self._place == len(self._pairs):
+        if self._position == len(self._pairs):
             return NextStep(step=None)
-        asked, recorded = self._pairs[self._place]
-        self._place += 1
+        asked, recorded = self._pairs[self._position]
+        self._position += 1
         step = WalkStep(
-            place=self._place,
+            position=self._position,
             is_task=isinstance(asked, UserTaskTurn),
             input=asked,
             recorded=recorded,
@@ -120,7 +120,7 @@ class FreeRunningWalk:
         self._results = collect_results(turns)
         self._on_missing = on_missing
         self._used: frozenset[int] = frozenset()
-        self._place = 0
+        self._position = 0
         self._exchange = -1
         self._answered = 0
 
@@ -146,9 +146,9 @@ class FreeRunningWalk:
         if not served.blocks:
             return NextStep(step=None, end=WalkEnd.NO_RECORDED_RESULT, missing_ids=served.missing_ids)
         self._used = served.used
-        self._place += 1
+        self._position += 1
         step = WalkStep(
-            place=self._place,
+            position=self._position,
             is_task=False,
             input=ToolResponseTurn(seq=0, created_at=exchange.task.created_at, blocks=served.blocks),
             recorded=exchange.answers[self._answered] if self._answered < len(exchange.answers) else None,
@@ -160,10 +160,10 @@ class FreeRunningWalk:
         self._answered = 0
         if self._exchange == len(self._exchanges):
             return NextStep(step=None)
-        self._place += 1
+        self._position += 1
         exchange = self._exchanges[self._exchange]
         return NextStep(
-            step=WalkStep(place=self._place, is_task=True, input=exchange.task, recorded=exchange.answers[0])
+            step=WalkStep(position=self._position, is_task=True, input=exchange.task, recorded=exchange.answers[0])
         )
 
 

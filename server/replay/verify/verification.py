@@ -36,7 +36,7 @@ class Mismatch:
     """Negative for a background call; None if the mismatch belongs to no call."""
     attempt: int | None
     subject: Subject
-    place: str
+    position: str
     """A path into the answer, a block of the request, or a column."""
     note: str
     """A sentence."""

@@ -70,12 +70,12 @@ class ItemLinks:
 
     def turn(self, seq: int) -> str:
         """Return the URL of the result that has the turn: turns 1 and 2, an input and its answer, are result 1."""
-        return self.place((seq + 1) // 2)
+        return self.position((seq + 1) // 2)
 
-    def place(self, place: int) -> str:
+    def position(self, position: int) -> str:
         """Return the URL of a result, on its page of the item."""
-        page = (place - 1) // TURNS_ON_PAGE + 1
-        return f"{self.home}{'' if page == 1 else f'?page={page}'}#place-{place}"
+        page = (position - 1) // TURNS_ON_PAGE + 1
+        return f"{self.home}{'' if page == 1 else f'?page={page}'}#position-{position}"
 
 
 CallLinks: TypeAlias = ConversationLinks | ItemLinks

@@ -33,8 +33,9 @@ async def show_replayed_call_page(
     found = await replay_calls.inspect_call(reach, replay_id, number, turn_seq, attempt)
     previous = None
     if found.previous is not None:
-        place = found.previous.turn_seq, found.previous.start.attempt
-        previous = await replay_calls.rebuild_request(reach, replay_id, number, *place)
+        previous = await replay_calls.rebuild_request(
+            reach, replay_id, number, found.previous.turn_seq, found.previous.start.attempt
+        )
     replay = await replay_service.replays.load_replay(reach, replay_id)
     return await answer_call(request, found, previous, ItemLinks(replay=replay, number=number))
 

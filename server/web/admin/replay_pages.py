@@ -167,9 +167,9 @@ async def show_replay_item(
     reach = session.tenant_scope
     replay = await replay_service.replays.load_replay(reach, replay_id)
     item = await replay_service.replays.load_item(reach, replay_id, number)
-    wanted = ResultFilter(number=number, first_place=(page - 1) * TURNS_ON_PAGE + 1)
+    wanted = ResultFilter(number=number, first_position=(page - 1) * TURNS_ON_PAGE + 1)
     found = await list_full_results(replay_service.replays, replay, wanted=wanted, limit=TURNS_ON_PAGE)
-    judged = [full.stored.result.place for full in found.items if full.stored.result.judge is not None]
+    judged = [full.stored.result.position for full in found.items if full.stored.result.judge is not None]
     background: Sequence[CallOutline] = ()
     if item.replay_conversation_id is not None:
         background = (await replay_calls.load_timeline(reach, replay_id, number, limit=1)).background_calls

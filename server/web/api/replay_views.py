@@ -150,7 +150,7 @@ class ReplayResultView(View):
     item: int = Field(examples=[1])
     conversation_id: str = Field(examples=[CONVERSATION_ID])
     repetition: int = Field(examples=[1])
-    place: int = Field(description="1, 2, 3 within the item.", examples=[2])
+    position: int = Field(description="1, 2, 3 within the item.", examples=[2])
     source_seq: int | None = Field(description="The recorded answer. Null: there is none.", examples=[4])
     replay_seq: int | None = Field(description="The turn of the replayed conversation.", examples=[4])
     attempt: int | None = Field(description="The call of that turn that gave it. Null: nobody was asked.", examples=[1])

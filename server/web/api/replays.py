@@ -178,7 +178,7 @@ def provide_wanted(
     item: Annotated[int | None, QueryParameter(ge=1, le=2**31 - 1)] = None,
     outcome: FromQuery[Outcome | None] = None,
     kind: FromQuery[DivergenceKind | None] = None,
-    order: FromQuery[ResultOrder] = ResultOrder.PLACE,
+    order: FromQuery[ResultOrder] = ResultOrder.POSITION,
     failed_assertion: FromQuery[bool] = False,
 ) -> ResultFilter:
     """Which results, as a query string says it."""

@@ -203,7 +203,7 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         wait_until(lambda: not _processes_of(process.pid), "its workers to leave")
     report, _ = verify(env, "--resume", "--workers", "1", code=1)
     assert (report["counts"]["conversation_count"], report["counts"]["call_count"]) == (4, 6)
-    flipped = [each["conversation_id"] for each in report["mismatches"] if each["place"] == "raw_response"]
+    flipped = [each["conversation_id"] for each in report["mismatches"] if each["position"] == "raw_response"]
     assert flipped == [walks[0].conversation_id]
     # Beside it, none of the conversations is as long as it says.
     assert report["counts"]["mismatch_count"] == 1 + len(walks)

@@ -231,7 +231,7 @@ class TestFreeRunning:
         replay = await run_replay(strata_server.program, walk.tenant_id, draft)
 
         results = await results_of(strata_server.program, replay)
-        assert [(result.place, result.source_seq, result.outcome) for result in results] == [
+        assert [(result.position, result.source_seq, result.outcome) for result in results] == [
             (1, 2, Outcome.DIFFERENT),
             (2, 4, Outcome.DIFFERENT),
             (3, 8, Outcome.DIFFERENT),
