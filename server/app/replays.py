@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from server.app.providers import FOLDS
 from server.app.services import Services, build_compactor, open_command_services
@@ -18,7 +19,7 @@ from server.conversation.errors import ReplayNotFound
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
-from server.jobs.replay import SentReplays, replay_job, replay_tick_job
+from server.jobs.replay import queue_replay, replay_job, replay_tick_job
 from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
 from server.postgres.engine import Database
@@ -32,7 +33,6 @@ from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
 from server.replay.rerun.service import ReplayService
-from server.replay.rerun.tools import ReplayTools
 from server.telemetry.replays import ReplayTelemetry
 
 
@@ -64,8 +64,7 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
     """Build the parts on the services of the process."""
     database, replay_database = services.database, services.replay_database
     replays, store = PostgresReplays(database, replay_database), PostgresStore(replay_database)
-    tools = _build_tools(services, store, replays, observer)
-    items = ReplayItems(tools)
+    items = _build_items(services, store, replays, observer)
     sender = JobSender(database)
 
     async def find_work() -> Sequence[tuple[str, str, int]]:
@@ -78,7 +77,7 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
                 found.append((replay.tenant_id, replay.id, work.slot_count))
         return found
 
-    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of, tools.assertions)
+    service = ReplayService(replays, items.store, partial(queue_replay, sender), items.renderer_of, items.assertions)
     return ReplayParts(
         database=database,
         replays=replays,
@@ -87,13 +86,13 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
         service=service,
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
-        shutdown=tools.shutdown,
+        shutdown=items.shutdown,
     )
 
 
-def _build_tools(
+def _build_items(
     services: Services, replay_store: PostgresStore, replays: PostgresReplays, observer: ReplayObserver
-) -> ReplayTools:
+) -> ReplayItems:
     settings, providers, renderer = services.settings, services.providers, services.renderer
     texts, estimate = StaticTextCache(), TokenEstimate()
     policy = RetryPolicy(
@@ -110,7 +109,7 @@ def _build_tools(
             settings, replay_store, own_renderer, calls, watch, lengths=own_lengths, texts=texts, estimate=estimate
         )
 
-    return ReplayTools(
+    return ReplayItems(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         replays=replays,
         store=services.store,

@@ -22,23 +22,23 @@ _log = logging.getLogger("strata.replay")
 class CompactionCalls:
     """Implements `server.compaction.report.CompactionObserver`: counts calls as calls of replays.
 
-    Compactions of replay conversations are not reported to the operators of live conversations.
+    Compactions of replay conversations are not part of the metrics of live conversations.
     """
 
     def __init__(self, observer: ReplayObserver) -> None:
         self._observer = observer
 
     def compaction_ended(self, report: CompactionReport) -> None:
-        """Nothing: the replay conversation shows it."""
+        """Do nothing: the replay conversation shows it."""
 
     def compaction_queued(self, conversation_id: str, reason: str) -> None:
-        """Nothing: no job is queued for replay conversations."""
+        """Do nothing: no job is queued for replay conversations."""
 
     def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
-        """Nothing: the next call fails if it is too long."""
+        """Do nothing: the next call fails if it is too long."""
 
     def compaction_unblocked(self, conversation_id: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:  # noqa: ARG002  reason: the port's
         self._observer.call_ended(start, end, CallPurpose.COMPACTION)
@@ -59,9 +59,9 @@ class SourceLengths:
 
 
 async def compact_if_due(compactor: Compactor, tenant_id: str, replay_conversation_id: str) -> None:
-    """Compacts the replay conversation if its policy requires it.
+    """Compact the replay conversation if its policy requires it.
 
-    A summary that is not available now is asked for again after the next answer. Raises `ItemHalted` if a summary is
+    A summary that is not available now is requested again after the next answer. Raises `ItemHalted` if a summary is
     needed and its call is not admitted.
     """
     try:

@@ -22,7 +22,7 @@ DOMAIN = sorted(
         *(SERVER / "providers").glob("*.py"),
     ]
 )
-PURE_LIBRARIES = {"replay/rerun/json_schema.py": {"jsonschema"}}
+PURE_LIBRARIES = {"replay/rerun/assertion_evaluation.py": {"jsonschema"}}
 """Libraries without I/O that single modules of the domain may import."""
 MEANINGLESS = {"base", "common", "constants", "core", "helpers", "manager", "misc", "shared", "types", "util", "utils"}
 

@@ -9,7 +9,7 @@ SAID: tuple[Block, ...] = (TextBlock(text="Well."),)
 
 def free(turns: list[Turn], *answers: tuple[Block, ...], on_missing: OnMissingResult) -> list[NextStep]:
     walk = open_walk(ReplayMode.FREE_RUNNING, turns, on_missing)
-    return [walk.begin(), *(walk.go_on(blocks, complete=True) for blocks in answers)]
+    return [walk.begin(), *(walk.advance(blocks, complete=True) for blocks in answers)]
 
 
 def positions(strides: list[NextStep]) -> list[tuple[int, bool, int | None] | None]:
@@ -32,7 +32,7 @@ def test_a_teacher_forced_walk_takes_every_input_that_was_answered() -> None:
         UserTaskTurn(seq=5, created_at=NOW, blocks=SAID),
     ]
     walk = open_walk(ReplayMode.TEACHER_FORCED, turns, OnMissingResult.STOP)
-    strides = [walk.begin(), walk.go_on(SAID, complete=False), walk.go_on(SAID, complete=True)]
+    strides = [walk.begin(), walk.advance(SAID, complete=False), walk.advance(SAID, complete=True)]
     assert positions(strides) == [(1, True, 2), (2, False, 4), None]
 
 
@@ -57,11 +57,11 @@ def test_a_candidate_that_goes_round_in_circles_is_stopped() -> None:
     walk = open_walk(ReplayMode.FREE_RUNNING, exchange(1, (call("look"), 1)), OnMissingResult.SYNTHETIC_ERROR)
     next_step, count = walk.begin(), 0
     while next_step.step is not None:
-        next_step, count = walk.go_on((call("sing"),), complete=True), count + 1
+        next_step, count = walk.advance((call("sing"),), complete=True), count + 1
     assert (next_step.end, count) == (WalkEnd.TOO_MANY_STEPS, 2 + MAX_STEPS_BEYOND)
 
 
 def test_a_candidate_that_fails_ends_a_free_running_walk() -> None:
     walk = open_walk(ReplayMode.FREE_RUNNING, exchange(1, (call("look"), 1)), OnMissingResult.STOP)
     walk.begin()
-    assert walk.go_on((), complete=False) == NextStep(step=None, end=WalkEnd.CANDIDATE_FAILED)
+    assert walk.advance((), complete=False) == NextStep(step=None, end=WalkEnd.CANDIDATE_FAILED)
