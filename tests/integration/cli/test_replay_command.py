@@ -132,7 +132,7 @@ async def test_a_choice_takes_those_conversations_alone(database: Database, walk
 def test_what_cannot_be_done_is_refused_with_a_sentence(env: dict[str, str]) -> None:
     for options, code, sentence in (
         (["--resume"], 2, "nothing to go on with"),
-        (["--resume", "--tenant", "acme"], 2, "say no other choice"),
+        (["--resume", "--tenant", "acme"], 2, "cannot be combined"),
         (["--conversation", "conv_x", "--sample", "2"], 2, "not both"),
         (["--no-requests", "--no-answers"], 2, "nothing to compare"),
         (["--conversation", "conv_x"], 66, "no conversation conv_x"),
@@ -184,7 +184,7 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
             wait_until(is_there, f"{third} to be passed in {process.output}")
             process.send(signal.SIGINT)
             assert process.wait() == 130, process.output
-        assert "--resume goes on" in process.output
+        assert "--resume continues" in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
             wait_until(lambda: _has_worker(process), "a worker to begin")
