@@ -111,7 +111,7 @@ async def _write_csv(replays: Replays, replay: Replay) -> AsyncIterator[str]:
 
 
 async def _write_promptfoo(replays: Replays, replay: Replay) -> AsyncIterator[str]:
-    """Yield one test per recorded answer, whatever the number of repetitions."""
+    """Yield one test per recorded answer, regardless of the number of repetitions."""
     yield "# Tests for promptfoo, for `tests: file://...`. Their variables are `task` and `recorded`.\n"
     count = 0
     async for full in iterate_full_results(replays, replay):

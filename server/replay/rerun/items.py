@@ -131,14 +131,14 @@ class ReplayItems:
             _log.warning("replay.item_failed", extra=_facts(claimed, code=error.code))
             return ItemEnd(state=ItemState.FAILED, error_code=error.code)
         # A bug must end the item too, or every other process would run into it again.
-        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the item says `internal`
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the item fails with `internal`
             _log.exception("replay.item_crashed", extra=_facts(claimed))
             return ItemEnd(state=ItemState.FAILED, error_code=Internal.code)
 
     async def _open(self, claimed: ClaimedItem) -> ItemRunner:
         """Build the runner of an item. Raises `ConversationNotFound` and `ProviderNotConfigured`."""
         draft, tenant_id = claimed.draft, claimed.tenant_id
-        source = await open_source(self.store, tenant_id, claimed.item.conversation_id, until=claimed.made_at)
+        source = await open_source(self.store, tenant_id, claimed.item.conversation_id, until=claimed.replay_created_at)
         renderer = ReplayRenderer(self.renderer_of(draft.candidate.templates), draft.candidate, source.conversation)
         preparation = ReplayPreparation(self.replay_store, renderer, self.providers, texts=self.texts)
         admission = ItemAdmission(self.replays, claimed.lease, estimate=self.estimate, shutdown=self.shutdown)

@@ -1,7 +1,6 @@
 """Drafts and results as JSON and back, as they are stored.
 
-Decoding an encoded value gives an equal value, whatever characters its texts contain. Times are ISO 8601; amounts are
-text.
+Decoding an encoded value gives an equal value, for texts with any characters. Times are ISO 8601; amounts are text.
 """
 
 from collections.abc import Mapping

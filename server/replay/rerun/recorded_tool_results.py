@@ -50,7 +50,7 @@ class ServedResults:
     used: frozenset[int]
     """The indexes of all recorded results that were served so far."""
     missing_ids: tuple[str, ...]
-    """The ids of calls without a recorded result, whatever was served instead."""
+    """The ids of calls without a recorded result, even if another result was served."""
 
 
 def canonical_arguments(arguments: JsonValue) -> str:

@@ -249,7 +249,7 @@ class ClaimedItem:
     tenant_id: str
     draft: ReplayDraft
     """Of its replay, with the current limits."""
-    made_at: datetime
+    replay_created_at: datetime
     """When the replay was created. Later turns of the source are ignored."""
     result_count: int
     """The number of results: positions 1 to this one are done."""
