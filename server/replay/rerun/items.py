@@ -2,24 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
+from server.compaction.compactor import Compactor
+from server.compaction.report import CompactionObserver
 from server.compaction.typical_lengths import KnownLengths
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
 from server.conversation.outages import keep_lease
 from server.conversation.shutdown import Shutdown, run_to_completion
 from server.conversation.store import Store
+from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
+from server.providers.calls import Admission
 from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.admission import ItemAdmission, ItemHalted
 from server.replay.rerun.assertions import AssertionChecker
-from server.replay.rerun.compaction import CompactionCalls, CompactorOf, SourceLengths
 from server.replay.rerun.judge import JudgeCalls
-from server.replay.rerun.observer import CandidateTurns, Departure, ReplayObserver
+from server.replay.rerun.observer import CandidateTurns, CompactionCalls, Departure, ReplayObserver
 from server.replay.rerun.payload import RendererOf, ReplayPreparation, ReplayRenderer
 from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import ClaimedItem, ItemState
@@ -28,6 +31,8 @@ from server.replay.rerun.source import open_source
 from server.turns.stored import OpenFold
 from server.turns.tools import TurnLimits, TurnTools
 
+CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver, KnownLengths, Admission], Compactor]
+"""Builds a compactor of replay conversations."""
 _TURN_LIMITS: Final = TurnLimits(lease_seconds=0.0, flush_seconds=5.0)
 """The lease of a turn expires at once, see `server.replay.rerun.conversation`. No reader follows the checkpoints."""
 _log = logging.getLogger("strata.replay")
@@ -191,6 +196,20 @@ class ReplayItems:
             return True
 
         await keep_lease(beat, _facts(claimed))
+
+
+class SourceLengths:
+    """Implements `server.compaction.typical_lengths.KnownLengths` for replay conversations.
+
+    Each of them has its own assistant, so the lengths are those of the recorded conversation's assistant.
+    """
+
+    def __init__(self, lengths: KnownLengths, assistant_id: str) -> None:
+        self._lengths = lengths
+        self._assistant_id = assistant_id
+
+    async def load(self, tenant_id: str, assistant_id: str) -> float | None:  # noqa: ARG002  reason: the port's
+        return await self._lengths.load(tenant_id, self._assistant_id)
 
 
 async def _end(*tasks: "asyncio.Task[None]") -> None:

@@ -6,6 +6,7 @@ Calls of replays are reported here only: they are not part of the cost of live c
 from enum import StrEnum
 from typing import Protocol
 
+from server.compaction.report import CompactionReport
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.conversation import Lease
 from server.conversation.turn import ModelResponseTurn
@@ -73,3 +74,28 @@ class CandidateTurns:
 
     def turn_recovered(self, lease: Lease) -> None:
         """Do nothing."""
+
+
+class CompactionCalls:
+    """Implements `server.compaction.report.CompactionObserver`: counts calls as calls of replays.
+
+    Compactions of replay conversations are not part of the metrics of live conversations.
+    """
+
+    def __init__(self, observer: ReplayObserver) -> None:
+        self._observer = observer
+
+    def compaction_ended(self, report: CompactionReport) -> None:
+        """Do nothing: the replay conversation shows it."""
+
+    def compaction_queued(self, conversation_id: str, reason: str) -> None:
+        """Do nothing: no job is queued for replay conversations."""
+
+    def compaction_blocked(self, conversation_id: str, reason: str, buffer_tokens: int) -> None:
+        """Do nothing: the next call fails if it is too long."""
+
+    def compaction_unblocked(self, conversation_id: str) -> None:
+        """Do nothing."""
+
+    def call_ended(self, start: CallStart, end: CallEnd, *, assistant_id: str) -> None:  # noqa: ARG002  reason: the port's
+        self._observer.call_ended(start, end, CallPurpose.COMPACTION)

@@ -16,6 +16,7 @@ Every step is durable piece by piece, and the next process continues from the st
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from server.conversation.errors import (
     ProviderAuthentication,
     ProviderNotConfigured,
     ProviderQuotaExceeded,
+    SummaryUnavailable,
 )
 from server.conversation.shutdown import run_to_completion
 from server.conversation.store import NewAnswer
@@ -38,7 +40,6 @@ from server.replay.rerun.admission import ItemAdmission
 from server.replay.rerun.answers import copy_answer, force_answer, needs_placeholder, read_answer
 from server.replay.rerun.assertions import AssertionChecker
 from server.replay.rerun.candidate import build_definition
-from server.replay.rerun.compaction import compact_if_due
 from server.replay.rerun.conversation import OpenTurn, ReplayConversation
 from server.replay.rerun.judge import JudgeCalls
 from server.replay.rerun.observer import ReplayObserver
@@ -58,6 +59,7 @@ _FATAL: Final = frozenset(
     error.code for error in (ProviderNotConfigured, ProviderAuthentication, ProviderQuotaExceeded)
 )
 """Error codes after which every other turn of the conversation would fail too."""
+_log = logging.getLogger("strata.replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +191,24 @@ class ItemRunner:
             return turn
         definition = await self._definition_at(recorded_step)
         if step.position > 1:
-            await compact_if_due(self.compactor, self.claimed.tenant_id, replay_conversation.id)
+            await self._compact_if_due(replay_conversation.id)
         if step.is_task:
             args = mark_arguments(self.source.conversation.args, recorded_step.arguments_hash)
             await replay_conversation.update(definition, args)
         return await replay_conversation.open_turn(step, await self.source.load_blobs(step.input.blocks))
+
+    async def _compact_if_due(self, replay_conversation_id: str) -> None:
+        """Compact the replay conversation if the candidate's policy requires it.
+
+        A summary that is not available now is requested again after the next answer. Raises `ItemHalted` if a summary
+        is needed and its call is not admitted.
+        """
+        try:
+            await self.compactor.compact(self.claimed.tenant_id, replay_conversation_id)
+        except SummaryUnavailable as error:
+            _log.warning(
+                "replay.compaction_postponed", extra={"conversation_id": replay_conversation_id, "code": error.code}
+            )
 
     async def _run_turn(self, step: WalkStep, recorded_step: RecordedStep, turn: OpenTurn) -> NewAnswer:
         """Get the candidate's answer and store the turn. An answer that another process has received is not requested
