@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from server.web.api.replay_bodies import LimitsBody, ReplayBody
+from server.web.api.replay_bodies import LimitsBody, ReplayBody, first_fault
 
 _FILTERS: Final = {
     "assistant": "assistant_id",
@@ -51,7 +51,7 @@ def read_body(options: dict[str, Any]) -> ReplayBody:
     try:
         return ReplayBody.model_validate(body)
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise click.UsageError(": ".join(first_fault(error))) from error
 
 
 def read_limits(changes: dict[str, Any]) -> LimitsBody:
@@ -59,15 +59,7 @@ def read_limits(changes: dict[str, Any]) -> LimitsBody:
     try:
         return LimitsBody.model_validate({name: value for name, value in changes.items() if value is not None})
     except ValidationError as error:
-        raise _refusal_of(error) from error
-
-
-def _refusal_of(error: ValidationError) -> click.UsageError:
-    """Build the error of the first fault, with its field."""
-    fault = error.errors()[0]
-    return click.UsageError(
-        f"{'.'.join(str(step) for step in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
-    )
+        raise click.UsageError(": ".join(first_fault(error))) from error
 
 
 def _fill_selection(selection: dict[str, Any], options: dict[str, Any]) -> None:

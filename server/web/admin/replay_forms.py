@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from server.conversation.errors import ValidationFailed
 from server.replay.rerun.replay import ReplayDraft, ReplayLimits
-from server.web.api.replay_bodies import LimitsBody, ReplayBody
+from server.web.api.replay_bodies import LimitsBody, ReplayBody, first_fault
 from server.web.json_text import DuplicateKey, decode_json
 
 FIELDS: Final = (
@@ -86,7 +86,7 @@ def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
     try:
         return ReplayBody.model_validate(body).to_draft()
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise _refusal(*first_fault(error)) from error
 
 
 def read_limits(form: Mapping[str, str], limits: ReplayLimits) -> ReplayLimits | None:
@@ -98,7 +98,7 @@ def read_limits(form: Mapping[str, str], limits: ReplayLimits) -> ReplayLimits |
     try:
         body = LimitsBody.model_validate({name: _read_limit(name, text) for name, text in given.items()})
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise _refusal(*first_fault(error)) from error
     return body.merge_into(limits) if given else None
 
 
@@ -177,11 +177,6 @@ def _read_amount(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise _refusal(name, "This takes an amount in dollars, such as 2.50.") from None
-
-
-def _refusal_of(error: ValidationError) -> ValidationFailed:
-    fault = error.errors()[0]
-    return _refusal(".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, "))
 
 
 def _refusal(name: str, sentence: str) -> ValidationFailed:

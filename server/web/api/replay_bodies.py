@@ -4,7 +4,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from server.conversation.assistant import Instructions, Tool
 from server.conversation.payload import LayerOrder
@@ -240,3 +240,9 @@ class ContinueBody(Body):
         default=None,
         description="Members that are left out do not change; null removes a limit. `repetitions` cannot change.",
     )
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Return the path and the message of the first fault of a body that a form or a command has built."""
+    fault = error.errors()[0]
+    return ".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, ")
