@@ -17,7 +17,7 @@ from server.conversation.audit import OPERATOR
 from server.conversation.page import Page
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.replay.rerun.export import ExportFormat, export_replay
-from server.replay.rerun.projection import replay_to_json
+from server.replay.rerun.json_codec import replay_to_json
 from server.replay.rerun.replay import Replay
 
 _TEXT: Final = "text"

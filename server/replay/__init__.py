@@ -20,7 +20,7 @@ Other rooms use these modules:
 - `rerun.observer`: the port for metrics and logs
 - `rerun.budget`, `rerun.estimate`, `rerun.validation`: decisions that the implementation of the port applies
 - `rerun.assertions`, `rerun.assertion_evaluation`: the port that assertions are evaluated through, and their evaluation
-- `rerun.json_codec`, `rerun.projection`: values as JSON, as they are stored and as clients see them
+- `rerun.json_codec`: values as JSON, as they are stored and as clients see them
 - `rerun.full_results`, `rerun.comparison`, `rerun.similarity`, `rerun.figures`: results with their answers, the
   differences of two answers, and figures as text
 - `rerun.export`: results as files

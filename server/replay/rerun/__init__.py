@@ -8,5 +8,5 @@ In reading order:
    `recorded_tool_results` (the next input), `source` (the recording), `payload` (what is sent), `conversation` and
    `answers` (what is stored), `admission` and `budget` (when a call may be sent), `judge` and `observer`.
 4. Comparing answers: `result_builder`, `comparison`, `similarity`; `assertions`, `assertion_evaluation`, `expression`.
-5. Reporting: `report`, `figures`, `full_results`, `json_codec`, `projection`, `export`, and `calls` for operators.
+5. Reporting: `report`, `figures`, `full_results`, `json_codec`, `export`, and `calls` for operators.
 """

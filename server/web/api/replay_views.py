@@ -5,7 +5,7 @@ from typing import Any, Final, Self
 
 from pydantic import ConfigDict, Field
 
-from server.replay.rerun.projection import (
+from server.replay.rerun.json_codec import (
     estimate_to_json,
     item_to_json,
     replay_to_json,
