@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from server.cli.chat_text import one_line
 from server.cli.inspect_screen import describe_blocks, describe_outline, describe_tokens, shorten, show_time
+from server.cli.terminal import one_line
 from server.inspection.call_explanation import CacheVerdict, OutcomeKind
 from server.inspection.calls import InspectedCall, RequestProof
 from server.inspection.manifest_difference import BlockChange, DifferenceRow

@@ -1,6 +1,6 @@
 """Lists and timelines of `strata inspect` in the terminal.
 
-Texts of users and models pass `harmless` or `one_line`, so that they cannot control the terminal.
+Texts of users and models pass `escape_controls` or `one_line`, so that they cannot control the terminal.
 """
 
 import json
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from server.cli.chat_text import describe_call, harmless, one_line
+from server.cli.terminal import describe_call, escape_controls, one_line
 from server.conversation.block import (
     Block,
     ImageBlock,
@@ -102,7 +102,7 @@ def describe_blocks(blocks: Sequence[Block]) -> Iterator[Text]:
     for block in blocks:
         match block:
             case TextBlock():
-                yield Text(harmless(block.text[:_MAX_TEXT_CHARACTERS]))
+                yield Text(escape_controls(block.text[:_MAX_TEXT_CHARACTERS]))
             case ThinkingBlock():
                 yield Text(f"(thinking) {shorten(block.text)}", style="dim italic")
             case ToolCallBlock():

@@ -11,9 +11,8 @@ from rich.table import Column, Table
 
 from server.app.database import open_database
 from server.app.settings import Settings
-from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
-from server.cli.terminal import open_console
+from server.cli.terminal import one_line, open_console
 from server.inspection.jobs import FAILURE_HOURS, JobStatus
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.inspection.inspector import PostgresInspector

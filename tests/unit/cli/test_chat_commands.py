@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cli.chat_commands import (
+from server.cli.chat_session import (
     HELP,
     AnswerCalls,
     CancelTurn,
     Command,
+    Exit,
     Fork,
-    Leave,
-    Misspelt,
+    InvalidCommand,
     ReplaceContext,
-    Say,
     SendImage,
+    SendText,
     ShowHelp,
     parse_command,
 )
@@ -23,9 +23,9 @@ from server.cli.chat_commands import (
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("Hello", Say(text="Hello")),
-        ("  two\nlines ", Say(text="  two\nlines ")),
-        ("//etc is a directory", Say(text="/etc is a directory")),
+        ("Hello", SendText(text="Hello")),
+        ("  two\nlines ", SendText(text="  two\nlines ")),
+        ("//etc is a directory", SendText(text="/etc is a directory")),
         ("/fork 4", Fork(at_seq=4)),
         ("/image cat.png What is this?", SendImage(path="cat.png", text="What is this?")),
         ("/image 'my cat.png' What?", SendImage(path="my cat.png", text="What?")),
@@ -34,7 +34,7 @@ from server.cli.chat_commands import (
         ("/result", AnswerCalls()),
         ("/cancel", CancelTurn()),
         ("/help ", ShowHelp()),
-        ("/exit", Leave()),
+        ("/exit", Exit()),
     ],
 )
 def test_a_line_means(line: str, command: Command) -> None:
@@ -48,7 +48,7 @@ def test_a_blank_line_means_nothing(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["/fork", "/fork two", "/image", "/context", "/frok 4", "/"])
 def test_a_misspelt_command_is_named_and_not_sent(line: str) -> None:
-    assert isinstance(parse_command(line), Misspelt)
+    assert isinstance(parse_command(line), InvalidCommand)
 
 
 @given(st.text())

@@ -6,7 +6,7 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from server.cli.chat_prompt import ChatPrompt
+from server.cli.chat_screen import ChatPrompt
 
 ESCAPE, CTRL_C, CTRL_D, UP = "\x1b", "\x03", "\x04", "\x1b[A"
 PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"

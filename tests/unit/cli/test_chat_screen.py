@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from server.cli.chat_screen import Look, PipeScreen, TerminalScreen, TurnWriter
-from server.cli.chat_text import harmless
+from server.cli.chat_screen import PipeScreen, Style, TerminalScreen, TurnWriter
+from server.cli.terminal import escape_controls
 from server.conversation.block import TextBlock
 from server.conversation.usage import Usage
 from server.web.client import (
@@ -77,7 +77,7 @@ def test_reasoning_answer_and_calls_have_lines_of_their_own() -> None:
         UsageReported(usage=Usage()),
         DONE,
     )
-    assert text == 'Hm, well.\nIt is cold.\n→ get_weather(city="Oslo")\nturn 2 · price not known\n'
+    assert text == 'Hm, well.\nIt is cold.\n→ get_weather(city="Oslo")\nturn 2 · price unknown\n'
 
 
 def test_reasoning_can_be_left_out() -> None:
@@ -86,19 +86,19 @@ def test_reasoning_can_be_left_out() -> None:
 
 def test_a_failure_stands_behind_what_had_arrived() -> None:
     text = shown(TextDelta(text="Hel"), FAILED)
-    assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price not known\n"
+    assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price unknown\n"
 
 
 @given(st.lists(DELTAS))
-def test_whatever_comes_the_lines_are_whole_and_harmless(events: list[ClientEvent]) -> None:
+def test_whatever_comes_the_lines_are_whole_and_escape_controls(events: list[ClientEvent]) -> None:
     writer = TurnWriter(thinking=True)
     pieces = [piece for event in [*events, DONE] for piece in writer.write(event)]
     text = "".join(text for text, _ in pieces)
     assert text.endswith("\n")
     assert "\x1b" not in text
     said = "".join(event.text for event in events if isinstance(event, TextDelta))
-    plain = "".join(text for text, look in pieces if look is Look.PLAIN)
-    assert plain.replace("\n", "") == harmless(said).replace("\n", "")
+    plain = "".join(text for text, style in pieces if style is Style.PLAIN)
+    assert plain.replace("\n", "") == escape_controls(said).replace("\n", "")
 
 
 def test_colours_are_ours_alone() -> None:
@@ -118,7 +118,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     screen, out = terminal(colours=True)
     screen.show(ToolCallEnd(call_id="c", name="x", arguments={}))
-    screen.complain("No.")
+    screen.show_error("No.")
     assert "\x1b[3" not in out.getvalue()
 
 
@@ -141,8 +141,8 @@ def test_stored_turns_results_and_errors_are_shown() -> None:
     screen.show_turn(Turn(seq=1, kind="user_task", state="complete", blocks=(TextBlock(text="Hi"),)))
     screen.show_turn(Turn(seq=2, kind="model_response", state="complete", blocks=(TextBlock(text="Hello"),)))
     screen.show_result(ToolResult(tool_call_id="call_1", output={"a": 1}))
-    screen.complain(StrataProblem("No.", code="key_rejected", status=401))
-    assert out.getvalue() == "> Hi\nHello\nturn 2 · price not known\n← {'a': 1}\nNo. [key_rejected]\n"
+    screen.show_error(StrataProblem("No.", code="key_rejected", status=401))
+    assert out.getvalue() == "> Hi\nHello\nturn 2 · price unknown\n← {'a': 1}\nNo. [key_rejected]\n"
 
 
 def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
@@ -160,6 +160,6 @@ def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
     screen.show(TextDelta(text="\x1b[2J"))
     screen.show(FAILED)
     screen.note("Note.")
-    screen.complain("No.")
+    screen.show_error("No.")
     assert out.getvalue().endswith("␛[2J")
     assert err.getvalue() == "strata: It broke. Again. [provider_disconnected]\nstrata: Note.\nstrata: No.\n"

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.cli.chat_commands import parse_command
+from server.cli.chat import DEMO_FUNCTIONS, DEMO_TOOLS
 from server.cli.chat_screen import TerminalScreen
-from server.cli.chat_session import ChatSession, read_result
-from server.cli.chat_tools import DEMO_FUNCTIONS, DEMO_TOOLS, roll_dice
+from server.cli.chat_session import ChatSession, parse_command, read_result
 from server.web.client import StrataClient, ToolResult
 from tests.support.fakes.scripted_strata import (
     CONVERSATION_ID,
@@ -58,7 +57,7 @@ class Chat:
             self.client,
             self.conversation,
             screen=self.screen,
-            asker=self.typist if self._asks else None,
+            prompt=self.typist if self._asks else None,
             tools=DEMO_FUNCTIONS,
         )
         return self.session
@@ -66,7 +65,7 @@ class Chat:
     async def type(self, line: str) -> bool:
         command = parse_command(line)
         assert command is not None
-        return await self.session.obey(command)
+        return await self.session.run_command(command)
 
     @property
     def shown(self) -> str:
@@ -94,7 +93,7 @@ async def test_a_message_is_a_turn_and_its_answer_is_shown(chat: Chat, strata: S
 async def test_tools_that_are_here_run_and_the_others_are_asked_for(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER, TIME), lambda seq: said(seq, "Cold.")])
     chat.typist.lines.append('{"celsius": 4}')
-    assert await chat.session.say("Weather?")
+    assert await chat.session.send("Weather?")
     weather, time = turns_of(strata)[1]["tool_results"]
     assert weather == {"tool_call_id": "call_1", "output": {"celsius": 4}, "is_error": False}
     assert time["tool_call_id"] == "call_2"
@@ -106,8 +105,8 @@ async def test_tools_that_are_here_run_and_the_others_are_asked_for(chat: Chat, 
 async def test_calls_that_are_skipped_wait_and_can_be_answered_later(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Cold.")])
     chat.typist.lines.append("/skip")
-    assert not await chat.session.say("Weather?")
-    assert "The calls wait." in chat.shown
+    assert not await chat.session.send("Weather?")
+    assert "The tool calls are pending." in chat.shown
     chat.typist.lines.append("rain")
     await chat.type("/result")
     assert turns_of(strata)[1]["tool_results"][0]["output"] == "rain"
@@ -116,8 +115,8 @@ async def test_calls_that_are_skipped_wait_and_can_be_answered_later(chat: Chat,
 
 async def test_a_new_message_gives_waiting_calls_up(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Fine.")])
-    await chat.session.say("Weather?")
-    await chat.session.say("Never mind.")
+    await chat.session.send("Weather?")
+    await chat.session.send("Never mind.")
     first, second = turns_of(strata)
     assert "abandon_pending_calls" not in first
     assert second["abandon_pending_calls"] is True
@@ -127,8 +126,8 @@ async def test_a_pipe_cannot_be_asked(client: StrataClient, strata: ScriptedStra
     chat = Chat(client, asks=False)
     session = await chat.open()
     strata.replies.append(lambda seq: called(seq, WEATHER))
-    assert not await session.say("Weather?")
-    assert "which is not here" in chat.shown
+    assert not await session.send("Weather?")
+    assert "which is not available here" in chat.shown
 
 
 @pytest.mark.parametrize(
@@ -147,14 +146,14 @@ def test_a_typed_result_is_json_or_text(typed: str, output: object, *, is_error:
 
 async def test_a_failed_turn_is_shown_and_the_chat_goes_on(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: failed(seq, "Hel"), lambda seq: said(seq, "Hello.")])
-    assert not await chat.session.say("Hi")
+    assert not await chat.session.send("Hi")
     assert "Hel\nThe provider is overloaded. Try again in a moment. [provider_overloaded]" in chat.shown
-    assert await chat.session.say("Hi")
+    assert await chat.session.send("Hi")
 
 
 async def test_a_refusal_is_one_sentence(chat: Chat, strata: ScriptedStrata) -> None:
     strata.script("POST", f"{CONVERSATION}/turns", problem(401, "key_rejected", "The key is unknown.", "Make one."))
-    assert not await chat.session.say("Hi")
+    assert not await chat.session.send("Hi")
     assert chat.shown == "The key is unknown. Make one. [key_rejected]\n"
 
 
@@ -163,7 +162,7 @@ async def begin_turn(chat: Chat, strata: ScriptedStrata) -> asyncio.Task[bool]:
     strata.replies.append(lambda seq: said(seq, "Hel", state="cancelled", stop_reason="aborted"))
     strata.held.clear()
     strata.request_came.clear()
-    taking = asyncio.create_task(chat.session.say("Hi"))
+    taking = asyncio.create_task(chat.session.send("Hi"))
     while "Hel" not in chat.shown:  # noqa: ASYNC110  reason: what is shown has no event to wait for
         await asyncio.sleep(0.001)
     return taking
@@ -179,9 +178,9 @@ async def test_ctrl_c_cancels_the_turn_and_keeps_what_had_arrived(chat: Chat, st
     strata.held.set()
     assert not await taking
     assert strata.asked("POST", f"{CONVERSATION}/cancel")[0].body == {"turn_seq": 2}
-    assert "Hel\nCancelled. What had arrived is kept.\n" in chat.shown
+    assert "Hel\nCancelled. The partial answer is kept.\n" in chat.shown
     strata.replies.append(lambda seq: said(seq, "Hello."))
-    assert await chat.session.say("Again.")
+    assert await chat.session.send("Again.")
 
 
 async def test_ctrl_c_twice_leaves_the_turn_to_the_server(chat: Chat, strata: ScriptedStrata) -> None:
@@ -190,13 +189,13 @@ async def test_ctrl_c_twice_leaves_the_turn_to_the_server(chat: Chat, strata: Sc
     chat.session.interrupt()
     chat.session.interrupt()
     assert not await taking
-    assert "left to the server" in chat.shown
+    assert "continues in the server" in chat.shown
 
 
 async def test_ctrl_c_without_a_turn_does_nothing(chat: Chat, strata: ScriptedStrata) -> None:
     chat.session.interrupt()
     strata.replies.append(lambda seq: said(seq, "Hello."))
-    assert await chat.session.say("Hi")
+    assert await chat.session.send("Hi")
     assert not strata.asked("POST", f"{CONVERSATION}/cancel")
 
 
@@ -256,7 +255,7 @@ async def test_the_context_is_replaced_from_a_file(chat: Chat, strata: ScriptedS
     path.write_text(json.dumps({"todos": ["tea"]}))
     await chat.type(f"/context {path}")
     assert strata.asked("PUT", f"{CONVERSATION}/context")[0].body == {"todos": ["tea"]}
-    assert "The context is replaced." in chat.shown
+    assert "The context was replaced." in chat.shown
 
 
 @pytest.mark.parametrize(
@@ -264,11 +263,11 @@ async def test_the_context_is_replaced_from_a_file(chat: Chat, strata: ScriptedS
     [
         ("/image {dir}/none.png x", "none.png cannot be read: No such file or directory."),
         ("/context {dir}/none.json", "none.json cannot be read: No such file or directory."),
-        ("/context {dir}/text", "text is no JSON"),
-        ("/context {dir}/list", "list has to hold a JSON object."),
+        ("/context {dir}/text", "text is not JSON"),
+        ("/context {dir}/list", "list must contain a JSON object."),
         ("/fork 3", "It cannot be. [turn_not_found]"),
-        ("/frok", "There is no /frok; /help lists what there is."),
-        ("/help", "Ctrl-C cancels a running turn"),
+        ("/frok", "Unknown command /frok. /help lists the commands."),
+        ("/help", "Ctrl-C cancels the running turn"),
     ],
 )
 async def test_what_cannot_be_done_is_one_sentence_and_nothing_is_sent(
@@ -286,7 +285,7 @@ async def test_a_fork_is_gone_on_with(chat: Chat, strata: ScriptedStrata) -> Non
     strata.script("POST", f"{CONVERSATION}/fork", answer_json({**strata.conversation, "id": "conv_2"}, status=201))
     await chat.type("/fork 2")
     assert chat.session.conversation_id == "conv_2"
-    assert "This is conv_2 now" in chat.shown
+    assert "Continuing in conv_2" in chat.shown
 
 
 async def test_leaving_is_asked_for(chat: Chat) -> None:
@@ -295,4 +294,4 @@ async def test_leaving_is_asked_for(chat: Chat) -> None:
 
 def test_the_demo_tools_are_declared_as_they_are() -> None:
     assert {tool.name for tool in DEMO_TOOLS} == set(DEMO_FUNCTIONS)
-    assert {roll_dice(sides=2) for _ in range(200)} == {1, 2}
+    assert {DEMO_FUNCTIONS["roll_dice"](sides=2) for _ in range(200)} == {1, 2}

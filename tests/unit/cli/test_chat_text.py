@@ -1,4 +1,4 @@
-"""What a chat shows: harmless to a terminal, and on one line where it should be."""
+"""What a chat shows: escape_controls to a terminal, and on one line where it should be."""
 
 import unicodedata
 from decimal import Decimal
@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cli.chat_text import (
-    describe_blocks,
-    describe_call,
-    describe_end,
-    describe_error,
-    describe_turn,
-    harmless,
-    one_line,
-)
+from server.cli.chat_screen import describe_blocks, describe_end, describe_error, describe_turn
+from server.cli.terminal import describe_call, escape_controls, one_line
 from server.conversation.block import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.usage import Usage
 from server.web.client import ServerUnreachable, StrataProblem, Turn, TurnError
@@ -29,7 +22,7 @@ def turn(**members: object) -> Turn:
 
 @given(ANY_TEXT)
 def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    shown = harmless(text)
+    shown = escape_controls(text)
     controls = {char for char in shown if unicodedata.category(char) in {"Cc", "Cs"}}
     assert controls <= {"\n", "\t"}
     assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -38,16 +31,16 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_a_text_may_come_in_pieces(first: str, second: str) -> None:
-    assert harmless(first) + harmless(second) == harmless(first + second)
+    assert escape_controls(first) + escape_controls(second) == escape_controls(first + second)
 
 
 @given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t")))
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert harmless(text) == text
+    assert escape_controls(text) == text
 
 
 def test_an_escape_sequence_is_shown_and_not_obeyed() -> None:
-    assert harmless("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
+    assert escape_controls("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
 
 
 @given(ANY_TEXT)
@@ -72,7 +65,7 @@ def test_a_call_is_shown_as_it_would_be_written() -> None:
             },
             "turn 4 · 1,000 in (80 % cached) · 1,234 out · 5 thinking · $0.0123 · gemini-3.1-pro-preview",
         ),
-        ({"usage": Usage()}, "turn 4 · 0 in · 0 out · price not known"),
+        ({"usage": Usage()}, "turn 4 · 0 in · 0 out · price unknown"),
         ({"cost_usd": Decimal("0.00001")}, "turn 4 · <$0.0001"),
         ({"cost_usd": Decimal(0)}, "turn 4 · $0.0000"),
     ],
@@ -105,7 +98,7 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
             },
             "Slow. Wait. [provider_rate_limited] Provider message: Quota used up. Retry after 30 s.",
         ),
-        ({"state": "cancelled"}, "Cancelled. What had arrived is kept."),
+        ({"state": "cancelled"}, "Cancelled. The partial answer is kept."),
         ({"state": "failed"}, "The turn failed."),
         (
             {"state": "interrupted", "error": TurnError(code="turn_interrupted", message="It stopped.", hint="Go on.")},
