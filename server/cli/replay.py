@@ -12,10 +12,10 @@ from click.core import ParameterSource
 
 from server.app.database import open_database
 from server.app.settings import Settings
+from server.cli.parameters import TimeParam
 from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
 from server.cli.terminal import report_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification

@@ -39,7 +39,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_server_says_where_it_is_and_ends_cleanly(env: dict[str, str], number: int) -> None:
     with StrataProcess("serve", env=env) as server:
-        url = server.find(r"Strata serves on (http://127\.0\.0\.1:\d+)")
+        url = server.find(r"Strata is listening on (http://127\.0\.0\.1:\d+)")
         for path in ("/healthz", "/readyz", "/metrics", "/schema"):
             answered = httpx2.get(url + path)
             assert answered.status_code == 200, path

@@ -145,12 +145,12 @@ async def test_a_file_that_cannot_be_read_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["export"], 2, "or say --all"),
-        (["export", "--all", "conv_x"], 2, "or say --all"),
+        (["export"], 2, "ids or --all"),
+        (["export", "--all", "conv_x"], 2, "ids or --all"),
         (["export", "conv_x"], 66, "no conversation with this id"),
         (["export", "--all", "--tenant", "nobody"], 66, "no tenant called nobody"),
         (["export", "--all", "-o", "/nowhere/at/all.jsonl"], 1, "cannot be written"),
-        (["import", "/nowhere.jsonl"], 2, "There is no file"),
+        (["import", "/nowhere.jsonl"], 2, "is not a file"),
         (["import", "pyproject.toml", "--tenant", "nobody"], 66, "no tenant called nobody"),
     ],
 )

@@ -131,7 +131,7 @@ async def test_a_choice_takes_those_conversations_alone(database: Database, walk
 
 def test_what_cannot_be_done_is_refused_with_a_sentence(env: dict[str, str]) -> None:
     for options, code, sentence in (
-        (["--resume"], 2, "nothing to go on with"),
+        (["--resume"], 2, "no run to continue"),
         (["--resume", "--tenant", "acme"], 2, "say no other choice"),
         (["--conversation", "conv_x", "--sample", "2"], 2, "not both"),
         (["--no-requests", "--no-answers"], 2, "nothing to compare"),
@@ -191,7 +191,7 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
             # The newest is the worker; the other one looks after what processes share.
             os.kill(_processes_of(process.pid)[-1], signal.SIGKILL)
             assert process.wait() == 70, process.output
-        assert "A worker process has died. --resume goes on" in process.output
+        assert "A worker process ended unexpectedly. Use --resume to continue" in process.output
         assert "never retrieved" not in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:

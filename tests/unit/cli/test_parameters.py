@@ -1,11 +1,11 @@
-"""Spans and moments as they are typed: read, or refused with what would have been right."""
+"""Values of options: parsed, or rejected with an example of a valid value."""
 
 from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
 
-from server.cli.spans import Span, TimeParam
+from server.cli.parameters import Span, TimeParam
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_span_is_a_number_and_a_unit(typed: str, span: timedelta) -> None:
 
 @pytest.mark.parametrize("typed", ["", "7", "d", "7 d", "-7d", "7y", "1.5h", "7dd", "999999w", "99999999d"])
 def test_what_is_no_span_or_reaches_before_all_time_is_refused(typed: str) -> None:
-    with pytest.raises(click.BadParameter, match="no span such as 30m, 12h, 7d, 4w"):
+    with pytest.raises(click.BadParameter, match="not a span such as 30m, 12h, 7d, 4w"):
         Span().convert(typed, None, None)
 
 
