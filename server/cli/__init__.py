@@ -1,8 +1,8 @@
 """The `strata` command: reads options, runs a command, prints its result.
 
-The room owns the texts, tables, progress bars and exit codes of the terminal. It promises that `strata --help` and a
-usage error import no SDK, no web framework and no database driver: `StrataGroup` imports a command when it is used. Each
-command is in the module of its name (`import` in `import_`), with a function of the same name.
+The room owns the texts, tables, progress bars and exit codes of the terminal. It promises that `strata --help` imports
+no SDK, no web framework and no database driver: `StrataGroup` imports a command when it is used. Each command is in the
+module of its name (`import` in `import_`), in a function of the same name.
 
 No other room imports a module of this one. `server.__main__` and the console script use `main`.
 """
