@@ -336,9 +336,9 @@ def _format_usd(cost: Decimal | None) -> str:
     return "unknown" if cost is None else f"{cost:,.4f}"
 
 
-def _format_time(moment: datetime) -> str:
+def _format_time(time: datetime) -> str:
     """Render a time in UTC."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _shorten(text: str) -> str:

@@ -79,7 +79,7 @@ async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProvi
         assert await terminal.process.wait() == 0
 
 
-async def test_a_demo_tool_runs_beside_the_chat(env: dict[str, str], emulated: EmulatedProviders) -> None:
+async def test_a_demo_tool_runs_in_the_chat(env: dict[str, str], emulated: EmulatedProviders) -> None:
     emulated.gemini.says(Reply(tool_calls=(ToolCall(name="get_time", arguments={}),)))
     async with open_terminal("chat", "--tools", "demo", env={**env, "NO_COLOR": "1"}) as terminal:
         await terminal.shows(PROMPT)
@@ -93,7 +93,7 @@ async def test_a_demo_tool_runs_beside_the_chat(env: dict[str, str], emulated: E
     assert "\x1b[36m" not in terminal.written
 
 
-async def test_a_running_turn_is_joined(env: dict[str, str], emulated: EmulatedProviders) -> None:
+async def test_a_running_turn_is_followed(env: dict[str, str], emulated: EmulatedProviders) -> None:
     emulated.gemini.fails(FaultKind.SILENCE, after_chunks=4)
     async with open_terminal("chat", env=env) as first:
         conversation = await first.shows(r"(conv_\w+) · ")
@@ -136,7 +136,7 @@ async def test_a_turn_that_fails_ends_a_pipe_with_1(env: dict[str, str], emulate
     ],
     ids=["no server", "no address", "wrong key", "no key", "no conversation", "contradiction"],
 )
-async def test_what_is_wrong_is_said_in_a_sentence(
+async def test_an_error_is_printed_on_one_line(
     env: dict[str, str], options: list[str], extra: dict[str, str], code: int, sentence: str
 ) -> None:
     ended, out, err = await pipe(*options, lines="Hi\n", env=env | extra)

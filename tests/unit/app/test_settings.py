@@ -1,4 +1,4 @@
-"""Settings come from the environment, and a wrong one is refused in one sentence without its value."""
+"""Settings come from the environment, and an invalid one is rejected without its value."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_a_password_is_not_shown_by_printing_the_settings(monkeypatch: pytest.Mo
     assert "hunter2" not in repr(read_settings())
 
 
-def test_the_data_of_a_user_lies_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_directory_depends_on_the_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     assert default_data_dir() == Path.home() / ".local" / "share" / "strata"

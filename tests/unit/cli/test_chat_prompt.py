@@ -1,4 +1,4 @@
-"""The prompt, through a pipe in place of a keyboard."""
+"""The prompt, with a pipe instead of a keyboard."""
 
 from collections.abc import Iterator
 
@@ -41,7 +41,7 @@ async def test_keys_make_a_line(keyboard: PipeInput, prompt: ChatPrompt, keys: s
     assert await prompt.ask("> ") == line
 
 
-async def test_what_was_typed_can_be_had_again(keyboard: PipeInput, prompt: ChatPrompt) -> None:
+async def test_earlier_lines_can_be_recalled(keyboard: PipeInput, prompt: ChatPrompt) -> None:
     prompt.remember(["long ago"])
     keyboard.send_text("Hello\r")
     await prompt.ask("> ")

@@ -1,4 +1,4 @@
-"""Events become lines: reasoning, answers and calls apart, and a pipe gets the answers alone."""
+"""Events become lines: reasoning, answers and calls are separate, and a pipe gets only the answers."""
 
 import re
 from io import StringIO
@@ -84,13 +84,13 @@ def test_reasoning_can_be_left_out() -> None:
     assert shown(ThinkingDelta(text="Hm."), TextDelta(text="Yes."), thinking=False) == "Yes.\n"
 
 
-def test_a_failure_stands_behind_what_had_arrived() -> None:
+def test_a_failure_is_shown_after_the_partial_answer() -> None:
     text = shown(TextDelta(text="Hel"), FAILED)
     assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price unknown\n"
 
 
 @given(st.lists(DELTAS))
-def test_whatever_comes_the_lines_are_whole_and_escape_controls(events: list[ClientEvent]) -> None:
+def test_any_sequence_of_events_gives_complete_lines_without_controls(events: list[ClientEvent]) -> None:
     writer = TurnWriter(thinking=True)
     pieces = [piece for event in [*events, DONE] for piece in writer.write(event)]
     text = "".join(text for text, _ in pieces)
@@ -101,7 +101,7 @@ def test_whatever_comes_the_lines_are_whole_and_escape_controls(events: list[Cli
     assert plain.replace("\n", "") == escape_controls(said).replace("\n", "")
 
 
-def test_colours_are_ours_alone() -> None:
+def test_only_the_screen_sets_colours() -> None:
     screen, out = terminal(colours=True)
     for event in (ThinkingDelta(text="Hm."), TextDelta(text="\x1b[31mred"), DONE):
         screen.show(event)
@@ -110,7 +110,7 @@ def test_colours_are_ours_alone() -> None:
     assert sequences == {"\x1b[2;3m", "\x1b[2m", "\x1b[0m"}
 
 
-def test_markup_of_the_model_is_text() -> None:
+def test_markup_of_the_model_is_printed_as_text() -> None:
     assert shown(TextDelta(text="[bold]x[/bold] :smile: [link=file:///]")) == "[bold]x[/bold] :smile: [link=file:///]\n"
 
 
@@ -126,7 +126,7 @@ def test_a_long_line_is_not_cut() -> None:
     assert shown(TextDelta(text="word " * 200)) == "word " * 200 + "\n"
 
 
-def test_a_note_in_the_middle_begins_a_line() -> None:
+def test_a_note_within_an_answer_begins_a_line() -> None:
     screen, out = terminal()
     screen.begin_turn()
     screen.show(TextDelta(text="Hel"))

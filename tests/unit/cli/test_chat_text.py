@@ -1,4 +1,4 @@
-"""What a chat shows: escape_controls to a terminal, and on one line where it should be."""
+"""Texts of a chat: without control characters, and on one line if required."""
 
 import unicodedata
 from decimal import Decimal
@@ -21,7 +21,7 @@ def turn(**members: object) -> Turn:
 
 
 @given(ANY_TEXT)
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_no_control_character_is_left(text: str) -> None:
     shown = escape_controls(text)
     controls = {char for char in shown if unicodedata.category(char) in {"Cc", "Cs"}}
     assert controls <= {"\n", "\t"}
@@ -30,16 +30,16 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_a_text_may_come_in_pieces(first: str, second: str) -> None:
+def test_a_text_can_be_escaped_in_pieces(first: str, second: str) -> None:
     assert escape_controls(first) + escape_controls(second) == escape_controls(first + second)
 
 
 @given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t")))
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert escape_controls(text) == text
 
 
-def test_an_escape_sequence_is_shown_and_not_obeyed() -> None:
+def test_an_escape_sequence_is_shown_and_not_executed() -> None:
     assert escape_controls("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
 
 
@@ -48,7 +48,7 @@ def test_a_line_is_one_line(text: str) -> None:
     assert len(one_line(text).splitlines()) <= 1
 
 
-def test_a_call_is_shown_as_it_would_be_written() -> None:
+def test_a_tool_call_is_shown_as_a_function_call() -> None:
     assert describe_call("get_weather", {"city": "Tromsø", "days": 3}) == 'get_weather(city="Tromsø", days=3)'
     assert describe_call("x\x1b[2J", {}) == "x␛[2J()"
     assert len(describe_call("x", {"text": "y" * 10_000})) < 600
@@ -70,7 +70,7 @@ def test_a_call_is_shown_as_it_would_be_written() -> None:
         ({"cost_usd": Decimal(0)}, "turn 4 · $0.0000"),
     ],
 )
-def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> None:
+def test_a_turn_is_described_on_one_line(members: dict[str, object], line: str) -> None:
     assert describe_turn(turn(**members)) == line
 
 
@@ -106,11 +106,11 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
         ),
     ],
 )
-def test_an_unusual_end_is_a_sentence(members: dict[str, object], sentence: str | None) -> None:
+def test_an_unusual_end_is_described(members: dict[str, object], sentence: str | None) -> None:
     assert describe_end(turn(**members)) == sentence
 
 
-def test_an_error_is_a_sentence_with_its_hint_and_code() -> None:
+def test_an_error_is_described_with_its_hint_and_code() -> None:
     problem = StrataProblem("No\nkey.", code="key_rejected", status=401, hint="Make one.")
     assert describe_error(problem) == "No key. Make one. [key_rejected]"
     assert describe_error(ServerUnreachable("Nobody there.", sent=False)) == "Nobody there."
