@@ -1,4 +1,4 @@
-"""Replays as values: where they are kept, who runs them, and the jobs that do it."""
+"""Build what a process needs for replays: their store, the service, and the jobs that run their items."""
 
 import os
 import secrets
@@ -38,24 +38,24 @@ from server.telemetry.replays import ReplayTelemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayParts:
-    """What a process has for replays."""
+    """The parts of a process for replays."""
 
     database: Database
     replays: PostgresReplays
     replay_store: PostgresStore
     """The conversations that replays write."""
     replay_inspector: PostgresInspector
-    """The same for operators."""
+    """Views of these conversations for operators."""
     service: ReplayService
     items: ReplayItems
     jobs: tuple[Job, ...]
     shutdown: Shutdown
-    """For the worker that does the jobs."""
+    """Set by the worker that runs the jobs."""
 
 
 @asynccontextmanager
 async def open_replays(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[ReplayParts]:
-    """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
+    """Open the parts for a command until the block ends. Provider keys are needed only if it runs items itself."""
     async with open_command_services(settings, environment) as services:
         yield build_replays(services, ReplayTelemetry())
 
@@ -71,7 +71,7 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
         await replays.end_abandoned_items()
         found: list[tuple[str, str, int]] = []
         for work in await replays.list_open_work():
-            # One that was erased meanwhile has no work.
+            # A replay that was erased meanwhile has no work.
             with suppress(ReplayNotFound):
                 replay = await replays.load_replay(None, work.replay_id)
                 found.append((replay.tenant_id, replay.id, work.slot_count))

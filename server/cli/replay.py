@@ -12,11 +12,11 @@ from click.core import ParameterSource
 
 from server.app.database import open_database
 from server.app.settings import Settings
+from server.cli.parameters import TimeParam
 from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
-from server.cli.terminal import tell_progress
+from server.cli.terminal import report_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
 from server.cli.verify_state import CannotWrite, VerifyState, load_state
@@ -143,7 +143,7 @@ async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> Ve
         except OSError as error:
             raise CannotWrite(Path(error.filename), error) from error
         total = await measure_run(database, state)
-        with tell_progress("turns verified", total=total, completed=state.turns_passed) as advance:
+        with report_progress("turns verified", total=total, completed=state.turns_passed) as advance:
             run_options = RunOptions(
                 workers=options["workers"] or _count_cores(),
                 mismatch_limit=options["limit_mismatches"],

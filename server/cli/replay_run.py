@@ -10,10 +10,10 @@ import click
 
 from server.app.replays import ReplayParts, open_replays
 from server.app.settings import Settings
+from server.cli.parameters import TimeParam
 from server.cli.replay_options import read_body
 from server.cli.replay_screen import failed, show_estimate, show_report
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
 from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import ValidationFailed

@@ -276,7 +276,7 @@ class TestInTheTerminal:
         assert (job["name"], job["waiting"], job["failed"], job["last_error"]) == (NAME, 1, 0, None)
 
     async def test_an_empty_queue_says_so(self, env: dict[str, str]) -> None:
-        assert strata_here("jobs", env=env).stdout == "The queue is empty, and nothing has failed lately.\n"
+        assert strata_here("jobs", env=env).stdout == "The queue is empty, and no job failed recently.\n"
         refused = strata_here("jobs", "--tenant", "nobody", env=env)
         assert refused.returncode != 0
         assert "nobody" in refused.stderr
