@@ -1,7 +1,7 @@
-"""Serving the program over HTTP: uvicorn with uvloop and httptools, the fastest for one client and equal under load.
+"""Serve the program over HTTP with uvicorn, uvloop and httptools.
 
-Stopping, in order: no new connections; running turns finish within the limit while their listeners still hear them;
-then the connections close. A second Ctrl-C cuts it short.
+To stop, the server first accepts no new connections, then waits within a limit for running turns, whose events are
+still sent, and then closes the connections. A second Ctrl-C skips the waiting.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _GRACE_SECONDS: Final = 5
 
 
 async def serve(program: Program, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM comes, and then until the last turn has ended."""
+    """Serve until SIGINT or SIGTERM, and then until the last turn has ended."""
     await _ProgramServer(program, handle_signals=True).serve(sockets=[listener])
 
 
 @asynccontextmanager
 async def serving(program: Program, listener: socket.socket) -> AsyncIterator[str]:
-    """The same beside other work, for as long as the block lasts; gives the URL."""
+    """Serve while the block runs; yields the URL."""
     async with serving_beside(_ProgramServer(program, handle_signals=False), listener) as url:
         yield url
 
@@ -44,7 +44,7 @@ class _ProgramServer(HttpServer):
             handle_signals=handle_signals,
             grace_seconds=_GRACE_SECONDS,
             limits=limits,
-            refuse=self._answer_refused,
+            refuse=self._build_refusal,
             date_header=False,
         )
         self._program = program
@@ -52,8 +52,8 @@ class _ProgramServer(HttpServer):
             "strata_http_connections", "Open connections of clients.", lambda: self.connection_count
         )
 
-    def _answer_refused(self, error: StrataError) -> Refusal:
-        """What the edge does for a request, for one that never gets there: an id, a metric, a line in the log."""
+    def _build_refusal(self, error: StrataError) -> Refusal:
+        """Answer a request that does not reach the middleware, with a request id, a metric and a log event."""
         request_id = f"req_{secrets.token_hex(16)}"
         status = ANSWERS[type(error)].status
         self._program.metrics.request_refused(error.code)

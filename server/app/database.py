@@ -1,4 +1,4 @@
-"""The database as a value: what commands need that do not serve. `wiring` builds the whole program on top of it."""
+"""Open the database of the settings: an embedded Postgres, or an external one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,9 +12,10 @@ from server.postgres.migrations import migrate_up, require_current_schema
 
 @asynccontextmanager
 async def open_database_options(settings: Settings) -> AsyncIterator[DatabaseOptions]:
-    """How to reach the database. An embedded one runs from here to the end of the block, or longer if others use it.
+    """Yield the options to connect to the database.
 
-    Raises the `Setup` errors of `open_embedded`.
+    An embedded Postgres is started, and stopped after the block unless other processes use it. Raises the `Setup`
+    errors of `open_embedded`.
     """
     if settings.database_url is not None:
         yield _options(settings, settings.database_url.get_secret_value())
@@ -24,13 +25,13 @@ async def open_database_options(settings: Settings) -> AsyncIterator[DatabaseOpt
 
 
 @asynccontextmanager
-async def open_database(settings: Settings) -> AsyncIterator[Database]:
-    """The database for a command: an embedded one is migrated, an external one must be up to date already.
+async def open_database(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Database]:
+    """Open the database until the block ends. An embedded one is migrated, an external one only with `migrate`.
 
-    Raises `SchemaBehind` and `SchemaAhead` on first use.
+    If the schema is not at the revision of this release, the first use raises `SchemaBehind` or `SchemaAhead`.
     """
     async with open_database_options(settings) as options:
-        if settings.embedded:
+        if settings.embedded or migrate:
             await migrate_up(options)
         database = Database(options, on_first_contact=require_current_schema)
         try:

@@ -1,8 +1,8 @@
-"""Uvicorn, as both the server and the emulators use it: on a socket that is bound beforehand, ending when told to.
+"""Uvicorn as the server and the emulators use it, on a socket that is already bound.
 
-Uvicorn with httptools limits neither the head of a request nor the time in which it is sent, and its limit of
-connections is checked after the head. `LimitedProtocol` adds these limits; all of them hold before the application is
-called, so before anybody is authenticated. Limits of bodies are the application's.
+Uvicorn with httptools limits neither the size of a request head nor the time to send it, and checks its limit of
+connections only after the head. `LimitedProtocol` adds these limits. They apply before the application is called, and
+therefore before authentication. The application limits request bodies.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from server.web.asgi_extensions import ABORT_CONNECTION
 
 _BACKLOG: Final = 2048
 _UNTAKEN_MILLISECONDS: Final = 120_000
-"""How long the system keeps bytes for a client that does not take them."""
+"""How long the operating system keeps bytes that the client does not acknowledge."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LINE_OVERHEAD_BYTES: Final = 4
-"""What a header line has beside its name and its value: colon, space, line end."""
+"""Length of the colon, the space and the line end of a header line."""
 _MAX_PIPELINED: Final = 16
-"""Most requests that wait on one connection for the answers before theirs. Each takes more memory than its bytes."""
+"""Maximum number of pipelined requests of one connection. Each needs more memory than its bytes."""
 _LINGER_SECONDS: Final = 2.0
-"""How long a refused connection stays open after its answer. Closing it at once, with bytes of the client unread, would
-reset it, and the client would see the reset and not the answer."""
+"""How long a refused connection stays open after its answer. Closing it while bytes of the client are unread would
+reset it, and the client would see the reset instead of the answer."""
 _MAX_LINGERING: Final = 256
-"""Most connections of one server that linger; any more are reset."""
+"""Maximum number of refused connections that stay open. Further ones are reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What a client may use before a request of it reaches the application."""
+    """Limits that apply before a request reaches the application."""
 
     max_head_bytes: int = 64 * 1024
     """Request line and headers together."""
@@ -69,7 +69,7 @@ class Refusal:
 
 
 def refuse_plainly(error: StrataError) -> Refusal:
-    """The answer in plain text, for servers without a format of their own for errors."""
+    """Build an answer in plain text, for servers without their own error format."""
     statuses: dict[type[StrataError], int] = {
         RequestHeadTooLarge: 431,
         RequestHeadTimedOut: 408,
@@ -80,7 +80,7 @@ def refuse_plainly(error: StrataError) -> Refusal:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `AddressInUse`."""
+    """Open a listening socket. Raises `AddressInUse`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -88,7 +88,7 @@ def bind(host: str, port: int) -> socket.socket:
         # Head and body of an answer are two writes; without this the second may wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it. Otherwise one whose last bytes the client never takes would stay after its end.
+            # Connections inherit it. Without it, a closed connection would remain while the client does not read.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MILLISECONDS)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
@@ -100,13 +100,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a listening socket can be reached."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Config(uvicorn.Config):
-    """Uvicorn's configuration, with what `LimitedProtocol` needs: it is all that a protocol is given."""
+    """Uvicorn's configuration with the limits. A protocol gets no other argument that could carry them."""
 
     def __init__(
         self, app: Any, *, limits: ConnectionLimits, refuse: Callable[[StrataError], Refusal], **options: Any
@@ -119,23 +119,24 @@ class _Config(uvicorn.Config):
 
 @dataclass(slots=True)
 class _HeadProgress:
-    """How far a connection is with the head of its next request."""
+    """Progress of a connection with the head of its next request."""
 
     begun: bool = False
-    """The first byte of a head is there, its end is not."""
+    """Whether the first byte of a head has arrived, but not its end."""
     pending_bytes: int = 0
-    """Bytes that came without completing a head, a message or a piece of a body: parts of a head, of trailers, of the
-    extension of a chunk. The parser keeps them."""
+    """Bytes that arrived without completing a head, a message or a piece of a body. The parser keeps them: they are
+    parts of a head, of trailers, or of a chunk extension."""
     advanced: bool = field(default=False)
-    """Whether the bytes that came last have completed one of these."""
+    """Whether the latest bytes have completed one of these."""
     between_requests: bool = field(default=False)
-    """Whether the bytes that came last have ended a message and begun no other."""
+    """Whether the latest bytes have ended a message without beginning another one."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection, within `ConnectionLimits`. What exceeds them is answered with 431, 408 or 503 and closed.
+    """A connection with `ConnectionLimits`. If it exceeds them, it gets a 431, 408 or 503 and is closed.
 
-    It also gives the application a way to close a connection that the client does not read, which ASGI does not have.
+    It also has an extension with which the application can abort a connection that the client does not read; ASGI has
+    none.
     """
 
     def __init__(self, config: _Config, *arguments: Any, **options: Any) -> None:
@@ -147,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._running: RequestResponseCycle | None = None
-        """The request that the application has. `cycle` is the last one that came, which may wait for this one."""
+        """The request that the application is handling. `cycle` is the latest request, which may wait for this one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # reason: uvicorn's signature
         super().connection_made(transport)
@@ -174,7 +175,7 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here; the request is answered as if it had not asked for one.
+            # No other protocol is supported; the upgrade is ignored.
             pass
         except httptools.HttpParserError as error:
             cause = error.__context__
@@ -188,7 +189,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_answering or self._timer is not None or self.transport.is_closing():
             return
         if self._head.between_requests:
-            # The rest of a body whose request was answered before: uvicorn's timer was stopped for it.
+            # These bytes ended the body of a request that was already answered, and stopped uvicorn's timer.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -222,10 +223,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # reason: it is None at first
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # reason: it is None before the first request
 
     def _check_head(self) -> None:
-        """Raises `RequestHeadTooLarge`, and `RequestMalformed` for a connection with too many requests on it."""
+        """Raise `RequestHeadTooLarge`, or `RequestMalformed` if the connection has too many pipelined requests."""
         sizes = [len(name) + len(value) + _LINE_OVERHEAD_BYTES for name, value in self.headers]
         sizes.append(len(self.url))
         limits = self._limits
@@ -254,7 +255,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: StrataError) -> None:
-        """Answer and close. An answer that has begun cannot be followed by another one: then it is cut off."""
+        """Answer and close. If another answer is being sent, the connection is aborted instead."""
         self._refused = True
         self._stop_timer()
         self._unset_keepalive_if_required()
@@ -280,7 +281,7 @@ def _head_too_large(limits: ConnectionLimits) -> RequestHeadTooLarge:
 
 
 class HttpServer(uvicorn.Server):
-    """An application on its own; the first signal ends it gently, the second at once."""
+    """Serves one application. The first signal stops it gracefully, the second at once."""
 
     def __init__(
         self,
@@ -292,8 +293,8 @@ class HttpServer(uvicorn.Server):
         refuse: Callable[[StrataError], Refusal] = refuse_plainly,
         **options: Any,
     ) -> None:
-        """`grace_seconds`: how long answers may still take once the end has begun. `refuse` makes the answer to a
-        request that is above the limits, or no HTTP at all.
+        """`grace_seconds`: how long answers may take after the stop was requested. `refuse`: builds the answer to a
+        request that exceeds the limits or is not HTTP.
         """
         limits = limits or ConnectionLimits()
         settings: dict[str, Any] = {
@@ -313,12 +314,12 @@ class HttpServer(uvicorn.Server):
 
     @property
     def connection_count(self) -> int:
-        """Open connections, but for those that were refused."""
+        """The number of open connections, without refused ones."""
         return len(self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Instead of uvicorn's way, which raises the signal again afterwards: our own end is still to come then."""
+        """Handle signals. Uvicorn would raise them again after the end, before the program has closed its parts."""
         if not self._handle_signals:
             yield
             return
@@ -338,7 +339,7 @@ class HttpServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serving_beside(server: HttpServer, listener: socket.socket) -> AsyncIterator[str]:
-    """The server beside other work, for as long as the block lasts; gives the URL."""
+    """Serve in a task while the block runs; yields the URL."""
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
     try:
         yield url_of(listener)

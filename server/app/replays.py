@@ -1,4 +1,4 @@
-"""Replays as values: where they are kept, who runs them, and the jobs that do it."""
+"""Build what a process needs for replays: their store, the service, and the jobs that run their items."""
 
 import os
 import secrets
@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from server.app.providers import FOLDS
 from server.app.services import Services, build_compactor, open_command_services
@@ -18,7 +19,7 @@ from server.conversation.errors import ReplayNotFound
 from server.conversation.shutdown import Shutdown
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
-from server.jobs.replay import SentReplays, replay_job, replay_tick_job
+from server.jobs.replay import queue_replay, replay_job, replay_tick_job
 from server.payload.renderer import Renderer
 from server.payload.shared_caches import StaticTextCache
 from server.postgres.engine import Database
@@ -32,30 +33,29 @@ from server.providers.token_estimate import TokenEstimate
 from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.observer import ReplayObserver
 from server.replay.rerun.service import ReplayService
-from server.replay.rerun.tools import ReplayTools
 from server.telemetry.replays import ReplayTelemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayParts:
-    """What a process has for replays."""
+    """The parts of a process for replays."""
 
     database: Database
     replays: PostgresReplays
     replay_store: PostgresStore
     """The conversations that replays write."""
     replay_inspector: PostgresInspector
-    """The same for operators."""
+    """Views of these conversations for operators."""
     service: ReplayService
     items: ReplayItems
     jobs: tuple[Job, ...]
     shutdown: Shutdown
-    """For the worker that does the jobs."""
+    """Set by the worker that runs the jobs."""
 
 
 @asynccontextmanager
 async def open_replays(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[ReplayParts]:
-    """The parts for a command, until the block ends. Keys of providers are needed only where it runs items itself."""
+    """Open the parts for a command until the block ends. Provider keys are needed only if it runs items itself."""
     async with open_command_services(settings, environment) as services:
         yield build_replays(services, ReplayTelemetry())
 
@@ -64,21 +64,20 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
     """Build the parts on the services of the process."""
     database, replay_database = services.database, services.replay_database
     replays, store = PostgresReplays(database, replay_database), PostgresStore(replay_database)
-    tools = _build_tools(services, store, replays, observer)
-    items = ReplayItems(tools)
+    items = _build_items(services, store, replays, observer)
     sender = JobSender(database)
 
     async def find_work() -> Sequence[tuple[str, str, int]]:
         await replays.end_abandoned_items()
         found: list[tuple[str, str, int]] = []
         for work in await replays.list_open_work():
-            # One that was erased meanwhile has no work.
+            # A replay that was erased meanwhile has no work.
             with suppress(ReplayNotFound):
                 replay = await replays.load_replay(None, work.replay_id)
                 found.append((replay.tenant_id, replay.id, work.slot_count))
         return found
 
-    service = ReplayService(replays, tools.store, SentReplays(sender), tools.renderer_of, tools.assertions)
+    service = ReplayService(replays, items.store, partial(queue_replay, sender), items.renderer_of, items.assertions)
     return ReplayParts(
         database=database,
         replays=replays,
@@ -87,13 +86,13 @@ def build_replays(services: Services, observer: ReplayObserver) -> ReplayParts:
         service=service,
         items=items,
         jobs=(replay_job(items.run_all), replay_tick_job(find_work, sender)),
-        shutdown=tools.shutdown,
+        shutdown=items.shutdown,
     )
 
 
-def _build_tools(
+def _build_items(
     services: Services, replay_store: PostgresStore, replays: PostgresReplays, observer: ReplayObserver
-) -> ReplayTools:
+) -> ReplayItems:
     settings, providers, renderer = services.settings, services.providers, services.renderer
     texts, estimate = StaticTextCache(), TokenEstimate()
     policy = RetryPolicy(
@@ -110,7 +109,7 @@ def _build_tools(
             settings, replay_store, own_renderer, calls, watch, lengths=own_lengths, texts=texts, estimate=estimate
         )
 
-    return ReplayTools(
+    return ReplayItems(
         owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
         replays=replays,
         store=services.store,

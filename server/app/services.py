@@ -1,7 +1,6 @@
-"""What the server, a worker and some commands have in common: the store, rendering, compaction, and jobs.
+"""The parts that a server, a worker and some commands have in common: store, rendering, compaction and jobs.
 
-`open_services` builds them once per process. `replays` adds replays to them, `wiring` the turns and the HTTP interface
-of a server.
+`open_services` builds them once per process. `replays` adds replays, and `wiring` adds turns and the HTTP interface.
 """
 
 from collections.abc import AsyncIterator, Mapping

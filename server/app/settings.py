@@ -1,8 +1,7 @@
-"""Settings: data only, one class for those who run a server and a small one for those who call it. Every field is read
-from the environment with the prefix `STRATA_`.
+"""Settings of a server and of a client, read from environment variables with the prefix `STRATA_`.
 
-Nothing here builds anything; `wiring` passes plain values on to the adapters. The table in
-docs/reference/settings.md is generated from these fields and checked by a test.
+The classes contain only data; the other modules of this room pass the values to the parts that need them.
+docs/reference/settings.md is generated from the descriptions of the fields, and a test compares them.
 """
 
 import os
@@ -23,9 +22,10 @@ _ORIGIN: Final = re.compile(r"https?://[^/\s]+")
 
 
 def default_data_dir() -> Path:
-    """Where the embedded Postgres lives unless told otherwise: one place for a user, whatever the working directory.
+    """Return the default directory of the embedded Postgres: one per user, independent of the working directory.
 
-    Root's home is closed to the account that Postgres runs under (it refuses to run as root), hence the system's place.
+    For root it is a system directory, because Postgres refuses to run as root and the account that it runs under cannot
+    read root's home directory.
     """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Path("/var/lib/strata")
@@ -33,92 +33,100 @@ def default_data_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """All that an operator can choose."""
+    """The settings of servers, workers and commands."""
 
     model_config = SettingsConfigDict(env_prefix="STRATA_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     # --- server
     host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
-    port: int = Field(default=8400, ge=0, le=65535, description="Port that the server listens on; 0 picks a free one.")
+    port: int = Field(default=8400, ge=0, le=65535, description="Port that the server listens on. 0 picks a free port.")
     shutdown_limit_seconds: float = Field(
-        default=30.0, ge=0, le=3600, description="How long a stopping server lets running turns finish."
+        default=30.0, ge=0, le=3600, description="How long a stopping server waits for running turns, in seconds."
     )
     body_limit_bytes: int = Field(
-        default=32 * MEBIBYTE, ge=1024, le=1024 * MEBIBYTE, description="Largest request body, in bytes."
+        default=32 * MEBIBYTE, ge=1024, le=1024 * MEBIBYTE, description="Maximum size of a request body, in bytes."
     )
     body_total_bytes: int = Field(
         default=256 * MEBIBYTE,
         ge=1024 * 1024,
         le=1024 * 1024 * MEBIBYTE,
-        description="Most bytes of request bodies that one process reads at the same time. Bodies up to 64 KiB do not "
-        "count.",
+        description="Maximum total size of the request bodies that one process reads at the same time, in bytes. "
+        "Bodies of up to 64 KiB do not count.",
     )
     body_wait_seconds: float = Field(
         default=10.0,
         ge=0,
         le=300,
-        description="How long a large body waits for others to be read, before its request gets a 503 with the code "
-        "`body_budget_exhausted`.",
+        description="How long a request with a large body waits for other bodies to be read, in seconds. After that "
+        "it gets a 503 with the code `body_budget_exhausted`.",
     )
     body_seconds: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="How long a client may take to send a body, plus a second for each 16 KiB that arrive. After that "
-        "the request gets a 408 and its connection is closed.",
+        description="Time limit for sending a request body, in seconds. It is extended by one second per 16 KiB "
+        "received. After that the request gets a 408 and its connection is closed.",
     )
     max_connections: int = Field(
         default=4096,
         ge=1,
         le=1_000_000,
-        description="Most client connections of one server process. Any more are answered with 503 and closed.",
+        description="Maximum number of client connections per process. Further connections get a 503 and are closed.",
     )
     idle_connection_seconds: float = Field(
         default=75.0,
         gt=0,
         le=3600,
-        description="How long a connection stays open without a request. It should be longer than a proxy keeps its "
-        "idle connections to the server.",
+        description="How long a connection stays open without a request, in seconds. Set it higher than the idle "
+        "timeout of a proxy in front of the server.",
     )
     head_seconds: float = Field(
         default=10.0,
         gt=0,
         le=300,
-        description="How long a client may take to send the request line and the headers, before the answer is 408.",
+        description="Time limit for sending the request line and the headers, in seconds. After that the request gets "
+        "a 408.",
     )
     max_head_bytes: int = Field(
         default=64 * 1024,
         ge=4096,
         le=16 * MEBIBYTE,
-        description="Largest request line and headers together, in bytes; above it the answer is 431.",
+        description="Maximum size of the request line and all headers, in bytes. Larger requests get a 431.",
     )
     max_header_bytes: int = Field(
         default=16 * 1024,
         ge=1024,
         le=16 * MEBIBYTE,
-        description="Largest single header line, and longest request line, in bytes; above it the answer is 431.",
+        description="Maximum size of one header line or of the request line, in bytes. Larger requests get a 431.",
     )
     max_header_count: int = Field(
-        default=100, ge=10, le=10_000, description="Most headers of one request; above it the answer is 431."
+        default=100,
+        ge=10,
+        le=10_000,
+        description="Maximum number of headers of a request. Requests with more get a 431.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Origins that browsers may call from, such as `https://app.example`, with commas between.",
+        description="Origins from which browsers may call the API, such as `https://app.example`, separated by commas.",
     )
 
     trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = Field(
         default=(),
-        description="Addresses and networks of your own reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`, with "
-        "commas between. `X-Forwarded-For` and `X-Forwarded-Proto` are read from these only, and ignored from others.",
+        description="Addresses and networks of your own reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`, "
+        "separated by commas. `X-Forwarded-For` and `X-Forwarded-Proto` are ignored unless they come from one of "
+        "these.",
     )
     admin_idle_seconds: float = Field(
-        default=1800.0, ge=10, le=86_400, description="An operator's session is over after so long without a request."
+        default=1800.0,
+        ge=10,
+        le=86_400,
+        description="An operator's session ends after this time without a request, in seconds.",
     )
     admin_session_seconds: float = Field(
         default=43_200.0,
         ge=60,
         le=2_592_000,
-        description="An operator's session ends after this time, even if it is in use.",
+        description="An operator's session ends after this time even if it is in use, in seconds.",
     )
     admin_login_failures: int = Field(
         default=5,
@@ -129,24 +137,27 @@ class Settings(BaseSettings):
         "right key always works.",
     )
     admin_lock_seconds: float = Field(
-        default=900.0, ge=1, le=86_400, description="Longest time for which failed logins get 429, in seconds."
+        default=900.0, ge=1, le=86_400, description="Maximum time for which failed logins get 429, in seconds."
     )
 
     rate_limit_per_minute: int = Field(
-        default=0, ge=0, le=10_000_000, description="Requests per API key and minute, over all processes; 0: no limit."
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Maximum requests per API key and minute, over all processes. 0 means no limit.",
     )
     keep_alive_seconds: float = Field(
-        default=10.0, gt=0, le=15, description="A stream that has nothing to say sends a comment this often."
+        default=10.0, gt=0, le=15, description="Interval of the comments that an idle stream sends, in seconds."
     )
     stream_stall_seconds: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="A client that reads nothing of its stream for this long is disconnected. It can go on from its "
-        "last event with `last-event-id`.",
+        description="A client that does not read its stream for this time is disconnected, in seconds. It can resume "
+        "after its last event with `last-event-id`.",
     )
     image_limit_bytes: int = Field(
-        default=5 * MEBIBYTE, ge=1024, le=100 * MEBIBYTE, description="Largest image in a message, in bytes."
+        default=5 * MEBIBYTE, ge=1024, le=100 * MEBIBYTE, description="Maximum size of an image in a message, in bytes."
     )
 
     # --- turns
@@ -154,41 +165,52 @@ class Settings(BaseSettings):
         default=30.0,
         ge=1,
         le=3600,
-        description="How long a server that runs a turn may be silent before another one ends the turn for it.",
+        description="If the server that runs a turn does not renew its lease for this time, in seconds, another "
+        "server ends the turn.",
     )
     flush_seconds: float = Field(
         default=0.25,
         gt=0,
         le=60,
-        description="How often the bytes of a running answer are written down, for other processes and for a crash.",
+        description="Interval at which the bytes of a running answer are stored, in seconds.",
     )
     turn_ending_seconds: float = Field(
         default=120.0,
         gt=0,
         le=3600,
-        description="How long a turn may take to end once its provider has ended. After that the server cancels what "
-        "still runs and ends the turn with what the provider said. If that takes as long again, the server gives the "
-        "turn up: its listeners get `turn_stalled`, and when the lease expires any server ends the turn from the bytes "
-        "that were written down.",
+        description="Time limit for ending a turn after its provider call has ended, in seconds. After that the "
+        "server cancels the remaining work and ends the turn with the received answer. If that takes the same time "
+        "again, the server abandons the turn: its clients get `turn_stalled`, and after the lease has expired any "
+        "server ends the turn from the stored bytes.",
     )
     queue_limit: int = Field(
-        default=100, ge=0, le=10_000, description="Most turns that wait for one conversation with `on_busy: queue`."
+        default=100,
+        ge=0,
+        le=10_000,
+        description="Maximum number of turns that wait for one conversation with `on_busy: queue`.",
     )
-    queue_seconds: float = Field(default=300.0, gt=0, le=86_400, description="How long such a turn waits at most.")
+    queue_seconds: float = Field(
+        default=300.0, gt=0, le=86_400, description="How long a turn waits with `on_busy: queue`, in seconds."
+    )
     turn_attempts: int = Field(
-        default=4, ge=1, le=20, description="Most calls to the provider for one turn; only what is safe is repeated."
+        default=4,
+        ge=1,
+        le=20,
+        description="Maximum number of provider calls for one turn. Only errors that are safe to retry are retried.",
     )
     turn_retry_seconds: float = Field(
-        default=60.0, ge=0, le=3600, description="Time for all of them: after it no other call is begun."
+        default=60.0, ge=0, le=3600, description="No provider call of a turn is retried after this time, in seconds."
     )
     cache_storage_usd_per_hour: float = Field(
         default=1.0,
         ge=0,
         le=10_000,
-        description="Most that all explicit caches together may cost per hour; beyond it none is made. 0: none at all.",
+        description="Maximum cost of all explicit caches per hour. No cache is created above it. 0 disables explicit "
+        "caches.",
     )
     templates_dir: Path | None = Field(
-        default=None, description="Your own prompt templates; what is not there comes from the built-in ones."
+        default=None,
+        description="Directory of your own prompt templates. Templates that it does not contain are the built-in ones.",
     )
 
     template_workers: int = Field(
@@ -203,110 +225,122 @@ class Settings(BaseSettings):
         default=10.0,
         gt=0,
         le=300,
-        description="How long a turn or a request waits for a free one of these processes before it fails with "
-        "`template_workers_busy`.",
+        description="How long a turn or a request waits for a free template process, in seconds. After that it fails "
+        "with `template_workers_busy`.",
     )
 
     # --- database
     database_url: SecretStr | None = Field(
         default=None,
-        description="An external Postgres, 15 or newer; unset means the embedded one. Several hosts are separated by "
-        "commas; `target_session_attrs`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey` work as in libpq.",
+        description="URL of an external Postgres, version 15 or newer. If it is not set, the embedded Postgres is "
+        "used. Several hosts are separated by commas; `target_session_attrs`, `sslmode`, `sslrootcert`, `sslcert` and "
+        "`sslkey` work as in libpq.",
     )
     database_pool_size: int = Field(
-        default=20, ge=1, le=1000, description="Most connections of one process; idle ones are closed after 5 minutes."
+        default=20,
+        ge=1,
+        le=1000,
+        description="Maximum number of database connections per process. Idle ones are closed after 5 minutes.",
     )
     database_pool_wait_seconds: float = Field(
-        default=5.0, gt=0, le=300, description="How long a request waits for a free connection before it gets a 503."
+        default=5.0,
+        gt=0,
+        le=300,
+        description="How long a request waits for a free database connection, in seconds. After that it gets a 503.",
     )
     database_connect_seconds: float = Field(
-        default=5.0, gt=0, le=300, description="How long one attempt to connect may take."
+        default=5.0, gt=0, le=300, description="Time limit of one attempt to connect to the database, in seconds."
     )
     database_statement_seconds: float = Field(
-        default=30.0, ge=0, le=3600, description="Postgres cancels a statement that takes longer; 0 means no limit."
+        default=30.0, ge=0, le=3600, description="Time limit of a database statement, in seconds. 0 means no limit."
     )
     database_application_name: str = Field(
-        default="strata", max_length=63, description="The name shown in pg_stat_activity."
+        default="strata", max_length=63, description="Name of the connections in `pg_stat_activity`."
     )
     data_dir: Path = Field(
         default_factory=default_data_dir,
-        description="Where the embedded Postgres and its logs lie. Not set, it is `/var/lib/strata` for root, else "
-        "`$XDG_DATA_HOME/strata` or `~/.local/share/strata`.",
+        description="Directory of the embedded Postgres and its logs. The default is `/var/lib/strata` for root, and "
+        "otherwise `$XDG_DATA_HOME/strata` or `~/.local/share/strata`.",
     )
     embedded_user: str = Field(
         default="strata-postgres",
-        description="Account that the embedded Postgres runs under when Strata runs as root; made when it is missing.",
+        description="Account that the embedded Postgres runs under if Strata runs as root. It is created if necessary.",
     )
 
     # --- background work
     worker_inside: bool = Field(
         default=True,
-        description="Whether a server does background jobs itself. Switch it off where `strata worker` processes do.",
+        description="Whether a server runs background jobs itself. Disable it if `strata worker` processes run them.",
     )
     compaction_result_limit_chars: int = Field(
         default=0,
         ge=0,
         le=100_000_000,
-        description="Longer tool results lose their end when they leave the buffer; 0 keeps them whole.",
+        description="Tool results longer than this are truncated when they are compacted, in characters. 0 means no "
+        "limit.",
     )
     compaction_alarm_tokens: int = Field(
         default=200_000,
         ge=1000,
         le=100_000_000,
-        description="A request of this size that cannot be compacted, since a call stays open, raises an alarm.",
+        description="An alarm is raised if a request of this size cannot be compacted because a tool call is pending, "
+        "in tokens.",
     )
     summary_limit_tokens: int = Field(
         default=4000,
         ge=200,
         le=32_000,
-        description="Largest summary of old history, made where a model's window runs short.",
+        description="Maximum length of a summary, which replaces history near the limit of the context window, in "
+        "tokens.",
     )
     queue_log_days: int = Field(
-        default=7, ge=1, le=3650, description="How long the job queue keeps its own records of jobs that are over."
+        default=7, ge=1, le=3650, description="How long the job queue keeps records of ended jobs, in days."
     )
     raw_retention_days: int = Field(
         default=0,
         ge=0,
         le=36500,
-        description="Raw provider bytes older than this are removed by the worker; turns stay. 0 keeps them for ever.",
+        description="Raw provider bytes older than this are deleted, in days. Turns are kept. 0 means never.",
     )
 
     # --- providers; their keys are GEMINI_API_KEY or GOOGLE_API_KEY, and ANTHROPIC_API_KEY
     gemini_base_url: str | None = Field(
-        default=None, description="Another address for the Gemini API, such as that of `strata emulate gemini`."
+        default=None,
+        description="Base URL of the Gemini API, if it is not Google's, such as that of `strata emulate gemini`.",
     )
     anthropic_base_url: str | None = Field(
-        default=None, description="Another address for the Claude API, such as that of `strata emulate anthropic`."
+        default=None,
+        description="Base URL of the Claude API, if it is not Anthropic's, such as that of `strata emulate anthropic`.",
     )
     provider_connect_seconds: float = Field(
-        default=10.0, gt=0, le=300, description="How long a connection to a provider may take to be made."
+        default=10.0, gt=0, le=300, description="Time limit for connecting to a provider, in seconds."
     )
     provider_silence_seconds: float = Field(
         default=120.0,
         gt=0,
         le=3600,
-        description="A provider call is ended when nothing arrives for this long. A call that is not streamed, such as "
-        "counting tokens, has to be complete within this time.",
+        description="A provider call is ended if no byte arrives for this time, in seconds. A call that is not "
+        "streamed, such as counting tokens, must be complete within this time.",
     )
     provider_call_limit: int = Field(
         default=2000,
         ge=1,
         le=100_000,
-        description="Maximum number of provider calls that one process makes at the same time. Each takes a file "
-        "descriptor, and so does the client that waits for it.",
+        description="Maximum number of concurrent provider calls per process. Each needs a file descriptor, and so "
+        "does the client that waits for it.",
     )
     provider_call_wait_seconds: float = Field(
         default=10.0,
         ge=0,
         le=300,
-        description="How long a turn waits for another provider call to end when the limit is reached, before the "
-        "request gets a 503 with the code `call_limit_reached`.",
+        description="How long a turn waits for another provider call to end if the limit is reached, in seconds. "
+        "After that the request gets a 503 with the code `call_limit_reached`.",
     )
     provider_call_seconds: float = Field(
         default=3600.0,
         gt=0,
         le=86_400,
-        description="A provider call is ended when it takes longer than this in total, even if bytes keep arriving.",
+        description="A provider call is ended if it takes longer than this in total, even if bytes arrive, in seconds.",
     )
 
     # --- telemetry
@@ -320,17 +354,18 @@ class Settings(BaseSettings):
         "assistants of all tenants.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe log events that are written."
+        default="info", description="Minimum severity of log events."
     )
     log_format: Literal["auto", "pretty", "json"] = Field(
-        default="auto", description="`auto` is pretty on a terminal and JSON otherwise."
+        default="auto", description="Format of the log. `auto` is `pretty` on a terminal and `json` otherwise."
     )
     otlp_endpoint: str | None = Field(
         default=None,
-        description="OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`; unset sends nothing.",
+        description="URL of an OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`. If it is "
+        "not set, no spans are sent.",
     )
     otlp_headers: SecretStr | None = Field(
-        default=None, description="Headers for the collector, `name=value` separated by commas."
+        default=None, description="Headers for the OpenTelemetry collector, `name=value` separated by commas."
     )
     service_name: str = Field(default="strata", description="`service.name` of the OpenTelemetry resource.")
 
@@ -345,7 +380,7 @@ class Settings(BaseSettings):
         try:
             return validate(value)
         except ValidationError:
-            # Otherwise there is a fault for each kind of network.
+            # Otherwise there would be an error for each type of network.
             message = "expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8, separated by commas"
             raise ValueError(message) from None
 
@@ -362,9 +397,7 @@ class Settings(BaseSettings):
     def _origins_only(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
             if origin != "*" and _ORIGIN.fullmatch(origin) is None:
-                message = (
-                    f"{origin!r} is no origin; it is a scheme and a host, and a port where it is not the usual one"
-                )
+                message = f"{origin!r} is not an origin: a scheme, a host, and a port if it is not the default"
                 raise ValueError(message)
         return value
 
@@ -378,7 +411,7 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             scheme = self.database_url.get_secret_value().partition("://")[0]
             if scheme not in {"postgresql", "postgres"}:
-                message = "STRATA_DATABASE_URL has to start with postgresql:// or postgres://"
+                message = "STRATA_DATABASE_URL must start with postgresql:// or postgres://"
                 raise ValueError(message)
         return self
 
@@ -389,27 +422,30 @@ class Settings(BaseSettings):
 
 
 class ClientSettings(BaseSettings):
-    """What a client has to know. A machine that only talks to a server needs nothing else."""
+    """The settings of `strata chat`. A machine that only calls a server needs no others."""
 
     model_config = SettingsConfigDict(env_prefix="STRATA_", env_ignore_empty=True, extra="ignore", frozen=True)
 
-    url: str = Field(default="http://127.0.0.1:8400", description="The server that `strata chat` talks to.")
-    api_key: SecretStr | None = Field(default=None, description="The key that it shows, of the scope `client`.")
+    url: str = Field(default="http://127.0.0.1:8400", description="URL of the server that `strata chat` uses.")
+    api_key: SecretStr | None = Field(
+        default=None, description="API key that `strata chat` uses, with the scope `client`."
+    )
 
 
 AnySettings = TypeVar("AnySettings", Settings, ClientSettings)
 
 
 def read_settings(**overrides: object) -> Settings:
-    """The settings of this process; what is wrong with them is said in one sentence per field.
+    """Read the settings. `overrides` that are not None take precedence over the environment.
 
-    Values are left out of the message: a database URL holds a password.
+    Raises `SettingsInvalid` with a message per invalid field. The message does not contain values, because a database
+    URL contains a password.
     """
     return _read(Settings, overrides)
 
 
 def read_client_settings(**overrides: object) -> ClientSettings:
-    """The same for a client."""
+    """Read the settings of a client in the same way."""
     return _read(ClientSettings, overrides)
 
 
@@ -423,5 +459,5 @@ def _read(kind: type[AnySettings], overrides: Mapping[str, object]) -> AnySettin
             for fault in error.errors(include_input=False, include_url=False)
         )
         raise SettingsInvalid(
-            f"The settings are not usable: {faults}.", hint="docs/reference/settings.md lists them all."
+            f"The settings are invalid: {faults}.", hint="docs/reference/settings.md lists all settings."
         ) from None

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Final
 
 from server import __version__
-from server.app.database import open_database_options
+from server.app.database import open_database
 from server.app.providers import FOLDS, Providers, open_offline_providers
 from server.app.replays import ReplayParts, build_replays
-from server.app.services import Services, open_services
+from server.app.services import open_services
 from server.app.settings import Settings
 from server.caching.maintainer import CacheMaintainer
 from server.compaction.compactor import Compactor
@@ -31,8 +31,7 @@ from server.conversation.shutdown import Shutdown
 from server.inspection.admin_sessions import SessionLimits
 from server.inspection.assistant_editor import AssistantEditor
 from server.inspection.calls import CallInspector
-from server.inspection.job_report import JobStatus
-from server.inspection.watch import Watch, report_all_jobs
+from server.inspection.jobs import JobStatus, Watch, report_all_jobs
 from server.jobs.compaction import SentCompactions
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
@@ -51,17 +50,16 @@ from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.inspection.overviews import PostgresCompactionAlarms
 from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.search_index import load_lag_seconds
-from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.migrations import require_current_schema
 from server.postgres.notifications import PostgresNotifications
 from server.postgres.store import PostgresStore
 from server.prompts.worker_pool import WorkerPool
-from server.providers.provider import Provider
 from server.providers.retry_policy import RetryPolicy
 from server.providers.wire.frames import read_frames
 from server.replay.rerun.calls import ReplayCalls
 from server.telemetry.metrics import Metrics
 from server.telemetry.replays import ReplayTelemetry
-from server.telemetry.spans import Tracing, open_tracing
+from server.telemetry.spans import open_tracing
 from server.telemetry.turns import TurnTelemetry
 from server.turns.recovery import TurnRecovery
 from server.turns.running import RunningTurns
@@ -115,54 +113,123 @@ async def open_program(
     """
     providers = providers or Providers()
     async with AsyncExitStack() as stack:
-        options = await stack.enter_async_context(open_database_options(settings))
-        if settings.embedded or migrate:
-            await migrate_up(options)
-        else:
-            await _check_schema(options)
-        database = Database(options, on_first_contact=require_current_schema)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(open_database(settings, migrate=migrate))
+        if not settings.embedded and not migrate:
+            await _check_schema(database.options)
         otlp_headers = settings.otlp_headers.get_secret_value() if settings.otlp_headers else None
         tracing = open_tracing(settings.otlp_endpoint, otlp_headers, settings.service_name, __version__)
         stack.callback(tracing.shutdown)
-        notifications = await stack.enter_async_context(PostgresNotifications(options))
         metrics = Metrics(version=__version__, assistant_labels=settings.metrics_assistant_labels)
+        notifications = await stack.enter_async_context(PostgresNotifications(database.options))
         services = await stack.enter_async_context(open_services(settings, database, providers, metrics.compactions))
         offline_providers = await stack.enter_async_context(open_offline_providers(settings))
-        replays = build_replays(services, metrics.replays)
-        jobs = (*services.jobs, *replays.jobs)
+        store, renderer, estimate = services.store, services.renderer, services.estimate
+
+        # Turns
         cache_maintainer = CacheMaintainer(
             PostgresCacheRegister(database),
             providers.by_name,
-            services.estimate,
+            estimate,
             budget_usd_per_hour=Decimal(str(settings.cache_storage_usd_per_hour)),
         )
         compaction_watch = CompactionWatch(
             SentCompactions(JobSender(database)),
             metrics.compactions,
-            services.estimate,
+            estimate,
             alarm_tokens=settings.compaction_alarm_tokens,
             lengths=services.lengths,
             alarms=PostgresCompactionAlarms(database),
         )
-        tools = _build_turn_tools(services, notifications, cache_maintainer, compaction_watch, metrics, tracing)
+        tools = TurnTools(
+            owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            store=store,
+            preparation=PayloadPreparation(store, renderer, providers.by_name, texts=services.texts),
+            notifications=notifications,
+            observer=TurnTelemetry(metrics, tracing),
+            folds=FOLDS,
+            limits=TurnLimits(
+                lease_seconds=settings.lease_seconds,
+                flush_seconds=settings.flush_seconds,
+                ending_seconds=settings.turn_ending_seconds,
+                queue_limit=settings.queue_limit,
+                queue_seconds=settings.queue_seconds,
+            ),
+            retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
+            estimate=estimate,
+            cache_maintainer=cache_maintainer,
+            follower=compaction_watch,
+            call_slots=providers.call_slots,
+        )
         running_turns = RunningTurns()
         turn_service = TurnService(tools, running_turns)
-        web = _build_web_parts(
-            services,
-            replays,
-            notifications,
-            turn_service,
-            running_turns,
-            offline_providers,
-            metrics=metrics,
-            tracing=tracing,
+
+        # Replays and jobs
+        replays = build_replays(services, metrics.replays)
+        jobs = (*services.jobs, *replays.jobs)
+
+        # The HTTP interface
+        inspector, audit_log = PostgresInspector(database), PostgresAuditLog(database)
+        bodies = BodyBudget(
+            settings.body_total_bytes,
+            max_body_bytes=settings.body_limit_bytes,
+            wait_seconds=settings.body_wait_seconds,
+            body_seconds=settings.body_seconds,
+        )
+        app = build_app(
+            WebParts(
+                key_ring=PostgresKeyRing(database, KeyCache(notifications)),
+                store=store,
+                turn_service=turn_service,
+                compactor=services.compactor,
+                renderer=renderer,
+                rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
+                inspector=inspector,
+                saved_views=PostgresSavedViews(database),
+                replay_service=replays.service,
+                replay_calls=ReplayCalls(
+                    replays.replays,
+                    replays.replay_inspector,
+                    CallInspector(
+                        replays.replay_inspector, replays.replay_store, offline_providers, read_frames, estimate
+                    ),
+                ),
+                call_inspector=CallInspector(inspector, store, offline_providers, read_frames, estimate),
+                archives=PostgresArchives(database),
+                assistant_editor=AssistantEditor(
+                    store=store, renderer=renderer, estimate=estimate, audit_log=audit_log
+                ),
+                admin_sessions=PostgresAdminSessions(
+                    database,
+                    SessionLimits(
+                        idle_seconds=settings.admin_idle_seconds,
+                        age_seconds=settings.admin_session_seconds,
+                        max_failures=settings.admin_login_failures,
+                        lock_seconds=settings.admin_lock_seconds,
+                    ),
+                ),
+                audit_log=audit_log,
+                metrics_token=settings.metrics_token.get_secret_value() if settings.metrics_token else None,
+                trusted_proxies=TrustedProxies(settings.trusted_proxies),
+                default_provider=providers.default,
+                provider_names=tuple(providers.by_name),
+                image_limit_bytes=settings.image_limit_bytes,
+                keep_alive_seconds=settings.keep_alive_seconds,
+                stall_seconds=settings.stream_stall_seconds,
+                probes=[DatabaseProbe(database)],
+                running_turns=running_turns,
+                metrics=metrics,
+                tracing=tracing,
+                body_limit_bytes=settings.body_limit_bytes,
+                bodies=bodies,
+                cors_origins=settings.cors_origins,
+                version=__version__,
+            )
         )
         program = Program(
             settings=settings,
             database=database,
             providers=providers,
-            store=services.store,
+            store=store,
             key_ring=PostgresKeyRing(database),
             running_turns=running_turns,
             turn_service=turn_service,
@@ -173,16 +240,17 @@ async def open_program(
             replays=replays,
             jobs=jobs,
             job_watch=Watch(
-                partial(report_all_jobs, PostgresInspector(database).report_jobs, [job.name for job in jobs]),
-                metrics.jobs.publish,
+                partial(report_all_jobs, inspector.report_jobs, [job.name for job in jobs]), metrics.jobs.publish
             ),
             index_watch=Watch(partial(load_lag_seconds, database)),
-            template_workers=services.renderer.pool,
+            template_workers=renderer.pool,
             owner=tools.owner,
             metrics=metrics,
-            app=build_app(web),
+            app=app,
         )
-        _add_gauges(program, web.bodies)
+        _add_gauges(program, bodies)
+
+        # Background tasks. They end in the reverse order, after running turns have finished.
         watches = {
             "recovery": TurnRecovery(tools).watch,
             "job watch": program.job_watch.run,
@@ -209,13 +277,10 @@ async def open_worker(
     the start. Summaries and replays need providers: without them summaries are left to other workers, and items of
     replays fail.
     """
-    async with AsyncExitStack() as stack:
-        database_options = await stack.enter_async_context(open_database_options(settings))
-        if settings.embedded:
-            await migrate_up(database_options)
-        database = Database(database_options, on_first_contact=require_current_schema)
-        stack.push_async_callback(database.close)
-        services = await stack.enter_async_context(open_services(settings, database, providers or Providers()))
+    async with (
+        open_database(settings) as database,
+        open_services(settings, database, providers or Providers()) as services,
+    ):
         replays = build_replays(services, ReplayTelemetry())
         yield Worker(
             database,
@@ -223,103 +288,6 @@ async def open_worker(
             shutdown=replays.shutdown,
             options=options or _worker_options(settings),
         )
-
-
-def _build_turn_tools(
-    services: Services,
-    notifications: PostgresNotifications,
-    cache_maintainer: CacheMaintainer,
-    compaction_watch: CompactionWatch,
-    metrics: Metrics,
-    tracing: Tracing,
-) -> TurnTools:
-    settings, providers = services.settings, services.providers
-    return TurnTools(
-        owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-        store=services.store,
-        preparation=PayloadPreparation(services.store, services.renderer, providers.by_name, texts=services.texts),
-        notifications=notifications,
-        observer=TurnTelemetry(metrics, tracing),
-        folds=FOLDS,
-        limits=TurnLimits(
-            lease_seconds=settings.lease_seconds,
-            flush_seconds=settings.flush_seconds,
-            ending_seconds=settings.turn_ending_seconds,
-            queue_limit=settings.queue_limit,
-            queue_seconds=settings.queue_seconds,
-        ),
-        retry_policy=RetryPolicy(attempts=settings.turn_attempts, budget_seconds=settings.turn_retry_seconds),
-        estimate=services.estimate,
-        cache_maintainer=cache_maintainer,
-        follower=compaction_watch,
-        call_slots=providers.call_slots,
-    )
-
-
-def _build_web_parts(
-    services: Services,
-    replays: ReplayParts,
-    notifications: PostgresNotifications,
-    turn_service: TurnService,
-    running_turns: RunningTurns,
-    offline_providers: Mapping[str, Provider],
-    *,
-    metrics: Metrics,
-    tracing: Tracing,
-) -> WebParts:
-    settings, database, store, estimate = services.settings, services.database, services.store, services.estimate
-    inspector, audit_log = PostgresInspector(database), PostgresAuditLog(database)
-    return WebParts(
-        key_ring=PostgresKeyRing(database, KeyCache(notifications)),
-        store=store,
-        turn_service=turn_service,
-        compactor=services.compactor,
-        renderer=services.renderer,
-        rate_limiter=PostgresRateLimiter(database, settings.rate_limit_per_minute),
-        inspector=inspector,
-        saved_views=PostgresSavedViews(database),
-        replay_service=replays.service,
-        replay_calls=ReplayCalls(
-            replays.replays,
-            replays.replay_inspector,
-            CallInspector(replays.replay_inspector, replays.replay_store, offline_providers, read_frames, estimate),
-        ),
-        call_inspector=CallInspector(inspector, store, offline_providers, read_frames, estimate),
-        archives=PostgresArchives(database),
-        assistant_editor=AssistantEditor(
-            store=store, renderer=services.renderer, estimate=estimate, audit_log=audit_log
-        ),
-        admin_sessions=PostgresAdminSessions(
-            database,
-            SessionLimits(
-                idle_seconds=settings.admin_idle_seconds,
-                age_seconds=settings.admin_session_seconds,
-                max_failures=settings.admin_login_failures,
-                lock_seconds=settings.admin_lock_seconds,
-            ),
-        ),
-        audit_log=audit_log,
-        metrics_token=settings.metrics_token.get_secret_value() if settings.metrics_token else None,
-        trusted_proxies=TrustedProxies(settings.trusted_proxies),
-        default_provider=services.providers.default,
-        provider_names=tuple(services.providers.by_name),
-        image_limit_bytes=settings.image_limit_bytes,
-        keep_alive_seconds=settings.keep_alive_seconds,
-        stall_seconds=settings.stream_stall_seconds,
-        probes=[DatabaseProbe(database)],
-        running_turns=running_turns,
-        metrics=metrics,
-        tracing=tracing,
-        body_limit_bytes=settings.body_limit_bytes,
-        bodies=BodyBudget(
-            settings.body_total_bytes,
-            max_body_bytes=settings.body_limit_bytes,
-            wait_seconds=settings.body_wait_seconds,
-            body_seconds=settings.body_seconds,
-        ),
-        cors_origins=settings.cors_origins,
-        version=__version__,
-    )
 
 
 def _add_gauges(program: Program, bodies: BodyBudget) -> None:

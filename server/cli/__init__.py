@@ -1,4 +1,11 @@
-"""The `strata` command. Each sub-command lives in a module of its own name."""
+"""The `strata` command: reads options, runs a command, prints its result.
+
+The room owns the texts, tables, progress bars and exit codes of the terminal. It promises that `strata --help` imports
+no SDK, no web framework and no database driver: `StrataGroup` imports a command when it is used. Each command is in the
+module of its name (`import` in `import_`), in a function of the same name.
+
+No other room imports a module of this one. `server.__main__` and the console script use `main`.
+"""
 
 import click
 
@@ -13,19 +20,19 @@ from server.cli.group import StrataGroup
         "demo": "Serve with an embedded Postgres, a tenant and its keys.",
         "chat": "Hold a conversation in the terminal.",
         "worker": "Run background jobs until stopped.",
-        "compact": "Compact conversations, or see what it would save.",
-        "jobs": "Show what the job queue holds.",
-        "inspect": "Look at conversations, timelines and calls.",
+        "compact": "Compact conversations, or estimate what that would save.",
+        "jobs": "Show the state of the job queue.",
+        "inspect": "Inspect conversations, timelines and calls.",
         "usage": "Report tokens, cost and cache share.",
-        "replay": "Go through stored sessions again: verify them, or try another model.",
-        "export": "Write conversations to a file, complete.",
-        "import": "Read conversations back from a file.",
-        "migrate": "Bring the database schema to this release.",
+        "replay": "Verify stored conversations, or rerun them with another model.",
+        "export": "Write complete conversations to a file.",
+        "import": "Read conversations from a file.",
+        "migrate": "Migrate the database schema.",
         "keys": "Create, list and revoke API keys.",
-        "seed": "Fill the database with made-up conversations.",
+        "seed": "Fill the database with generated conversations.",
         "emulate": "Emulate a provider's API on this machine.",
         "simulate": "Compute what conversations would cost under each policy.",
-        "doctor": "Check everything that has to be right.",
+        "doctor": "Check settings, database, keys and disk.",
         "reference": "",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -34,5 +41,5 @@ from server.cli.group import StrataGroup
 def main() -> None:
     """A stateful conversation server for Gemini and Claude.
 
-    Settings come from the environment, each with the prefix STRATA_; docs/reference/settings.md lists them.
+    Settings are environment variables with the prefix STRATA_. docs/reference/settings.md lists them.
     """

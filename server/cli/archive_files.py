@@ -1,4 +1,4 @@
-"""Archives as files: plain, or compressed as their names say."""
+"""Archive files, compressed according to the suffix of their names."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ _UNREADABLE: Final = (gzip.BadGzipFile, EOFError, zstandard.ZstdError)
 
 @contextmanager
 def writing(name: str) -> Iterator[IO[bytes]]:
-    """A file to write, or standard output. The file has its name when it is whole, and is not there before."""
+    """Open a file to write, or standard output. The file gets its name only when it is complete."""
     if name == PIPE:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -39,20 +39,20 @@ def writing(name: str) -> Iterator[IO[bytes]]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, one at a time, none longer than an archive's may be by more than a byte."""
+    """Yield the lines of a file. At most one byte more than the maximum line length of an archive is read at once."""
     with path.open("rb") as file, _decompressing(file, path.suffix) as stream:
         try:
             while line := stream.readline(LINE_LIMIT_BYTES + 1):
                 yield line
         except _UNREADABLE as error:
-            raise ArchiveInvalid(f"{path.name} is not compressed as its name says, or it is cut off.") from error
+            raise ArchiveInvalid(f"{path.name} is truncated, or its compression does not match its name.") from error
 
 
 @contextmanager
 def _compressing(file: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
     match suffix:
         case ".gz":
-            # Without a time in it, so that the same conversations give the same file.
+            # Without a timestamp, so that the same conversations give the same bytes.
             with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as stream:
                 yield cast("IO[bytes]", stream)
         case ".zst":

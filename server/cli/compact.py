@@ -1,4 +1,4 @@
-"""`strata compact`: compacts conversations, tells what it would save, and takes compactions back."""
+"""`strata compact`: compact conversations, estimate what that would save, and undo compactions."""
 
 import json
 import os
@@ -14,25 +14,25 @@ from rich.table import Column, Table
 
 from server.app.services import open_command_services
 from server.app.settings import Settings
+from server.cli.parameters import Span
 from server.cli.run import begin_quietly, run
-from server.cli.spans import Span
+from server.cli.tenants import load_tenant_id
 from server.cli.terminal import open_bar, open_console
 from server.compaction.report import CompactionOutcome, CompactionReport
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import DatabaseUnavailable, StrataError
 from server.inspection.actions import Audit, CompactionActions
-from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.compaction.candidates import CompactionFilter, count_candidates, find_owner, list_candidates
 from server.postgres.engine import Database
 from server.postgres.inspection.audit_log import PostgresAuditLog
 
 _MAX_ROWS: Final = 200
-"""Of the table. The sum counts all; `--json` lists all."""
+"""Maximum number of rows in the table. The total covers all conversations, and `--json` lists all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What was asked for."""
+class _CompactOptions:
+    """The options of the command."""
 
     conversation_ids: Sequence[str]
     tenant: str | None
@@ -53,15 +53,15 @@ class _Failure:
 
 @click.command()
 @click.argument("conversation_ids", nargs=-1, metavar="[CONVERSATION]...")
-@click.option("--all", "everything", is_flag=True, help="All conversations that fit the options below.")
-@click.option("--tenant", help="With --all: only this tenant's.")
-@click.option("--assistant", help="With --all: only this assistant's (asst_...).")
-@click.option("--older-than", "idle", type=Span(), help="With --all: only those idle for longer (30m, 12h, 7d, 4w).")
-@click.option("--force", is_flag=True, help="Move all that need not stay, whatever the policy says.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what it would save.")
-@click.option("--undo", is_flag=True, help="Take the latest compaction of each conversation back.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a conversation a line.")
-def compact(  # noqa: PLR0913  reason: an option each
+@click.option("--all", "everything", is_flag=True, help="Compact all conversations that match the options below.")
+@click.option("--tenant", help="With --all: only this tenant.")
+@click.option("--assistant", help="With --all: only this assistant (asst_...).")
+@click.option("--older-than", "idle", type=Span(), help="With --all: only if idle for longer (30m, 12h, 7d, 4w).")
+@click.option("--force", is_flag=True, help="Move everything that can be moved, regardless of the policy.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what compaction would save.")
+@click.option("--undo", is_flag=True, help="Undo the latest compaction of each conversation.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per conversation.")
+def compact(  # noqa: PLR0913  reason: one parameter per option
     conversation_ids: tuple[str, ...],
     tenant: str | None,
     assistant: str | None,
@@ -73,16 +73,16 @@ def compact(  # noqa: PLR0913  reason: an option each
     undo: bool,
     as_json: bool,
 ) -> None:
-    """Compact conversations: by their ids, or with --all those that fit.
+    """Compact conversations by their ids, or all that match with --all.
 
-    Old exchanges move out of the buffer into the history at the end of the static prompt, if the assistant's policy
-    says that it pays. A server does that by itself; this is for doing it now, for seeing what it would save, and for
-    taking it back. It works on the database of the settings, beside running servers.
+    Old exchanges move from the buffer to the history at the end of the static layer, if the assistant's policy expects
+    that to save money. Servers and workers do this automatically. This command does it now, estimates what it would
+    save, or undoes it. It uses the database of the settings; servers can keep running.
     """
     _check(conversation_ids, everything=everything, filtered=bool(tenant or assistant or idle))
     if undo and (everything or dry_run or force):
-        raise click.UsageError("--undo takes conversations by their ids, and no other option.")
-    order = _Order(
+        raise click.UsageError("--undo needs conversation ids, and excludes --all, --dry-run and --force.")
+    options = _CompactOptions(
         conversation_ids=conversation_ids,
         tenant=tenant,
         assistant=assistant,
@@ -91,7 +91,7 @@ def compact(  # noqa: PLR0913  reason: an option each
         force=force,
         undo=undo,
     )
-    reports, failures = run(_compact(begin_quietly(), order))
+    reports, failures = run(_compact(begin_quietly(), options))
     if as_json:
         for report in reports:
             click.echo(json.dumps(_as_json(report)))
@@ -105,29 +105,29 @@ def compact(  # noqa: PLR0913  reason: an option each
 
 def _check(conversation_ids: Sequence[str], *, everything: bool, filtered: bool) -> None:
     if everything == bool(conversation_ids):
-        raise click.UsageError("Name conversations by their ids, or say --all.")
+        raise click.UsageError("Give either conversation ids or --all.")
     if filtered and not everything:
-        raise click.UsageError("--tenant, --assistant and --older-than go with --all.")
+        raise click.UsageError("--tenant, --assistant and --older-than require --all.")
 
 
-async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionReport], list[_Failure]]:
+async def _compact(settings: Settings, options: _CompactOptions) -> tuple[list[CompactionReport], list[_Failure]]:
     reports: list[CompactionReport] = []
     failures: list[_Failure] = []
     async with open_command_services(settings, os.environ) as services:
         database, compactor = services.database, services.compactor
-        wanted = await _read_filter(database, order)
+        wanted = await _read_filter(database, options)
         audit_log = PostgresAuditLog(database)
-        total = len(order.conversation_ids) or await count_candidates(database, wanted)
+        total = len(options.conversation_ids) or await count_candidates(database, wanted)
         with open_bar() as progress:
-            task = progress.add_task("compacting" if not order.undo else "undoing", total=total)
-            async for tenant_id, conversation_id in _choose(database, order, wanted):
+            task = progress.add_task("compacting" if not options.undo else "undoing", total=total)
+            async for tenant_id, conversation_id in _list_conversations(database, options, wanted):
                 try:
                     owner = tenant_id or await find_owner(database, conversation_id)
                     audit = Audit(log=audit_log, tenant_id=owner, actor=OPERATOR)
                     actions = CompactionActions(tenant_id=owner, audit=audit, compactor=compactor)
-                    reports.append(await _do(actions, order, conversation_id))
+                    reports.append(await _compact_one(actions, options, conversation_id))
                 except StrataError as error:
-                    # Of one conversation its error is the answer; among many it is no reason to leave the others.
+                    # The error of a single conversation ends the command. With several, the others are still compacted.
                     if total == 1 or isinstance(error, DatabaseUnavailable):
                         raise
                     failures.append(_Failure(conversation_id=conversation_id, error=error))
@@ -135,27 +135,28 @@ async def _compact(settings: Settings, order: _Order) -> tuple[list[CompactionRe
     return reports, failures
 
 
-async def _do(actions: CompactionActions, order: _Order, conversation_id: str) -> CompactionReport:
-    if order.undo:
+async def _compact_one(actions: CompactionActions, options: _CompactOptions, conversation_id: str) -> CompactionReport:
+    if options.undo:
         return await actions.undo_compaction(conversation_id)
-    return await actions.compact(conversation_id, force=order.force, dry_run=order.dry_run)
+    return await actions.compact(conversation_id, force=options.force, dry_run=options.dry_run)
 
 
-async def _read_filter(database: Database, order: _Order) -> CompactionFilter:
-    tenant_id = None if order.tenant is None else (await PostgresKeyRing(database).load_tenant(order.tenant)).id
+async def _read_filter(database: Database, options: _CompactOptions) -> CompactionFilter:
     return CompactionFilter(
-        tenant_id=tenant_id,
-        assistant_id=order.assistant,
-        idle_since=None if order.idle is None else datetime.now(UTC) - order.idle,
+        tenant_id=await load_tenant_id(database, options.tenant),
+        assistant_id=options.assistant,
+        idle_since=None if options.idle is None else datetime.now(UTC) - options.idle,
     )
 
 
-async def _choose(database: Database, order: _Order, wanted: CompactionFilter) -> AsyncIterator[tuple[str | None, str]]:
-    """Conversations, with their tenants where these are known."""
-    if not order.conversation_ids:
+async def _list_conversations(
+    database: Database, options: _CompactOptions, wanted: CompactionFilter
+) -> AsyncIterator[tuple[str | None, str]]:
+    """Yield the ids of tenants and conversations. The tenant of a conversation that was named is None."""
+    if not options.conversation_ids:
         async for found in list_candidates(database, wanted):
             yield found
-    for conversation_id in order.conversation_ids:
+    for conversation_id in options.conversation_ids:
         yield None, conversation_id
 
 
@@ -175,7 +176,9 @@ def _print(reports: Sequence[CompactionReport], *, dry_run: bool) -> None:
         open_console().print(table)
     saved = sum((report.saved_usd_per_call or Decimal(0) for report in changed), Decimal(0))
     verb = "would change" if dry_run else "changed"
-    click.echo(f"{len(changed)} of {len(reports)} conversations {verb}; that saves {saved:.6f} USD for a call to each.")
+    click.echo(
+        f"{len(changed)} of {len(reports)} conversations {verb}. One call to each of them costs {saved:.6f} USD less."
+    )
 
 
 def _row(report: CompactionReport) -> tuple[str, ...]:

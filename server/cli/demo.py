@@ -1,8 +1,8 @@
-"""`strata demo`: everything at once, on a machine that has nothing."""
+"""`strata demo`: a complete server on a machine that has only Python."""
 
 import json
 import os
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -10,27 +10,24 @@ import click
 
 from server.app.asgi import serve as serve_http
 from server.app.http_server import bind, url_of
-from server.app.providers import open_providers
 from server.app.settings import Settings
-from server.app.wiring import Program, open_program
+from server.app.wiring import Program
+from server.cli.emulated import open_emulated_program
 from server.cli.run import begin, raise_file_limit, run
+from server.cli.tenants import find_or_create_tenant
 from server.conversation.api_key import Scope, parse_key_text
 from server.conversation.assistant import AssistantDefinition, Instructions, Tool
-from server.conversation.errors import DataDirectoryForbidden, TenantNotFound
+from server.conversation.errors import DataDirectoryForbidden
 from server.conversation.page import PAGE_LIMIT
-from server.emulator.anthropic.app import build_anthropic_app
-from server.emulator.gemini.app import build_gemini_app
 from server.emulator.latency import MODEL_LATENCY
-from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.postgres.access.key_ring import PostgresKeyRing
-from server.providers.choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES, ProviderChoice
+from server.providers.choice import ANTHROPIC, DEFAULT_MODELS, GEMINI, KEY_VARIABLES
 
 _TENANT: Final = "demo"
 _KEY_FILE: Final = "demo-keys.json"
-_DEMO_KEY: Final = "demo"
 _SCOPES: Final = (Scope.CLIENT, Scope.ADMIN)
-"""A key of each. There is one tenant, so nobody needs to see all of them."""
+"""The scopes of the demo's keys, one key each. The demo has one tenant, so it needs no superadmin key."""
 
 
 @click.command()
@@ -38,8 +35,8 @@ _SCOPES: Final = (Scope.CLIENT, Scope.ADMIN)
 def demo(port: int | None) -> None:
     """Serve with an embedded Postgres, a tenant and its keys, and print how to use them.
 
-    The providers are emulators in this very process: no key, no bill. A second start finds the data and the keys of the
-    first. Ctrl-C ends all of it.
+    The providers are emulated in the same process, so no provider key is needed and nothing is billed. Data and keys
+    are kept for the next start. Ctrl-C ends everything.
     """
     settings = begin(port=port).model_copy(update={"database_url": None})
     raise_file_limit(settings, connections=settings.max_connections)
@@ -47,63 +44,47 @@ def demo(port: int | None) -> None:
 
 
 async def _demo(settings: Settings) -> None:
-    async with AsyncExitStack() as stack:
-        listener = stack.enter_context(bind(settings.host, settings.port))
+    gemini, anthropic = build_state(latency=MODEL_LATENCY), build_state(latency=MODEL_LATENCY)
+    with bind(settings.host, settings.port) as listener:
         click.echo("Starting Postgres ...", err=True)
-        emulators = await _start_emulators(stack)
-        pointed = settings.model_copy(update={f"{name}_base_url": url for name, url in emulators.items()})
-        choice = ProviderChoice(provider=GEMINI, api_key=_DEMO_KEY)
-        environment = {names[0]: _DEMO_KEY for names in KEY_VARIABLES.values()}
-        providers = await stack.enter_async_context(open_providers(pointed, choice, environment))
-        program = await stack.enter_async_context(open_program(pointed, providers=providers))
-        keys = await _find_or_make_keys(program)
-        assistants = await _find_or_make_assistants(program)
-        click.echo(_welcome(url_of(listener), keys, settings.data_dir, assistants))
-        await serve_http(program, listener)
-    click.echo("Stopped. The data stays.", err=True)
+        async with open_emulated_program(settings, gemini=gemini, anthropic=anthropic) as program:
+            keys = await _find_or_create_keys(program)
+            assistants = await _find_or_create_assistants(program)
+            click.echo(_welcome(url_of(listener), keys, settings.data_dir, assistants))
+            await serve_http(program, listener)
+    click.echo("Stopped. The data is kept.", err=True)
 
 
-async def _start_emulators(stack: AsyncExitStack) -> dict[str, str]:
-    """Both providers as local servers, at the pace of a model; gives their URLs."""
-    return {
-        GEMINI: await stack.enter_async_context(emulating(build_gemini_app(build_state(latency=MODEL_LATENCY)))),
-        ANTHROPIC: await stack.enter_async_context(emulating(build_anthropic_app(build_state(latency=MODEL_LATENCY)))),
-    }
+async def _find_or_create_keys(program: Program) -> dict[str, str]:
+    """Return the keys of an earlier start if all of them are still valid, and new keys otherwise.
 
-
-async def _find_or_make_keys(program: Program) -> dict[str, str]:
-    """Keys of an earlier start as long as they still open the door, else new ones.
-
-    Only hashes are in the database, so the demo keeps the texts of its own keys in a file for its owner alone.
+    The database has only hashes of keys, so the demo stores its keys in a file that only its owner can read.
     """
     path = program.settings.data_dir / _KEY_FILE
-    kept = _read(path)
-    for text in kept.values():
+    stored = _read(path)
+    for text in stored.values():
         presented = parse_key_text(text)
         if presented is None or await program.key_ring.find_live_key(presented) is None:
-            kept = {}
+            stored = {}
             break
-    if kept.keys() != {scope.value for scope in _SCOPES}:
-        kept = await _make_keys(program.key_ring)
-        _write(path, kept)
-    return kept
+    if stored.keys() != {scope.value for scope in _SCOPES}:
+        stored = await _create_keys(program.key_ring)
+        _write(path, stored)
+    return stored
 
 
-async def _make_keys(ring: PostgresKeyRing) -> dict[str, str]:
-    try:
-        tenant = await ring.load_tenant(_TENANT)
-    except TenantNotFound:
-        tenant = await ring.create_tenant(_TENANT)
-    made = {}
+async def _create_keys(ring: PostgresKeyRing) -> dict[str, str]:
+    tenant = await find_or_create_tenant(ring, _TENANT)
+    created = {}
     for scope in _SCOPES:
-        _, made[scope.value] = await ring.create_key(
+        _, created[scope.value] = await ring.create_key(
             tenant_id=tenant.id, name=f"demo {scope}", scopes=frozenset({scope}), expires_at=None
         )
-    return made
+    return created
 
 
-async def _find_or_make_assistants(program: Program) -> dict[str, str]:
-    """The ids of one assistant per provider; those of an earlier start where they are still there."""
+async def _find_or_create_assistants(program: Program) -> dict[str, str]:
+    """Return the id of one assistant per provider. Those of an earlier start are used again."""
     tenant = await program.key_ring.load_tenant(_TENANT)
     found: dict[str, str] = {}
     cursor = None
@@ -117,12 +98,12 @@ async def _find_or_make_assistants(program: Program) -> dict[str, str]:
     for provider in KEY_VARIABLES:
         name = f"demo {provider}"
         if name not in found:
-            found[name] = (await program.store.create_assistant(tenant.id, _assistant(name, provider))).id
+            found[name] = (await program.store.create_assistant(tenant.id, _define_assistant(name, provider))).id
         ids[provider] = found[name]
     return ids
 
 
-def _assistant(name: str, provider: str) -> AssistantDefinition:
+def _define_assistant(name: str, provider: str) -> AssistantDefinition:
     weather = Tool(
         name="get_weather",
         description="The weather in a city, now.",
@@ -136,7 +117,7 @@ def _assistant(name: str, provider: str) -> AssistantDefinition:
         description="A friendly helper for trying Strata out.",
         instructions=Instructions(
             roles="You are {{ assistant.name }}, a {{ tone }} helper.",
-            procedure="Answer in a few sentences. Ask for the weather with get_weather when somebody wants to know it.",
+            procedure="Answer in a few sentences. Call get_weather when the user asks about the weather.",
             constraints="Do not invent facts.",
         ),
         variables={"tone": "friendly"},
@@ -146,9 +127,9 @@ def _assistant(name: str, provider: str) -> AssistantDefinition:
 
 def _read(path: Path) -> dict[str, str]:
     with suppress(FileNotFoundError, ValueError):
-        kept = json.loads(path.read_text())
-        if isinstance(kept, dict) and all(isinstance(text, str) for text in kept.values()):
-            return kept
+        stored = json.loads(path.read_text())
+        if isinstance(stored, dict) and all(isinstance(text, str) for text in stored.values()):
+            return stored
     return {}
 
 
@@ -174,11 +155,11 @@ Strata is running.
               {assistants[ANTHROPIC]}  Claude
   data        {data_dir}
 
-Both providers are emulators in this process: no key, no bill. Talk to one of them:
+Both providers are emulated in this process, so nothing is billed. To chat with one of the assistants:
 
   strata chat --url {url} --key {key} --assistant {assistants[GEMINI]}
 
-or with curl:
+The same with curl, for the Claude assistant:
 
   KEY={key}
   JSON="Content-Type: application/json"
@@ -187,7 +168,6 @@ or with curl:
   curl -N {url}/v1/conversations/$CONVERSATION/turns -H "Authorization: Bearer $KEY" -H "$JSON" \\
     -H "Accept: text/event-stream" -d '{{"input": "What is the weather in Oslo?"}}'
 
-The same with {assistants[GEMINI]} in its place talks to Gemini.
-Also there: {url}/schema  /healthz  /readyz  /metrics
-Ctrl-C ends it.
+Other URLs: {url}/schema  /healthz  /readyz  /metrics
+Press Ctrl-C to stop.
 """

@@ -1,4 +1,4 @@
-"""`strata doctor`: looks at everything that has to be right, and says how to mend what is not."""
+"""`strata doctor`: check the installation and print how to fix problems."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _LOW_SPACE_BYTES: Final = 1024**3
 
 
 class Verdict(StrEnum):
-    """How a check went."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     check: str
     verdict: Verdict
@@ -49,11 +49,11 @@ class Finding:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a finding a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(*, as_json: bool) -> None:
-    """Check settings, database, schema, keys, providers and disk. Exit with 1 if anything is broken.
+    """Check settings, database, schema, keys, providers and disk. Exit with 1 if a check fails.
 
-    An embedded Postgres that does not run is started for the look and stopped after it.
+    An embedded Postgres that is not running is started for the checks and stopped afterwards.
     """
     findings = run(_examine(begin_quietly()))
     if as_json:
@@ -66,7 +66,7 @@ def doctor(*, as_json: bool) -> None:
 
 
 async def _examine(settings: Settings) -> list[Finding]:
-    findings = [Finding(check="settings", verdict=Verdict.OK, found="all of them can be read")]
+    findings = [Finding(check="settings", verdict=Verdict.OK, found="all settings are valid")]
     findings.append(_address(settings))
     if settings.embedded:
         findings.append(_disk(settings.data_dir))
@@ -81,7 +81,7 @@ async def _examine(settings: Settings) -> list[Finding]:
 
 
 async def _database(settings: Settings) -> AsyncIterator[Finding]:
-    """Each look needs the one before it; the first that fails is the last."""
+    """Check the database, its schema and its keys. The first failure ends these checks."""
     try:
         async with open_database_options(settings) as options:
             connection = await connect(options)
@@ -107,16 +107,16 @@ async def _schema(options: DatabaseOptions, *, embedded: bool) -> Finding:
             check="schema",
             verdict=Verdict.FAILED,
             found=f"revision {state.current} is newer than this release",
-            fix="Run the release that migrated it, or a later one.",
+            fix="Run the release that migrated it, or a newer one.",
         )
     if state.pending:
         return Finding(
             check="schema",
             verdict=Verdict.WARNING if embedded else Verdict.FAILED,
             found=f"at {state.current or 'no revision'}, {len(state.pending)} pending",
-            fix="It is migrated by the next start." if embedded else "Run `strata migrate up`.",
+            fix="The next start migrates it." if embedded else "Run `strata migrate up`.",
         )
-    return Finding(check="schema", verdict=Verdict.OK, found=f"at {state.current}, as this release needs it")
+    return Finding(check="schema", verdict=Verdict.OK, found=f"at {state.current}, the revision of this release")
 
 
 async def _keys(options: DatabaseOptions) -> Finding:
@@ -145,7 +145,7 @@ def _address(settings: Settings) -> Finding:
             check="address",
             verdict=Verdict.WARNING,
             found=error.message,
-            fix="Fine if that is Strata itself; else choose another port with STRATA_PORT.",
+            fix="Ignore this if it is Strata itself. Otherwise choose another port with STRATA_PORT.",
         )
     return Finding(check="address", verdict=Verdict.OK, found=f"{settings.host}:{settings.port} is free")
 
@@ -159,13 +159,13 @@ def _disk(data_dir: Path) -> Finding:
             check="disk",
             verdict=Verdict.WARNING,
             found=found,
-            fix="Free some space, or choose another place with STRATA_DATA_DIR.",
+            fix="Free some space, or choose another directory with STRATA_DATA_DIR.",
         )
     return Finding(check="disk", verdict=Verdict.OK, found=found)
 
 
 def _providers() -> Finding:
-    """Whether a key is there, never which."""
+    """Check whether keys of providers are set. The keys themselves are never printed."""
     present = [provider for provider in KEY_VARIABLES if find_key(provider, os.environ)]
     if not present:
         wanted = ", ".join(name for names in KEY_VARIABLES.values() for name in names)
@@ -180,7 +180,7 @@ def _providers() -> Finding:
             check="providers",
             verdict=Verdict.WARNING,
             found=f"keys for {' and '.join(present)} are set",
-            fix="Name the default with `strata serve --provider`.",
+            fix="Choose the default with `strata serve --provider`.",
         )
     return Finding(check="providers", verdict=Verdict.OK, found=f"a key for {present[0]} is set")
 

@@ -1,4 +1,4 @@
-"""`strata emulate`: the providers as local servers, for trying things out without a key or a bill."""
+"""`strata emulate`: local servers that emulate the providers, without a key and without cost."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +18,8 @@ from server.emulator.state import EmulatorState, build_state
 def emulate() -> None:
     """Emulate a provider's API on this machine.
 
-    The emulators are strict: they enforce the documented rules with the documented errors. Any API key is accepted but
-    the literal `invalid`. Without a script the model improvises. docs/guides/emulators.md has the rest.
+    The emulators are strict: they enforce the documented rules and return the documented errors. They accept any API
+    key except `invalid`. Without a script they generate answers. docs/guides/emulators.md describes them.
     """
 
 
@@ -34,15 +34,19 @@ def _options(port: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         for option in (
             click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same answers."),
-            click.option("--full-speed", is_flag=True, help="Answer at once, not at the pace of a model."),
+            click.option("--full-speed", is_flag=True, help="Answer without the delays of a model."),
             click.option(
                 "--script",
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),
                 callback=_read_script,
-                help="YAML with what the model says and what goes wrong.",
+                help="YAML file with answers and faults.",
             ),
             click.option(
-                "--port", type=click.IntRange(0, 65535), default=port, show_default=True, help="0 picks a free one."
+                "--port",
+                type=click.IntRange(0, 65535),
+                default=port,
+                show_default=True,
+                help="Port; 0 picks a free one.",
             ),
             click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
         ):
@@ -54,10 +58,10 @@ def _options(port: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @emulate.command()
 @_options(8401)
-@click.option("--no-implicit-cache", is_flag=True, help="Never report a hit of the implicit cache.")
+@click.option("--no-implicit-cache", is_flag=True, help="Never report reads from the implicit cache.")
 def gemini(*, no_implicit_cache: bool, **options: Any) -> None:
     """Emulate the Gemini Developer API."""
-    from server.emulator.gemini.app import build_gemini_app  # noqa: PLC0415  reason: only the one that is asked for
+    from server.emulator.gemini.app import build_gemini_app  # noqa: PLC0415  reason: only the chosen emulator is loaded
 
     def build(state: EmulatorState) -> ASGIApp:
         return build_gemini_app(state, implicit_cache=not no_implicit_cache)
@@ -88,7 +92,7 @@ def _serve(
     state = build_state(script=script, latency=FULL_SPEED if full_speed else MODEL_LATENCY, seed=seed)
 
     def announce(url: str) -> None:
-        click.echo(f"{name} is emulated on {url}. Point an SDK at it, with any key:", err=True)
+        click.echo(f"Emulating {name} on {url}. Set this variable for an SDK, with any API key:", err=True)
         click.echo(f"export {variable}={url}")
 
     run(serve_emulator(build(state), host, port, announce))

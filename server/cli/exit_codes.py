@@ -1,7 +1,6 @@
-"""How a command ends when something is wrong: the exit code says which kind.
+"""Exit codes of commands by class of error.
 
-The codes follow sysexits.h where it has one, so that scripts and service managers can tell "try again" from "call
-somebody".
+The codes follow sysexits.h, so that scripts and service managers can distinguish temporary from permanent errors.
 """
 
 from typing import Final
@@ -42,9 +41,9 @@ EXIT_CODES: Final[dict[type[StrataError], int]] = {
     ProviderFailed: 69,
     Internal: 70,
 }
-"""By the nearest class of the tree. 0 is success, 1 a check that found something, 2 a wrong command line."""
+"""The nearest parent class applies. 0 is success, 1 is a check that found something, 2 is a usage error."""
 
 
 def exit_code_of(kind: type[StrataError]) -> int:
-    """The exit code for a kind of error."""
+    """Return the exit code for a class of errors."""
     return next(EXIT_CODES[parent] for parent in kind.__mro__ if parent in EXIT_CODES)

@@ -1,4 +1,4 @@
-"""The group of all commands: it loads a command when it is asked for, and ends it with a sentence when it fails."""
+"""The group of all commands. It imports a command when it is used, and prints its errors."""
 
 import importlib
 import keyword
@@ -13,13 +13,14 @@ from server.conversation.errors import StrataError
 
 
 class StrataGroup(click.Group):
-    """Knows its commands by name; importing all of them would make each wait for what only one needs.
+    """Imports each command on first use, so that a command does not load the dependencies of the others.
 
-    Our errors become one sentence on standard error and an exit code. Anything else is a bug and keeps its traceback.
+    A `StrataError` becomes one line on standard error and an exit code. Any other exception is a bug and keeps its
+    traceback.
     """
 
     def __init__(self, *args: Any, commands_by_name: Mapping[str, str], **attributes: Any) -> None:
-        """`commands_by_name`: the summary of each command. Without one it is not listed."""
+        """`commands_by_name`: the summary of each command. A command with an empty summary is not listed."""
         super().__init__(*args, **attributes)
         self._summaries = commands_by_name
 
@@ -29,7 +30,7 @@ class StrataGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  reason: click's signature
         if cmd_name not in self._summaries:
             return None
-        # `import` is a word of Python's: what it is called there has an underscore.
+        # `import` is a keyword of Python, so its module and function have an underscore.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         found: click.Command = getattr(importlib.import_module(f"server.cli.{name}"), name)
         return found

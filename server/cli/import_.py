@@ -1,4 +1,4 @@
-"""`strata import`: reads back what `strata export` has written."""
+"""`strata import`: conversations from a file of `strata export`."""
 
 import shutil
 import sys
@@ -21,20 +21,20 @@ from server.postgres.archive.importer import Importer, ImportOptions
 
 @click.command("import")
 @click.argument("file", metavar="FILE")
-@click.option("--tenant", default="default", show_default=True, help="Whose the conversations become.")
+@click.option("--tenant", default="default", show_default=True, help="Tenant that will own the conversations.")
 @click.option("--new-ids", is_flag=True, help="Give conversations and assistants new ids.")
-@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the file without importing it.")
 def import_(file: str, tenant: str, *, new_ids: bool, dry_run: bool) -> None:
-    """Import conversations from a file that `strata export` has written; - is standard input.
+    """Import conversations from a file of `strata export`. FILE can be -, which is standard input.
 
-    The file is checked as a whole before anything is written: a file that is cut off or altered, or that has a
-    conversation whose id is there already, leaves nothing behind. Each conversation is then there whole or not at all.
-    Conversations keep their ids, and so do their assistants, unless --new-ids is given.
+    The whole file is checked before anything is written. Nothing is imported if it is truncated or modified, or if the
+    id of a conversation exists already. Each conversation is imported in one transaction. Conversations and assistants
+    keep their ids unless --new-ids is given.
 
-    Prints a line for each conversation: the id in the file, the id here, and how many turns it has.
+    Prints a line for each conversation: its id in the file, its new id, and its number of turns.
     """
     settings = begin_quietly()
-    with _local(file) as path:
+    with _open_path(file) as path:
         imported = run(_import(settings, path, tenant, new_ids=new_ids, dry_run=dry_run))
     for each in imported:
         click.echo(f"{each.source_id}\t{each.conversation_id}\t{each.turn_count}")
@@ -61,12 +61,12 @@ async def _import(
 
 
 @contextmanager
-def _local(name: str) -> Iterator[Path]:
-    """The file, which is read twice; what comes through a pipe is put into one first."""
+def _open_path(name: str) -> Iterator[Path]:
+    """Yield the path of the file. It is read twice, so standard input is copied to a temporary file."""
     if name != PIPE:
         path = Path(name)
         if not path.is_file():
-            raise click.BadParameter(f"There is no file {name}.", param_hint="FILE")
+            raise click.BadParameter(f"{name} is not a file.", param_hint="FILE")
         yield path
         return
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as spool:

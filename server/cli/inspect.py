@@ -2,25 +2,23 @@
 
 import sys
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, Final
 
 import click
 from pydantic import BaseModel
-from rich.console import Console
 
 from server.app.database import open_database
 from server.app.settings import Settings
-from server.cli.inspect_call import show_call
-from server.cli.inspect_screen import show_list, show_timeline
+from server.cli.inspect_screen import show_call, show_list, show_timeline
+from server.cli.parameters import Amount, TimeParam
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
+from server.cli.tenants import load_tenant_id
+from server.cli.terminal import open_console
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.turn import StopReason
 from server.inspection.calls import CallInspector, InspectedCall
 from server.inspection.conversation_list import InspectedState, InspectionFilter, InspectionPage
 from server.inspection.timeline import TIMELINE_LIMIT, Timeline
-from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.inspection.inspector import PostgresInspector
 from server.postgres.store import PostgresStore
 from server.providers.token_estimate import TokenEstimate
@@ -29,7 +27,6 @@ from server.web.api.call_views import CallView
 from server.web.api.inspection_views import InspectionPageView, TimelineView
 from server.web.json_text import encode_json
 
-_PIPE_WIDTH: Final = 200
 _FLAGS: Final = {
     "has_repairs": "A request needed repairs of the history.",
     "has_missing_signature": "A tool call lacks a required signature.",
@@ -46,21 +43,6 @@ _NAMES: Final = {
     "text": ("text", "Words that one turn contains; -word excludes."),
     "phrase": ("phrase", "Literal text of one turn."),
 }
-
-
-class Amount(click.ParamType[Decimal]):
-    """An amount of USD."""
-
-    name = "usd"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
-        try:
-            amount = Decimal(str(value))
-        except ArithmeticError:
-            self.fail(f"{value!r} is not an amount", param, ctx)
-        if not amount.is_finite():
-            self.fail(f"{value!r} is not an amount", param, ctx)
-        return amount
 
 
 def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -120,7 +102,7 @@ def list_(tenant: str | None, limit: int, cursor: str | None, *, as_json: bool, 
     if as_json:
         _print_json(InspectionPageView.of(page))
     else:
-        show_list(_console(), page)
+        show_list(open_console(), page)
 
 
 @inspect.command()
@@ -141,7 +123,7 @@ def conversation(
     if as_json:
         _print_json(TimelineView.of(timeline))
     else:
-        show_timeline(_console(), timeline)
+        show_timeline(open_console(), timeline)
 
 
 @inspect.command(context_settings={"ignore_unknown_options": True})
@@ -162,14 +144,14 @@ def call(conversation_id: str, turn_seq: int, attempt: int, part: str | None) ->
         case "response":
             _print_bytes(None if found.call.end is None else found.call.end.raw_response)
         case _:
-            show_call(_console(), found)
+            show_call(open_console(), found)
 
 
 async def _list(
     settings: Settings, tenant: str | None, filters: InspectionFilter, cursor: str | None, limit: int
 ) -> InspectionPage:
     async with open_database(settings) as database:
-        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        tenant_id = await load_tenant_id(database, tenant)
         inspector = PostgresInspector(database)
         return await inspector.list_conversations(tenant_id, filters=filters, cursor=cursor, limit=limit)
 
@@ -191,10 +173,6 @@ async def _inspect(settings: Settings, conversation_id: str, turn_seq: int, atte
             PostgresInspector(database), PostgresStore(database), offline_providers, read_frames, TokenEstimate()
         )
         return await inspector.inspect_call(None, conversation_id, turn_seq, attempt)
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def _print_json(view: BaseModel) -> None:

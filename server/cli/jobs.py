@@ -1,4 +1,4 @@
-"""`strata jobs`: what the queue holds, and what has failed lately."""
+"""`strata jobs`: the state of the job queue, and recent failures."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,10 @@ from rich.table import Column, Table
 
 from server.app.database import open_database
 from server.app.settings import Settings
-from server.cli.chat_text import one_line
 from server.cli.run import begin_quietly, run
-from server.cli.terminal import open_console
-from server.inspection.job_report import FAILURE_HOURS, JobStatus
-from server.postgres.access.key_ring import PostgresKeyRing
+from server.cli.tenants import load_tenant_id
+from server.cli.terminal import one_line, open_console
+from server.inspection.jobs import FAILURE_HOURS, JobStatus
 from server.postgres.inspection.inspector import PostgresInspector
 
 _MINUTE: Final = 60
@@ -24,13 +23,13 @@ _DAY: Final = 24 * _HOUR
 
 
 @click.command()
-@click.option("--tenant", help="Only this tenant's jobs.  [all]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a job name a line.")
+@click.option("--tenant", help="Only jobs of this tenant.  [all]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per job name.")
 def jobs(tenant: str | None, *, as_json: bool) -> None:
-    """Show what the job queue holds: what waits, runs, waits for its time, and has failed lately.
+    """Show how many jobs are waiting, running, scheduled for later, and failed recently.
 
-    Jobs that wait for long mean that no worker runs, or too few do: a server works itself unless STRATA_WORKER_INSIDE
-    is false, and `strata worker` does nothing else. It reads the database of the settings.
+    If jobs wait for a long time, no worker is running, or too few are. A server runs jobs itself unless
+    STRATA_WORKER_INSIDE is false; `strata worker` runs only jobs. The command reads the database of the settings.
     """
     statuses = run(_report(begin_quietly(), tenant))
     if as_json:
@@ -39,12 +38,12 @@ def jobs(tenant: str | None, *, as_json: bool) -> None:
     elif statuses:
         _print(statuses)
     else:
-        click.echo("The queue is empty, and nothing has failed lately.")
+        click.echo("The queue is empty, and no job failed recently.")
 
 
 async def _report(settings: Settings, tenant: str | None) -> Sequence[JobStatus]:
     async with open_database(settings) as database:
-        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        tenant_id = await load_tenant_id(database, tenant)
         return await PostgresInspector(database).report_jobs(tenant_id)
 
 
@@ -67,7 +66,7 @@ def _print(statuses: Sequence[JobStatus]) -> None:
             _error(status, now),
         )
     open_console().print(table)
-    click.echo(f"Failed: in the last {FAILURE_HOURS} hours. The log of the worker says more.")
+    click.echo(f"Failures are those of the last {FAILURE_HOURS} hours. The log of the worker has the details.")
 
 
 def _error(status: JobStatus, now: datetime) -> str:
@@ -77,7 +76,7 @@ def _error(status: JobStatus, now: datetime) -> str:
 
 
 def _age(since: datetime | None, now: datetime) -> str:
-    """In the largest unit of which there is one."""
+    """Render an age as a whole number of days, hours, minutes or seconds."""
     if since is None:
         return ""
     seconds = max(0, int((now - since).total_seconds()))
@@ -101,5 +100,5 @@ def _as_json(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat()
+def _time(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat()

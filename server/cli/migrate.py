@@ -1,4 +1,4 @@
-"""`strata migrate`: the database schema."""
+"""`strata migrate`: migrate the database schema."""
 
 import sys
 
@@ -20,16 +20,16 @@ from server.postgres.migrations import (
 
 @click.group()
 def migrate() -> None:
-    """Bring the database schema to this release, or look where it is."""
+    """Migrate the database schema to this release, or show its state."""
 
 
 @migrate.command()
 def up() -> None:
-    """Apply all pending revisions. Safe to run while servers of the previous release serve."""
+    """Apply all pending revisions. Servers of the previous release can keep running."""
     settings = begin_quietly()
     before, after = run(_up(settings))
     if before.current == after.current:
-        click.echo(f"Nothing to do: the database is at {after.current}.")
+        click.echo(f"Nothing to do. The database is at {after.current}.")
         return
     for revision in before.pending:
         click.echo(f"applied {revision}")
@@ -37,19 +37,19 @@ def up() -> None:
 
 
 @migrate.command()
-@click.option("--yes", is_flag=True, help="Do not ask: data in dropped tables and columns is lost.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. Data in dropped tables and columns is lost.")
 def down(*, yes: bool) -> None:
-    """Go back one revision."""
+    """Revert one revision."""
     settings = begin_quietly()
     if not yes:
-        click.confirm("Going back drops what the revision added, with its data. Go on?", abort=True)
+        click.confirm("This drops what the revision added, with its data. Continue?", abort=True)
     state = run(_down(settings))
     click.echo(f"The database is at {state.current or 'no revision'}.")
 
 
 @migrate.command()
 def current() -> None:
-    """Show the database's revision and what is pending."""
+    """Show the revision of the database and the pending revisions."""
     settings = begin_quietly()
     state = run(_read(settings))
     click.echo(f"database: {state.current or 'no revision'}")
@@ -62,24 +62,24 @@ def current() -> None:
 
 @migrate.command()
 def check() -> None:
-    """Exit with 1 unless the database is at this release's revision and looks as the code expects."""
+    """Exit with 1 unless the schema is at the revision of this release and matches the code."""
     settings = begin_quietly()
     state, drift = run(_check(settings))
     if not state.known:
-        raise SchemaAhead(f"The database is at revision {state.current}, which this release does not know.")
+        raise SchemaAhead(f"The database is at revision {state.current}, which is unknown to this release.")
     for revision in state.pending:
         click.echo(f"pending: {revision}")
     for difference in drift:
         click.echo(f"differs: {difference}")
     if state.pending or drift:
         sys.exit(1)
-    click.echo(f"The database is at {state.current} and as the code expects it.")
+    click.echo(f"The database is at {state.current} and matches the code.")
 
 
 @migrate.command()
 @click.argument("name")
 def new(name: str) -> None:
-    """Begin a revision called NAME, in a checkout. For developers."""
+    """Create a revision named NAME in a checkout. For developers."""
     click.echo(f"Wrote {write_revision(name)}")
 
 

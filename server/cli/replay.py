@@ -1,4 +1,4 @@
-"""`strata replay`: stored sessions again."""
+"""`strata replay`: the group of commands, and `strata replay verify`."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from click.core import ParameterSource
 
 from server.app.database import open_database
 from server.app.settings import Settings
+from server.cli.parameters import TimeParam
 from server.cli.replay_run import run_replay
 from server.cli.replay_runs import cancel, continue_, delete, list_replays, pause, report, show
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
-from server.cli.terminal import tell_progress
+from server.cli.terminal import report_progress
 from server.cli.verify_report import show_report, write_report
 from server.cli.verify_run import RunOptions, draw_sample, measure_run, run_verification
 from server.cli.verify_state import CannotWrite, VerifyState, load_state
@@ -28,16 +28,16 @@ from server.replay.verify.recorded_calls import CallFilter
 
 _STATE_NAME: Final = "replay-verify.json"
 _INTERRUPTED: Final = 130
-_KEPT_OPTIONS: Final = frozenset({"workers", "limit_mismatches", "json_file", "resume", "state_file"})
-"""Those that may go with --resume; the others were said when the run began."""
+_RESUME_OPTIONS: Final = frozenset({"workers", "limit_mismatches", "json_file", "resume", "state_file"})
+"""Options that can be combined with --resume. The others are those of the stopped run."""
 
 
 @click.group()
 def replay() -> None:
-    """Go through stored sessions again, before something is shipped.
+    """Verify stored conversations, or send them to another model or prompt.
 
-    `verify` proves a release on your own traffic; `run` shows what another model or prompt would have said. Both work
-    on the database of the settings, beside running servers.
+    `verify` checks offline that this release reads every stored answer and rebuilds every request. `run` compares the
+    answers of a candidate with the recorded ones. Both use the database of the settings, while servers run.
     """
 
 
@@ -47,35 +47,57 @@ for _command in (list_replays, show, report, pause, continue_, cancel, delete):
 
 
 @replay.command()
-@click.option("--conversation", "conversations", multiple=True, metavar="CONVERSATION", help="This one; repeatable.")
-@click.option("--tenant", help="Only this tenant's.  [all]")
-@click.option("--assistant", help="Only this assistant's (asst_...).")
+@click.option(
+    "--conversation",
+    "conversations",
+    multiple=True,
+    metavar="CONVERSATION",
+    help="Verify this conversation; repeatable.",
+)
+@click.option("--tenant", help="Only conversations of this tenant.  [all]")
+@click.option("--assistant", help="Only conversations of this assistant (asst_...).")
 @click.option("--provider", help="Only calls to gemini or anthropic.")
 @click.option("--model", help="Only calls to this model.")
-@click.option("--from", "started_after", type=TimeParam(), help="Only calls since: 2026-11-01, or 7d ago.")
-@click.option("--to", "started_before", type=TimeParam(), help="Only calls before.")
-@click.option("--sample", type=click.IntRange(1), help="So many conversations of these, drawn at random.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same one draws the same sample.")
-@click.option("--no-requests", is_flag=True, help="Do not make requests again.")
-@click.option("--no-answers", is_flag=True, help="Do not read raw bytes again.")
-@click.option("--workers", type=click.IntRange(1, 1024), help="Processes.  [one for each core]")
 @click.option(
-    "--limit-mismatches", type=click.IntRange(0), default=100, show_default=True, help="So many are told; all count."
+    "--from", "started_after", type=TimeParam(), help="Only calls since this time: 2026-11-01, or 7d for 7 days ago."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here too.")
-@click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@click.option("--to", "started_before", type=TimeParam(), help="Only calls before this time.")
+@click.option("--sample", type=click.IntRange(1), help="Random sample of this number of conversations.")
 @click.option(
-    "--state", "state_file", type=click.Path(path_type=Path, dir_okay=False), help="Where a run notes how far it is."
+    "--seed", type=int, default=1, show_default=True, help="Seed of the sample. The same seed selects the same sample."
+)
+@click.option("--no-requests", is_flag=True, help="Do not rebuild requests.")
+@click.option("--no-answers", is_flag=True, help="Do not parse raw bytes.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Number of processes.  [one per core]")
+@click.option(
+    "--limit-mismatches",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="Maximum number of reported mismatches. All are counted.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a JSON report to this file.",
+)
+@click.option("--resume", is_flag=True, help="Continue the run that was stopped.")
+@click.option(
+    "--state",
+    "state_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the progress of the run.  [replay-verify.json in the data directory]",
 )
 @click.pass_context
 def verify(ctx: click.Context, /, **options: Any) -> None:
-    """Prove what is stored: read every answer again from its raw bytes, make every request again, compare.
+    """Parse every stored answer again from its raw bytes, rebuild every request, and compare both with the store.
 
-    Nothing is sent to a provider, and nothing is written into the database: a standby or a restored backup will do. The
-    exit code is 1 where something does not match; each mismatch is told with its first difference.
+    No provider is called, and nothing is written to the database, so a standby or a restored backup is sufficient. The
+    exit code is 1 if there is a mismatch. Each mismatch is reported with its first difference.
 
-    A run that was stopped, by Ctrl-C or otherwise, goes on with --resume, and its counts cover the whole. It covers the
-    conversations that were there when it began.
+    --resume continues a run that was stopped, by Ctrl-C or otherwise. Its counts cover the whole run. A run covers the
+    conversations that existed when it began.
 
     \b
     Examples:
@@ -85,21 +107,23 @@ def verify(ctx: click.Context, /, **options: Any) -> None:
       strata replay verify --resume
     """  # noqa: D301  reason: click's mark for lines that stay as they are
     if options["resume"]:
-        said = [name for name in options if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT]
-        if not _KEPT_OPTIONS.issuperset(said):
-            raise click.UsageError("--resume goes on with what the run began with: say no other choice.")
+        given = [name for name in options if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        if not _RESUME_OPTIONS.issuperset(given):
+            raise click.UsageError(
+                "--resume continues with the options of the stopped run and cannot be combined with other selections."
+            )
     if options["conversations"] and options["sample"]:
-        raise click.UsageError("--conversation or --sample, not both.")
+        raise click.UsageError("Use --conversation or --sample, not both.")
     if options["no_requests"] and options["no_answers"]:
         raise click.UsageError("--no-requests and --no-answers leave nothing to compare.")
     settings = begin_quietly()
     file: Path = options["state_file"] or settings.data_dir / _STATE_NAME
     if file.exists() and not options["resume"]:
-        click.secho(f"A run that was stopped is given up: {file} is written anew.", fg="yellow", err=True)
+        click.secho(f"The stopped run of {file} is discarded, and the file is overwritten.", fg="yellow", err=True)
     try:
         state = run(_verify(settings, file, options))
     except KeyboardInterrupt:
-        click.secho(f"Stopped. --resume goes on; how far it is stands in {file}.", fg="yellow", err=True)
+        click.secho(f"Stopped. --resume continues the run. Its progress is stored in {file}.", fg="yellow", err=True)
         sys.exit(_INTERRUPTED)
     if options["json_file"] is not None:
         write_report(options["json_file"], state)
@@ -114,12 +138,12 @@ async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> Ve
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if options["json_file"] is not None:
-                # Before hours of work: the report is written in the end, and has to find its place then.
+                # A report that cannot be written must fail now, not after hours of work.
                 options["json_file"].touch()
         except OSError as error:
             raise CannotWrite(Path(error.filename), error) from error
         total = await measure_run(database, state)
-        with tell_progress("turns verified", total=total, completed=state.turns_passed) as advance:
+        with report_progress("turns verified", total=total, completed=state.turns_passed) as advance:
             run_options = RunOptions(
                 workers=options["workers"] or _count_cores(),
                 mismatch_limit=options["limit_mismatches"],
@@ -130,15 +154,15 @@ async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> Ve
 
 
 async def _resume(database: Database, file: Path) -> VerifyState:
-    """The run that was begun, on the same database."""
+    """Load the stopped run. Raises `UsageError` if it belongs to another database."""
     state = load_state(file)
     if state.database_mark != await find_mark(database):
-        raise click.UsageError(f"{file} is of a run on another database.")
+        raise click.UsageError(f"{file} belongs to a run on another database.")
     return state
 
 
 async def _begin(database: Database, options: dict[str, Any]) -> VerifyState:
-    """A run that has not passed anything."""
+    """Build the state of a new run."""
     tenant = options["tenant"]
     after: datetime | None = options["started_after"]
     before: datetime | None = options["started_before"]
@@ -164,7 +188,7 @@ async def _begin(database: Database, options: dict[str, Any]) -> VerifyState:
 
 
 async def _name(database: Database, choice: ConversationChoice, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Each of those that were named is wanted."""
+    """Return the named conversations. Raises `ConversationNotFound` if one of them does not exist."""
     found = [chosen.id for chosen in await find_named(database, named, tenant_id=choice.tenant_id)]
     missing = sorted(set(named) - set(found))
     if missing:
@@ -173,5 +197,5 @@ async def _name(database: Database, choice: ConversationChoice, named: tuple[str
 
 
 def _count_cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The options of `strata replay run`, as the body that the HTTP API takes."""
+"""The options of `strata replay run`, as a request body of the HTTP API."""
 
 import json
 from datetime import datetime
@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from server.web.api.replay_bodies import LimitsBody, ReplayBody
+from server.web.api.replay_bodies import LimitsBody, ReplayBody, first_fault
 
 _FILTERS: Final = {
     "assistant": "assistant_id",
@@ -31,53 +31,45 @@ _LIMITS: Final = ("repetitions", "parallelism", "calls_per_minute", "budget_usd"
 
 
 def read_body(options: dict[str, Any]) -> ReplayBody:
-    """The draft's file, and over it what the options say. Raises `click.UsageError`."""
-    said = _read_json(options["draft_file"]) if options["draft_file"] else {}
-    if not isinstance(said, dict):
-        raise click.UsageError(f"{options['draft_file']} does not hold a JSON object.")
-    body: dict[str, Any] = {"name": "From the command line", **said}
-    _lay(body, options, {"name": "name", "mode": "mode", "on_missing": "on_missing_result"})
-    _choose(_part(body, "selection"), options)
+    """Build the body from the file of the draft and the options, which override it. Raises `click.UsageError`."""
+    read = _read_json(options["draft_file"]) if options["draft_file"] else {}
+    if not isinstance(read, dict):
+        raise click.UsageError(f"{options['draft_file']} does not contain a JSON object.")
+    body: dict[str, Any] = {"name": "From the command line", **read}
+    _copy_options(body, options, {"name": "name", "mode": "mode", "on_missing": "on_missing_result"})
+    _fill_selection(_part(body, "selection"), options)
     candidate = _part(body, "candidate")
-    _lay(candidate, options, _CANDIDATE)
-    _change(candidate, options)
-    _lay(_part(body, "limits"), options, {name: name for name in _LIMITS})
-    said_assertions = body.get("assertions") or []
-    if not isinstance(said_assertions, list):
-        raise click.UsageError("assertions has to be a JSON array.")
-    body["assertions"] = [*said_assertions, *_read_assertions(options)]
+    _copy_options(candidate, options, _CANDIDATE)
+    _fill_candidate(candidate, options)
+    _copy_options(_part(body, "limits"), options, {name: name for name in _LIMITS})
+    assertions = body.get("assertions") or []
+    if not isinstance(assertions, list):
+        raise click.UsageError("assertions must be a JSON array.")
+    body["assertions"] = [*assertions, *_read_assertions(options)]
     if options["dry_run"]:
         body["dry_run"] = True
     try:
         return ReplayBody.model_validate(body)
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise click.UsageError(": ".join(first_fault(error))) from error
 
 
 def read_limits(changes: dict[str, Any]) -> LimitsBody:
-    """The limits that options say. Raises `click.UsageError`."""
+    """Build the limits from options. Raises `click.UsageError`."""
     try:
         return LimitsBody.model_validate({name: value for name, value in changes.items() if value is not None})
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise click.UsageError(": ".join(first_fault(error))) from error
 
 
-def _refusal_of(error: ValidationError) -> click.UsageError:
-    """The first fault, by its field."""
-    fault = error.errors()[0]
-    return click.UsageError(
-        f"{'.'.join(str(step) for step in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
-    )
-
-
-def _choose(selection: dict[str, Any], options: dict[str, Any]) -> None:
+def _fill_selection(selection: dict[str, Any], options: dict[str, Any]) -> None:
     if options["conversations"]:
         selection["conversation_ids"] = list(options["conversations"])
-    _lay(selection, options, {"sample": "sample_count", "seed": "sample_seed"})
-    _lay(_part(selection, "filters"), options, _FILTERS)
+    _copy_options(selection, options, {"sample": "sample_count", "seed": "sample_seed"})
+    _copy_options(_part(selection, "filters"), options, _FILTERS)
 
 
-def _change(candidate: dict[str, Any], options: dict[str, Any]) -> None:
+def _fill_candidate(candidate: dict[str, Any], options: dict[str, Any]) -> None:
     for pair in options["settings"]:
         name, sign, text = pair.partition("=")
         if not sign or not name:
@@ -93,7 +85,7 @@ def _read_assertions(options: dict[str, Any]) -> list[dict[str, Any]]:
     return expressions + schemas
 
 
-def _lay(target: dict[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:
+def _copy_options(target: dict[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:
     for option, member in names.items():
         value = options[option]
         if value is not None:
@@ -104,12 +96,12 @@ def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
     part = {} if body.get(name) is None else body[name]
     body[name] = part
     if not isinstance(part, dict):
-        raise click.UsageError(f"{name} has to be a JSON object.")
+        raise click.UsageError(f"{name} must be a JSON object.")
     return part
 
 
 def _read_value(text: str) -> Any:
-    """JSON where it is JSON, else the text itself: `low` need not be quoted."""
+    """Parse JSON. A text that is not JSON is used as it is, so that `low` needs no quotes."""
     try:
         return json.loads(text)
     except ValueError:

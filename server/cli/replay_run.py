@@ -1,4 +1,4 @@
-"""`strata replay run`: what a candidate would have said."""
+"""`strata replay run`: send stored conversations to a candidate and compare the answers."""
 
 import asyncio
 import os
@@ -10,10 +10,10 @@ import click
 
 from server.app.replays import ReplayParts, open_replays
 from server.app.settings import Settings
+from server.cli.parameters import TimeParam
 from server.cli.replay_options import read_body
 from server.cli.replay_screen import failed, show_estimate, show_report
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
 from server.cli.terminal import open_bar
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import ValidationFailed
@@ -32,57 +32,100 @@ from server.replay.rerun.result import Outcome, ResultFilter, ResultOrder, Store
 from server.web.api.replay_bodies import ReplayBody
 
 _INTERRUPTED: Final = 130
-_LOOK_SECONDS: Final = 1.0
-_PATIENCE: Final = 20
-"""Looks without anybody at work, after which it is said."""
+_POLL_SECONDS: Final = 1.0
+_MAX_IDLE_POLLS: Final = 20
+"""After this number of polls without a running item a hint is printed."""
 _WORST_SHOWN: Final = 10
 _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command(name="run")
-@click.option("--name", help="What it is called.")
-@click.option("--draft", "draft_file", type=_FILE, help="A JSON file as POST /admin/api/replays takes it.")
-@click.option("--tenant", help="Whose conversations. Needed unless conversations are named.")
-@click.option("--conversation", "conversations", multiple=True, metavar="CONVERSATION", help="This one; repeatable.")
-@click.option("--assistant", help="Only this assistant's (asst_...).")
-@click.option("--recorded-provider", help="Only those that gemini or anthropic answered.")
-@click.option("--recorded-model", help="Only those that this model answered.")
-@click.option("--error-code", help="Only those with this error.")
-@click.option("--tool", help="Only those that called this tool.")
-@click.option("--text", help="Only those with these words in one turn.")
-@click.option("--from", "active_after", type=TimeParam(), help="Only those active since: 2026-11-01, or 7d ago.")
-@click.option("--to", "active_before", type=TimeParam(), help="Only those active before.")
-@click.option("--sample", type=click.IntRange(1), help="So many of these, drawn at random.")
-@click.option("--seed", type=int, help="The same one draws the same sample.")
-@click.option("--provider", help="The candidate's.")
-@click.option("--model", help="The candidate's.")
-@click.option("--candidate-assistant", help="Another assistant in place of each conversation's own.")
-@click.option("--assistant-version", type=click.IntRange(1), help="Another version of it.")
-@click.option("--setting", "settings", multiple=True, metavar="NAME=VALUE", help="Such as thinking=low; repeatable.")
-@click.option("--layer-order", type=click.Choice([order.value for order in LayerOrder]))
-@click.option("--template", "templates", multiple=True, type=_FILE, help="In place of the one of that name.")
-@click.option("--mode", type=click.Choice([mode.value for mode in ReplayMode]), help="  [teacher_forced]")
+@click.option("--name", help="Name of the replay.  [From the command line]")
+@click.option(
+    "--draft",
+    "draft_file",
+    type=_FILE,
+    help="JSON file with the body of POST /admin/api/replays. Options override its members.",
+)
+@click.option("--tenant", help="Tenant of the conversations. Required unless --conversation is given.")
+@click.option(
+    "--conversation",
+    "conversations",
+    multiple=True,
+    metavar="CONVERSATION",
+    help="Replay this conversation; repeatable.",
+)
+@click.option("--assistant", help="Only conversations of this assistant (asst_...).")
+@click.option("--recorded-provider", help="Only conversations with answers of gemini or anthropic.")
+@click.option("--recorded-model", help="Only conversations with answers of this model.")
+@click.option("--error-code", help="Only conversations with this error code.")
+@click.option("--tool", help="Only conversations with calls of this tool.")
+@click.option("--text", help="Only conversations with these words in one turn.")
+@click.option(
+    "--from",
+    "active_after",
+    type=TimeParam(),
+    help="Only conversations active since this time: 2026-11-01, or 7d for 7 days ago.",
+)
+@click.option("--to", "active_before", type=TimeParam(), help="Only conversations active before this time.")
+@click.option("--sample", type=click.IntRange(1), help="Random sample of this size.")
+@click.option("--seed", type=int, help="Seed of the sample. The same seed selects the same sample.  [0]")
+@click.option("--provider", help="Provider of the candidate.  [as recorded]")
+@click.option("--model", help="Model of the candidate.  [as recorded]")
+@click.option("--candidate-assistant", help="Assistant that replaces that of each conversation.")
+@click.option("--assistant-version", type=click.IntRange(1), help="Version of the assistant.  [as recorded]")
+@click.option(
+    "--setting",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Setting of the candidate, such as thinking=low; repeatable.",
+)
+@click.option(
+    "--layer-order",
+    type=click.Choice([order.value for order in LayerOrder]),
+    help="Layer order of the candidate.  [as recorded]",
+)
+@click.option(
+    "--template",
+    "templates",
+    multiple=True,
+    type=_FILE,
+    help="Template file that replaces the one with the same name; repeatable.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in ReplayMode]),
+    help="History of the candidate: recorded answers, or its own.  [teacher_forced]",
+)
 @click.option(
     "--on-missing",
     type=click.Choice([policy.value for policy in OnMissingResult]),
-    help="For a tool call that nobody has made before.  [stop]",
+    help="Result of a tool call that was not recorded.  [stop]",
 )
-@click.option("--repetitions", type=int, help="Of each conversation.  [1]")
-@click.option("--parallelism", type=int, help="Conversations at a time.  [4]")
-@click.option("--calls-per-minute", type=int, help="Over all processes together.")
-@click.option("--budget-usd", type=float, help="Never more dollars than this.")
-@click.option("--budget-tokens", type=int, help="Never more tokens than this.")
-@click.option("--assert", "assertions", multiple=True, metavar="EXPR", help="Has to hold for each answer; repeatable.")
-@click.option("--assert-schema", "assertion_schemas", multiple=True, type=_FILE, help="A schema for each text.")
-@click.option("--dry-run", is_flag=True, help="Only tell calls, tokens and cost.")
-@click.option("--detach", is_flag=True, help="Print the id and leave it to the workers.")
-@click.option("--here", is_flag=True, help="Run it in this process too. Takes the providers' keys.")
+@click.option("--repetitions", type=int, help="Repetitions of each conversation.  [1]")
+@click.option("--parallelism", type=int, help="Conversations that run at the same time.  [4]")
+@click.option("--calls-per-minute", type=int, help="Maximum number of calls per minute, over all processes together.")
+@click.option("--budget-usd", type=float, help="Maximum cost in dollars.")
+@click.option("--budget-tokens", type=int, help="Maximum number of tokens.")
+@click.option("--assert", "assertions", multiple=True, metavar="EXPR", help="Assertion about each answer; repeatable.")
+@click.option(
+    "--assert-schema",
+    "assertion_schemas",
+    multiple=True,
+    type=_FILE,
+    help="JSON schema for the text of each answer; repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print the estimated calls, tokens and cost.")
+@click.option("--detach", is_flag=True, help="Print the id and exit. Workers run the replay.")
+@click.option("--here", is_flag=True, help="Also run items in this process, which needs the provider keys.")
 def run_replay(**options: Any) -> None:
-    """Send stored conversations through a candidate and compare.
+    """Send stored conversations to a candidate and compare the answers with the recorded ones.
 
-    What no option says is as it was recorded. Workers run it: a server is one, unless STRATA_WORKER_INSIDE is false,
-    and `strata worker` is; --here does without them. The command waits and shows what came out; Ctrl-C leaves the
-    replay running. The exit code is 1 where an assertion failed, an item failed, or it did not come to its end.
+    Values without an option are as recorded. The replay is run by workers: servers, unless STRATA_WORKER_INSIDE is
+    false, and `strata worker`. With --here this process runs items too. The command waits until the replay has ended
+    and prints the report. After Ctrl-C the replay continues. The exit code is 1 if an assertion failed, an item failed,
+    or the replay did not finish.
 
     \b
     Examples:
@@ -91,7 +134,7 @@ def run_replay(**options: Any) -> None:
       strata replay run --conversation conv_... --mode free_running --on-missing nearest --repetitions 5
     """  # noqa: D301  reason: click's mark for lines that stay as they are
     if options["here"] and options["detach"]:
-        raise click.UsageError("--here or --detach, not both.")
+        raise click.UsageError("Use --here or --detach, not both.")
     body = read_body(options)
     draft = _read_draft(body)
     made: list[Replay] = []
@@ -99,10 +142,10 @@ def run_replay(**options: Any) -> None:
         outcome = run(_run(begin_quietly(), draft, {**options, "dry_run": body.dry_run}, made))
     except KeyboardInterrupt:
         if made and not options["here"]:
-            click.secho(f"{made[0].id} goes on. `strata replay cancel {made[0].id}` ends it.", fg="yellow", err=True)
+            click.secho(f"{made[0].id} continues. `strata replay cancel {made[0].id}` ends it.", fg="yellow", err=True)
         elif made:
-            told = f"{made[0].id} waits for a worker. `strata replay cancel {made[0].id}` ends it."
-            click.secho(told, fg="yellow", err=True)
+            text = f"{made[0].id} waits for a worker. `strata replay cancel {made[0].id}` ends it."
+            click.secho(text, fg="yellow", err=True)
         sys.exit(_INTERRUPTED)
     if outcome is not None:
         show_report(*outcome)
@@ -130,7 +173,7 @@ async def _run(
             click.echo(replay.id)
             return None
         click.echo(f"{replay.id}: {replay.item_count:,} items.", err=True)
-        ended = await _attend(parts, replay, here=options["here"])
+        ended = await _wait_until_ended(parts, replay, here=options["here"])
         return ended, await parts.replays.report_replay(None, replay.id), await list_worst(parts, replay)
 
 
@@ -139,18 +182,18 @@ async def _find_tenant(parts: ReplayParts, draft: ReplayDraft, tenant: str | Non
         return (await PostgresKeyRing(parts.database).load_tenant(tenant)).id
     ids = draft.selection.conversation_ids
     if not ids:
-        raise click.UsageError("Say --tenant, or name conversations.")
+        raise click.UsageError("Either --tenant or --conversation is required.")
     return await find_owner(parts.database, ids[0])
 
 
-async def _attend(parts: ReplayParts, replay: Replay, *, here: bool) -> Replay:
-    """The replay when it is over, or paused by somebody else and nothing runs any more."""
+async def _wait_until_ended(parts: ReplayParts, replay: Replay, *, here: bool) -> Replay:
+    """Wait until the replay has ended, or is paused and no item of it runs, and return it."""
     watch = asyncio.create_task(_watch(parts, replay))
     slots = [asyncio.create_task(_work(parts, replay)) for _ in range(replay.draft.limits.parallelism if here else 0)]
     try:
         done, _ = await asyncio.wait({watch, *slots}, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {watch}:
-            task.result()  # a slot ends only with an error, and nobody would go on in its place
+            task.result()  # a slot ends only with an error, and no other slot replaces it
         return await watch
     finally:
         for task in (watch, *slots):
@@ -159,10 +202,10 @@ async def _attend(parts: ReplayParts, replay: Replay, *, here: bool) -> Replay:
 
 
 async def _work(parts: ReplayParts, replay: Replay) -> None:
-    """Again and again: what others gave back is taken here."""
+    """Run items until cancelled, including those that other processes release."""
     while True:
         await parts.items.run_all(replay.id)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _watch(parts: ReplayParts, replay: Replay) -> Replay:
@@ -175,13 +218,13 @@ async def _watch(parts: ReplayParts, replay: Replay) -> Replay:
             if not now.is_active:
                 return now
             idle = 0 if now.item_counts[ItemState.RUNNING] else idle + 1
-            if idle == _PATIENCE:
-                click.secho("No worker takes anything: start `strata worker`, or use --here.", fg="yellow", err=True)
-            await asyncio.sleep(_LOOK_SECONDS)
+            if idle == _MAX_IDLE_POLLS:
+                click.secho("No worker runs the replay. Start `strata worker`, or use --here.", fg="yellow", err=True)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def list_worst(parts: ReplayParts, replay: Replay) -> list[StoredResult]:
-    """What differs most, as far as it differs at all."""
+    """List the results that differ most."""
     page = await parts.replays.list_results(
         None, replay.id, wanted=ResultFilter(order=ResultOrder.WORST), limit=_WORST_SHOWN
     )

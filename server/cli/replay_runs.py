@@ -17,16 +17,16 @@ from server.conversation.audit import OPERATOR
 from server.conversation.page import Page
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.replay.rerun.export import ExportFormat, export_replay
-from server.replay.rerun.projection import replay_to_json
+from server.replay.rerun.json_codec import replay_to_json
 from server.replay.rerun.replay import Replay
 
 _TEXT: Final = "text"
 
 
 @click.command(name="list")
-@click.option("--tenant", help="Only this tenant's.  [all]")
+@click.option("--tenant", help="Only replays of this tenant.  [all]")
 @click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a replay a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one replay per line.")
 def list_replays(tenant: str | None, limit: int, *, as_json: bool) -> None:
     """List replays, newest first."""
 
@@ -48,7 +48,7 @@ def list_replays(tenant: str | None, limit: int, *, as_json: bool) -> None:
 @click.argument("replay_id", metavar="REPLAY")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(replay_id: str, *, as_json: bool) -> None:
-    """Show how far a replay is."""
+    """Show the state, the progress and the spending of a replay."""
     replay = _with_parts(lambda parts: parts.replays.load_replay(None, replay_id))
     if as_json:
         click.echo(json.dumps(replay_to_json(replay)))
@@ -66,9 +66,9 @@ def show(replay_id: str, *, as_json: bool) -> None:
     show_default=True,
 )
 def report(replay_id: str, form: str) -> None:
-    """Show what came out, or write all of it as JSON, CSV or tests for promptfoo.
+    """Show the report of a replay, or export all results as JSON, CSV or tests for promptfoo.
 
-    The exit code is 1 where an assertion failed, an item failed, or the replay did not come to its end.
+    The exit code is 1 if an assertion failed, an item failed, or the replay is not done.
     """
 
     async def work(parts: ReplayParts) -> bool:
@@ -86,42 +86,45 @@ def report(replay_id: str, form: str) -> None:
 @click.command()
 @click.argument("replay_id", metavar="REPLAY")
 def pause(replay_id: str) -> None:
-    """Pause a replay: calls on their way are finished, no other leaves."""
+    """Pause a replay. Open calls are finished, and no other call is sent."""
     show_state(_with_parts(lambda parts: parts.replays.pause_replay(None, replay_id, actor=OPERATOR)))
 
 
 @click.command(name="continue")
 @click.argument("replay_id", metavar="REPLAY")
-@click.option("--parallelism", type=click.IntRange(1), help="Conversations at a time.")
-@click.option("--calls-per-minute", type=click.IntRange(1))
-@click.option("--budget-usd", type=click.FloatRange(0, min_open=True))
-@click.option("--budget-tokens", type=click.IntRange(1))
+@click.option("--parallelism", type=click.IntRange(1), help="Conversations that run at the same time.")
+@click.option("--calls-per-minute", type=click.IntRange(1), help="Over all processes together.")
+@click.option("--budget-usd", type=click.FloatRange(0, min_open=True), help="Maximum cost in dollars.")
+@click.option("--budget-tokens", type=click.IntRange(1), help="Maximum number of tokens.")
 def continue_(replay_id: str, **changes: Any) -> None:
-    """Continue a replay that was paused, or with a larger budget one that had spent it."""
+    """Continue a paused replay, or with a larger budget one that its budget stopped.
+
+    Limits without an option do not change.
+    """
 
     async def work(parts: ReplayParts) -> Replay:
         limits = None
-        if said.model_fields_set:
-            limits = said.lay_over((await parts.replays.load_replay(None, replay_id)).draft.limits)
+        if given.model_fields_set:
+            limits = given.merge_into((await parts.replays.load_replay(None, replay_id)).draft.limits)
         return await parts.service.continue_(None, replay_id, actor=OPERATOR, limits=limits)
 
-    said = read_limits(changes)
+    given = read_limits(changes)
     show_state(_with_parts(work))
 
 
 @click.command()
 @click.argument("replay_id", metavar="REPLAY")
 def cancel(replay_id: str) -> None:
-    """Cancel a replay. What came out stays."""
+    """Cancel a replay. Its results are kept."""
     show_state(_with_parts(lambda parts: parts.replays.cancel_replay(None, replay_id, actor=OPERATOR)))
 
 
 @click.command()
 @click.argument("replay_id", metavar="REPLAY")
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be erased.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(replay_id: str, *, dry_run: bool, yes: bool) -> None:
-    """Erase a replay with its results and all that its candidate said. Its sources are not touched."""
+    """Erase a replay with its results and its replay conversations. The recorded conversations are not changed."""
     if not dry_run and not yes:
         click.confirm(f"Erase {replay_id}? This cannot be undone.", abort=True)
     erased = _with_parts(lambda parts: parts.replays.erase_replay(None, replay_id, actor=OPERATOR, dry_run=dry_run))
@@ -137,9 +140,9 @@ def _with_parts(work: Callable[[ReplayParts], Awaitable[Any]]) -> Any:
     return run(open_and_work())
 
 
-async def _write(pieces: AsyncIterator[bytes]) -> None:
-    """As bytes: the ends of CSV's lines stay what they are."""
+async def _write(parts: AsyncIterator[bytes]) -> None:
+    """Write bytes, so that the line ends of CSV do not change."""
     output = sys.stdout.buffer
-    async for piece in pieces:
-        output.write(piece)
+    async for part in parts:
+        output.write(part)
     output.flush()

@@ -7,8 +7,7 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from server.cli.chat_text import one_line
-from server.cli.terminal import open_console
+from server.cli.terminal import one_line, open_console
 from server.replay.rerun.figures import describe_measure, describe_unpriced, format_value, list_estimate_notes
 from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayState
 from server.replay.rerun.report import Measure, Measured, ReplayReport

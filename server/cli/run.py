@@ -1,4 +1,4 @@
-"""Running async work from a command."""
+"""What every command needs: settings, logs, the event loop, the limit of open files."""
 
 import asyncio
 import logging
@@ -14,42 +14,42 @@ from server.telemetry.logs import configure_logs
 Result = TypeVar("Result")
 
 _OTHER_FILES: Final = 200
-"""Listening sockets, logs, libraries, template workers."""
-_ENOUGH_FILES: Final = 1024 * 1024
+"""Allowance for listening sockets, logs, libraries and template workers."""
+_MAX_FILES: Final = 1024 * 1024
 
 _log = logging.getLogger("strata.program")
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs the work on uvloop to its end."""
+    """Run a coroutine on uvloop and return its result."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
 def begin(**overrides: object) -> Settings:
-    """The settings of this command, logs set up by them. What no option gives comes from the environment."""
+    """Read the settings and configure logs. `overrides` that are not None take precedence over the environment."""
     settings = read_settings(**overrides)
     configure_logs(settings.log_level, settings.log_format)
     return settings
 
 
 def begin_quietly(level: str = "warning") -> Settings:
-    """The same for commands whose output is their answer: only what is as bad as `level` is logged."""
+    """Read the settings and log only from `level` up, for commands whose output is read by users and programs."""
     settings = read_settings()
     configure_logs(level, settings.log_format)
     return settings
 
 
 def raise_file_limit(settings: Settings, *, connections: int = 0) -> None:
-    """Raises the soft limit for open files to the hard one.
+    """Raise the soft limit of open files to the hard limit.
 
-    Logs a warning if that is too low for the settings and so many `connections` of clients.
+    Logs a warning if that is too low for the settings and this number of client `connections`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < highest:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
-        soft = highest
+    max_files = _MAX_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < max_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard))
+        soft = max_files
     needed = connections + settings.provider_call_limit + settings.database_pool_size + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         _log.warning("program.file_limit_low", extra={"limit": soft, "needed": needed})

@@ -1,4 +1,4 @@
-"""`strata simulate`: what conversations would cost, played against a simulated provider with the server's planner."""
+"""`strata simulate`: the cost of conversations with a simulated provider and the server's own planner."""
 
 import json
 from dataclasses import replace
@@ -36,93 +36,113 @@ def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Pat
 
 
 @click.command()
-@click.option("--model", default="gemini-3.8-flash", show_default=True, help="Any model that has a price.")
+@click.option("--model", default="gemini-3.8-flash", show_default=True, help="Model with a known price.")
+@click.option("--order", type=click.Choice([order.value for order in LayerOrder]), help="Layer order.  [the model's]")
+@click.option("--date", type=click.DateTime(["%Y-%m-%d"]), help="Date of the prices.  [today]")
 @click.option(
-    "--order", type=click.Choice([order.value for order in LayerOrder]), help="Of the layers; else the model's own."
+    "--shape", type=click.Choice(list(SHAPES)), default="chat", show_default=True, help="Shape of a conversation."
 )
-@click.option("--date", type=click.DateTime(["%Y-%m-%d"]), help="The day of the prices; else today.")
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="chat", show_default=True)
-@click.option("--think-time", type=click.Choice(list(THINK_TIMES)), default="human", show_default=True)
-@click.option("--exchanges", type=click.IntRange(1, 1000), default=40, show_default=True, help="In the mean.")
+@click.option(
+    "--think-time",
+    type=click.Choice(list(THINK_TIMES)),
+    default="human",
+    show_default=True,
+    help="Time between an answer and the next message.",
+)
+@click.option(
+    "--exchanges",
+    type=click.IntRange(1, 1000),
+    default=40,
+    show_default=True,
+    help="Mean per conversation.",
+)
 @click.option(
     "--lengths",
     type=click.Choice([law.value for law in LengthLaw]),
     default="even",
     show_default=True,
-    help="How they spread about the mean.",
+    help="Distribution of the lengths around the mean.",
 )
-@click.option("--length-unknown", is_flag=True, help="Do not tell the planner how long such conversations get.")
-@click.option("--conversations", type=click.IntRange(1, 1000), default=12, show_default=True)
-@click.option("--keep-exchanges", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--fixed-cost-tokens", type=click.IntRange(0), default=500, show_default=True)
+@click.option("--length-unknown", is_flag=True, help="Do not give typical lengths to the planner.")
+@click.option("--conversations", type=click.IntRange(1, 1000), default=12, show_default=True, help="Sample size.")
+@click.option(
+    "--keep-exchanges", type=click.IntRange(1), default=4, show_default=True, help="Exchanges that are never compacted."
+)
+@click.option(
+    "--fixed-cost-tokens",
+    type=click.IntRange(0),
+    default=500,
+    show_default=True,
+    help="Fixed cost of a compaction in the cost policy.",
+)
 @click.option("--max-tokens", type=click.IntRange(1), default=8_000, show_default=True, help="Of the threshold policy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same figures.")
-@click.option("--grid", is_flag=True, help="All models, shapes, paces and lengths of docs/operations/costs.md.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same figures.")
+@click.option("--grid", is_flag=True, help="Simulate every model, shape, pace and length of docs/operations/costs.md.")
 @click.option(
     "--chart",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=_check_chart,
     metavar="FILE.svg",
-    help="Also draw a chart into this file.",
+    help="Also write a chart to this SVG file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a row a line.")
-def simulate(*, grid: bool, chart: Path | None, as_json: bool, **asked: Any) -> None:
-    """Compute what input costs under each policy, as a share of what it costs without any cache.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
+def simulate(*, grid: bool, chart: Path | None, as_json: bool, **options: Any) -> None:
+    """Compute what input costs under each policy, as a share of its cost without any cache.
 
-    Nothing is sent to anybody. The figures of docs/operations/costs.md are those of `strata simulate --grid`.
+    Nothing is sent to a provider. The figures in docs/operations/costs.md are the output of `strata simulate --grid`.
     """
-    cost = CompactionPolicy(keep_exchanges=asked["keep_exchanges"], fixed_cost_tokens=asked["fixed_cost_tokens"])
-    threshold = replace(cost, kind=PolicyKind.THRESHOLD, max_tokens=asked["max_tokens"])
+    cost = CompactionPolicy(keep_exchanges=options["keep_exchanges"], fixed_cost_tokens=options["fixed_cost_tokens"])
+    threshold = replace(cost, kind=PolicyKind.THRESHOLD, max_tokens=options["max_tokens"])
     if grid:
-        _simulate_grid(cost, threshold, asked, chart=chart, as_json=as_json)
+        _simulate_grid(cost, threshold, options, chart=chart, as_json=as_json)
         return
-    market = _read_market(asked)
-    workload = _read_workload(asked)
-    comparison = compare(market, workload, cost, threshold)
+    model = _read_model(options)
+    workload = _read_workload(options)
+    comparison = compare(model, workload, cost, threshold)
     if as_json:
         for name, run in _runs(comparison).items():
             click.echo(json.dumps({"policy": name, **_describe(comparison, run)}))
     else:
-        _show(market, workload, comparison)
+        _show(model, workload, comparison)
     if chart is not None:
         shares = {
-            mean: compare(market, replace(workload, exchanges=mean), cost, threshold)
+            mean: compare(model, replace(workload, exchanges=mean), cost, threshold)
             for mean in _chart_lengths(workload.exchanges)
         }
-        draw_lengths(f"{market.profile.model}, {workload.shape.name}", shares, _NAMES, chart)
+        draw_lengths(f"{model.profile.model}, {workload.shape.name}", shares, _NAMES, chart)
 
 
-def _read_market(asked: dict[str, Any]) -> PricedModel:
-    profile = PROFILES.get(asked["model"])
+def _read_model(options: dict[str, Any]) -> PricedModel:
+    profile = PROFILES.get(options["model"])
     if profile is None:
-        raise ValidationFailed(f"There is no price for {asked['model']}.")
-    day = asked["date"].replace(tzinfo=UTC) if asked["date"] else datetime.now(UTC)
-    order = LayerOrder(asked["order"]) if asked["order"] else None
+        raise ValidationFailed(f"The price of {options['model']} is unknown.")
+    day = options["date"].replace(tzinfo=UTC) if options["date"] else datetime.now(UTC)
+    order = LayerOrder(options["order"]) if options["order"] else None
     return find_priced_model(profile.provider, profile.model, order, day)
 
 
-def _read_workload(asked: dict[str, Any]) -> Workload:
+def _read_workload(options: dict[str, Any]) -> Workload:
     return Workload(
-        shape=SHAPES[asked["shape"]],
-        think_time=THINK_TIMES[asked["think_time"]],
-        exchanges=asked["exchanges"],
-        lengths=LengthLaw(asked["lengths"]),
-        length_known=not asked["length_unknown"],
-        conversations=asked["conversations"],
-        seed=asked["seed"],
+        shape=SHAPES[options["shape"]],
+        think_time=THINK_TIMES[options["think_time"]],
+        exchanges=options["exchanges"],
+        lengths=LengthLaw(options["lengths"]),
+        length_known=not options["length_unknown"],
+        conversations=options["conversations"],
+        seed=options["seed"],
     )
 
 
 def _simulate_grid(
-    cost: CompactionPolicy, threshold: CompactionPolicy, asked: dict[str, Any], *, chart: Path | None, as_json: bool
+    cost: CompactionPolicy, threshold: CompactionPolicy, options: dict[str, Any], *, chart: Path | None, as_json: bool
 ) -> None:
     rows: list[GridRow] = []
     with open_bar() as progress:
         task = progress.add_task("simulating", total=ROW_COUNT)
         for row in walk_grid(
-            lengths=LengthLaw(asked["lengths"]),
-            length_known=not asked["length_unknown"],
-            seed=asked["seed"],
+            lengths=LengthLaw(options["lengths"]),
+            length_known=not options["length_unknown"],
+            seed=options["seed"],
             policy=cost,
             threshold=threshold,
         ):
@@ -154,11 +174,11 @@ def _describe(comparison: Comparison, run: Run) -> dict[str, Any]:
     }
 
 
-def _show(market: PricedModel, workload: Workload, comparison: Comparison) -> None:
+def _show(model: PricedModel, workload: Workload, comparison: Comparison) -> None:
     table = Table(
         Column("policy"),
         *(Column(name, justify="right") for name in ("input cost", "share", "to optimum", "cached", "compactions")),
-        title=f"{market.profile.model} ({market.order}), {workload.shape.name}, {workload.think_time.name}: "
+        title=f"{model.profile.model} ({model.order}), {workload.shape.name}, {workload.think_time.name}: "
         f"{workload.conversations} conversations of about {workload.exchanges} exchanges",
         box=None,
     )
@@ -182,8 +202,8 @@ def _show_grid(rows: list[GridRow]) -> None:
     console = open_console()
     console.print(table)
     farthest = max(comparison.distance for row in rows for comparison in row.by_length.values())
-    console.print(f"The cost policy is at most {farthest:.3f} times as dear as the optimum.")
+    console.print(f"The cost policy costs at most {farthest:.3f} times the optimum.")
 
 
-def _chart_lengths(most: int) -> list[int]:
-    return sorted({max(1, round(most * step / _CHART_STEPS)) for step in range(1, _CHART_STEPS + 1)})
+def _chart_lengths(longest: int) -> list[int]:
+    return sorted({max(1, round(longest * step / _CHART_STEPS)) for step in range(1, _CHART_STEPS + 1)})

@@ -56,7 +56,7 @@ def draw_grid(rows: Sequence[GridRow], file: Path) -> None:
     bottom = top + _ROW_HEIGHT * len(rows) + 8
     farthest = [max(comparison.distance for comparison in row.by_length.values()) for row in rows]
     axis = _Axis(min(1.0, *farthest), max(LIMIT, *farthest) + 0.005, left, right)
-    title = f"Cost policy, as a multiple of the optimum (promised: {LIMIT})"
+    title = f"Cost policy, as a multiple of the optimum (limit: {LIMIT})"
     elements = [_text(_WIDTH / 2, 24, title, anchor="middle", size=15)]
     for value, label in axis.ticks():
         x = axis.place(value)

@@ -13,12 +13,11 @@ from rich.table import Column, Table
 
 from server.app.database import open_database
 from server.app.settings import Settings
-from server.cli.chat_text import one_line
+from server.cli.parameters import TimeParam
 from server.cli.run import begin_quietly, run
-from server.cli.spans import TimeParam
-from server.cli.terminal import open_console
+from server.cli.tenants import load_tenant_id
+from server.cli.terminal import one_line, open_console
 from server.inspection.usage_report import DEFAULT_PERIOD, MAX_PERIOD, ROW_LIMIT, UsageBy, UsageReport, UsageRow
-from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.inspection.inspector import PostgresInspector
 
 _NUMBERS: Final = ("calls", "fresh", "cached", "written", "output", "reasoning", "cache share", "expected", "USD")
@@ -57,8 +56,8 @@ def usage(
 
     \b
     Examples:
-      strata usage                                   # the last 30 days
-      strata usage --by assistant --from 7d          # this week by assistant
+      strata usage                                   # last 30 days
+      strata usage --by assistant --from 7d          # last 7 days, by assistant
       strata usage --by conversation --limit 20      # the 20 largest conversations
       strata usage --from 2026-10-01 --to 2026-11-01 --tenant acme --csv
     """  # noqa: D301  reason: click's mark for lines that stay as they are
@@ -89,7 +88,7 @@ async def _report(
     settings: Settings, tenant: str | None, by: UsageBy, since: datetime, until: datetime, limit: int
 ) -> UsageReport:
     async with open_database(settings) as database:
-        tenant_id = None if tenant is None else (await PostgresKeyRing(database).load_tenant(tenant)).id
+        tenant_id = await load_tenant_id(database, tenant)
         return await PostgresInspector(database).report_usage(tenant_id, by, since=since, until=until, limit=limit)
 
 
@@ -134,8 +133,8 @@ def _share(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M")
+def _time(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 _CELLS: Final[dict[str, Callable[[UsageRow], object]]] = {

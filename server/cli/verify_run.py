@@ -1,64 +1,75 @@
-"""Running a verification: conversations in batches to worker processes, and what came of them back in order.
+"""Run a verification in worker processes.
 
-Batches end in any order; what they found is added in the order of the conversations, so that a place in that order says
-what has been counted.
+Conversations are verified in batches. Batches end in any order, but their results are added in the order of the
+conversations, so that the id of one conversation says what has been counted.
+
+A worker process has its own event loop, database connection and offline providers. It ends with the command, however
+that ends: only the command holds the other end of a pipe that the worker watches.
 """
 
 import asyncio
 import heapq
 import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
+import uvloop
+
 from server.app.settings import Settings
 from server.cli.verify_state import CannotWrite, VerifyState, save_state
-from server.cli.verify_worker import begin_worker, verify_batch
 from server.conversation.errors import DatabaseUnavailable, Internal
+from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.replay.conversation_choice import ChosenConversation, find_named, list_choice, measure_choice
+from server.postgres.replay.recorded_calls import PostgresRecordedCalls
 from server.replay.verify.verification import Verified, join_verified
-from server.replay.verify.verifier import VerifyOptions
+from server.replay.verify.verifier import Verifier, VerifyOptions
+from server.telemetry.logs import configure_logs
 
 _BATCH_TURNS: Final = 400
 _BATCH_CONVERSATIONS: Final = 50
 _BATCHES_AHEAD: Final = 8
-"""For each worker: so that a long conversation at the head of the queue keeps nobody else waiting."""
+"""Batches per worker that are submitted ahead, so that one long conversation does not block the other workers."""
 _SAVE_SECONDS: Final = 1.0
-_GO_ON: Final = "--resume goes on from where it was."
+_RESUME_HINT: Final = "Use --resume to continue."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Conversations for one worker."""
+    """Conversations for one worker process."""
 
     ids: tuple[str, ...]
     last_id: str
-    """The last that was looked at, chosen or not."""
+    """The last conversation that was listed, whether or not it is chosen."""
     turn_count: int
-    """Of all that were looked at."""
+    """Turns of all conversations that were listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run."""
+    """Options that do not change the result."""
 
     workers: int
     mismatch_limit: int
     file: Path
     on_turns: Callable[[int], None]
-    """Told how many turns have been passed since it was told last."""
+    """Called with the number of turns that were passed since the last call."""
 
 
 async def draw_sample(database: Database, state: VerifyState, count: int, seed: int) -> tuple[str, ...]:
-    """So many of the chosen conversations, the same ones for the same seed as long as there are no others."""
+    """Draw `count` of the chosen conversations at random. The same seed and conversations give the same sample."""
 
     def weigh(chosen: ChosenConversation) -> bytes:
         return sha256(f"{seed}:{chosen.id}".encode()).digest()
@@ -66,7 +77,7 @@ async def draw_sample(database: Database, state: VerifyState, count: int, seed: 
     drawn: list[tuple[bytes, str]] = []
     async for chosen in list_choice(database, state.choice):
         if chosen.is_chosen:
-            # The heap holds those that weigh least, the heaviest of them first.
+            # The heap holds the conversations with the smallest weights, the largest of them first.
             weight = bytes(255 - byte for byte in weigh(chosen))
             if len(drawn) < count:
                 heapq.heappush(drawn, (weight, chosen.id))
@@ -76,7 +87,7 @@ async def draw_sample(database: Database, state: VerifyState, count: int, seed: 
 
 
 async def measure_run(database: Database, state: VerifyState) -> int:
-    """How many turns the run will pass, those included that it has passed."""
+    """Return the number of turns of the run, including those that were passed before."""
     if state.named is None:
         return await measure_choice(database, state.choice)
     named = await find_named(database, state.named, tenant_id=state.choice.tenant_id)
@@ -86,13 +97,13 @@ async def measure_run(database: Database, state: VerifyState) -> int:
 async def run_verification(
     database: Database, settings: Settings, state: VerifyState, options: RunOptions
 ) -> VerifyState:
-    """Goes on from the state to the end. The file has the state whenever this is left, whatever the reason."""
-    keeper = _Keeper(state, options)
-    # Before hours of work: a place that cannot be written to is found out now.
-    keeper.save()
+    """Run from the given state to the end. The state file is up to date whenever this returns or raises."""
+    progress = _Progress(state, options)
+    # A file that cannot be written is reported now and not after hours of work.
+    progress.save()
     context = multiprocessing.get_context("spawn")
-    told, telling = context.Pipe(duplex=False)
-    order = VerifyOptions(
+    watched, held = context.Pipe(duplex=False)
+    verify_options = VerifyOptions(
         wanted=state.choice.calls,
         requests=state.requests,
         answers=state.answers,
@@ -101,27 +112,27 @@ async def run_verification(
     pool = ProcessPoolExecutor(
         options.workers,
         mp_context=context,
-        initializer=begin_worker,
-        initargs=(told, settings, database.options, order, state.choice.tenant_id),
+        initializer=_begin_worker,
+        initargs=(watched, settings, database.options, verify_options, state.choice.tenant_id),
     )
-    saving = asyncio.create_task(keeper.save_often())
+    saving = asyncio.create_task(progress.save_repeatedly())
     try:
-        await _hand_out(pool, _batches(database, state), keeper, options.workers * _BATCHES_AHEAD)
+        await _run_batches(pool, _batches(database, state), progress, options.workers * _BATCHES_AHEAD)
     except BrokenProcessPool as error:
-        raise Internal("A worker process has died.", hint=_GO_ON) from error
+        raise Internal("A worker process ended unexpectedly.", hint=_RESUME_HINT) from error
     except DatabaseUnavailable as error:
-        raise DatabaseUnavailable(error.message, hint=_GO_ON) from error
+        raise DatabaseUnavailable(error.message, hint=_RESUME_HINT) from error
     finally:
         saving.cancel()
-        # In this order: workers that are in the middle of something leave it.
-        telling.close()
+        # Closing the pipe first ends the workers in the middle of their batches.
+        held.close()
         pool.shutdown(wait=True, cancel_futures=True)
-        keeper.save()
-    return keeper.state
+        progress.save()
+    return progress.state
 
 
-class _Keeper:
-    """Adds what came back, and writes it down now and then."""
+class _Progress:
+    """Adds the results of batches to the state, and saves it."""
 
     def __init__(self, state: VerifyState, options: RunOptions) -> None:
         self._began = monotonic() - state.seconds
@@ -142,40 +153,42 @@ class _Keeper:
     def save(self) -> None:
         save_state(self._options.file, self.state)
 
-    async def save_often(self) -> None:
-        """Until it is cancelled. A disk that is full for a while is no reason to stop: the last time it has to work."""
+    async def save_repeatedly(self) -> None:
+        """Save every second until cancelled. Errors are ignored here; the save at the end of the run raises them."""
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             with suppress(CannotWrite):
                 self.save()
 
 
-async def _hand_out(pool: ProcessPoolExecutor, batches: AsyncIterator[_Batch], keeper: _Keeper, ahead: int) -> None:
+async def _run_batches(
+    pool: ProcessPoolExecutor, batches: AsyncIterator[_Batch], progress: _Progress, ahead: int
+) -> None:
     loop = asyncio.get_running_loop()
     waiting: deque[tuple[_Batch, asyncio.Future[Verified]]] = deque()
     async for batch in batches:
-        given = loop.run_in_executor(pool, verify_batch, batch.ids)
-        # What ends the run is told once, by the first that fails.
-        given.add_done_callback(_hear)
-        waiting.append((batch, given))
+        running = loop.run_in_executor(pool, _verify_batch, batch.ids)
+        # The first failed batch ends the run; the exceptions of the others are ignored.
+        running.add_done_callback(_retrieve_exception)
+        waiting.append((batch, running))
         while waiting and (len(waiting) >= ahead or waiting[0][1].done()):
-            first, running = waiting.popleft()
-            keeper.add(first, await running)
-    for last, running in waiting:
-        keeper.add(last, await running)
+            first, result = waiting.popleft()
+            progress.add(first, await result)
+    for last, result in waiting:
+        progress.add(last, await result)
 
 
-def _hear(ended: asyncio.Future[Verified]) -> None:
-    """So that nobody complains that nobody has asked."""
+def _retrieve_exception(ended: asyncio.Future[Verified]) -> None:
+    """Retrieve the exception of a future, so that asyncio does not log it as never retrieved."""
     if not ended.cancelled():
         ended.exception()
 
 
 async def _batches(database: Database, state: VerifyState) -> AsyncIterator[_Batch]:
-    """Of conversations in the order of their ids; one that is long is a batch by itself."""
+    """Yield batches of conversations in the order of their ids. A long conversation is a batch of its own."""
     ids: list[str] = []
     turn_count, last_id = 0, ""
-    async for chosen in _list(database, state):
+    async for chosen in _list_conversations(database, state):
         ids += [chosen.id] if chosen.is_chosen else []
         turn_count += chosen.turn_count
         last_id = chosen.id
@@ -186,12 +199,69 @@ async def _batches(database: Database, state: VerifyState) -> AsyncIterator[_Bat
         yield _Batch(ids=tuple(ids), last_id=last_id, turn_count=turn_count)
 
 
-async def _list(database: Database, state: VerifyState) -> AsyncIterator[ChosenConversation]:
+async def _list_conversations(database: Database, state: VerifyState) -> AsyncIterator[ChosenConversation]:
     if state.named is None:
         async for chosen in list_choice(database, state.choice, after_id=state.place):
             yield chosen
         return
     for chosen in await find_named(database, state.named, tenant_id=state.choice.tenant_id):
-        # Ids sort as the UUIDs that they stand for.
+        # Ids sort in the same order as the UUIDs that they encode.
         if state.place is None or chosen.id > state.place:
             yield chosen
+
+
+class _Worker:
+    """What a worker process keeps between its batches."""
+
+    def __init__(
+        self, settings: Settings, options: DatabaseOptions, verify_options: VerifyOptions, tenant_id: str | None
+    ) -> None:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stack = AsyncExitStack()
+        self._verifier = self._runner.run(self._open(settings, options, verify_options, tenant_id))
+
+    def verify(self, conversation_ids: Sequence[str]) -> Verified:
+        return self._runner.run(self._verifier.verify(conversation_ids))
+
+    async def _open(
+        self, settings: Settings, options: DatabaseOptions, verify_options: VerifyOptions, tenant_id: str | None
+    ) -> Verifier:
+        # The SDKs take seconds to load, and only worker processes need them.
+        from server.app.providers import open_offline_providers  # noqa: PLC0415  reason: see above
+
+        database = Database(replace(options, pool_size=1))
+        self._stack.push_async_callback(database.close)
+        offline_providers = await self._stack.enter_async_context(open_offline_providers(settings))
+        return Verifier(PostgresRecordedCalls(database, tenant_id=tenant_id), offline_providers, verify_options)
+
+
+_worker: _Worker | None = None
+
+
+def _begin_worker(
+    watched: Connection,
+    settings: Settings,
+    options: DatabaseOptions,
+    verify_options: VerifyOptions,
+    tenant_id: str | None,
+) -> None:
+    """Initialize a worker process, before its first batch."""
+    global _worker  # noqa: PLW0603  reason: an initializer of a pool has no other place to keep its result
+    # Ctrl-C is handled by the command, which ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_command, args=(watched,), daemon=True).start()
+    configure_logs("warning", settings.log_format)
+    _worker = _Worker(settings, options, verify_options, tenant_id)
+
+
+def _verify_batch(conversation_ids: Sequence[str]) -> Verified:
+    """Verify conversations in a worker process."""
+    if _worker is None:
+        raise RuntimeError
+    return _worker.verify(conversation_ids)
+
+
+def _exit_with_command(watched: Connection) -> None:
+    """Exit when the command ends. Nothing is ever sent over the pipe, so it becomes readable only at its end."""
+    watched.poll(None)
+    os._exit(0)

@@ -1,10 +1,10 @@
-"""How far a verification has come, as a file: what `--resume` goes on from.
+"""The state of a verification, stored in a file from which `--resume` continues.
 
-A file, and no table: verifying writes nothing into the database, so that it can be run on a standby, on a restored
-backup, or with a role that may only read. Whoever wants to go on from another machine takes the file there.
+The state is not stored in the database, because a verification writes nothing into it: it also runs on a standby, on a
+restored backup, and with a read-only role. To continue on another machine, copy the file.
 
-The file is whole at any moment: it is written beside its place and then moved there. What it counts is all that stands
-before its place and nothing else, so nothing is counted twice or left out, however the run before ended.
+The file is complete at any time, because it is written under another name and then renamed. Its counts cover exactly
+the conversations up to its `place`, so no conversation is counted twice or left out, however the previous run ended.
 """
 
 import json
@@ -26,7 +26,7 @@ _TIMES: Final = ("started_after", "started_before")
 
 
 class CannotWrite(click.ClickException):
-    """A file of the command's own cannot be written. Not 1: that is a check that has found something."""
+    """A file of the command cannot be written. The exit code is not 1, which means that a mismatch was found."""
 
     exit_code = 74
 
@@ -36,25 +36,25 @@ class CannotWrite(click.ClickException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyState:
-    """A run, as far as it has come."""
+    """The options of a run, and its progress."""
 
     database_mark: str
-    """Of the database that it is about, see `server.postgres.replay.conversation_choice`."""
+    """Identifies the database, see `server.postgres.replay.conversation_choice`."""
     choice: ConversationChoice
     named: Sequence[str] | None = None
-    """The conversations, where they were named or drawn; else the choice says which."""
+    """The ids of the conversations, if they were named or drawn at random; otherwise `choice` applies."""
     requests: bool = True
     answers: bool = True
     place: str | None = None
-    """The last conversation that is done, in the order of ids. None at the beginning."""
+    """The last verified conversation, in the order of ids. None at the start."""
     turns_passed: int = 0
     seconds: float = 0.0
     verified: Verified = field(default_factory=Verified)
 
 
 def save_state(file: Path, state: VerifyState) -> None:
-    """Whole or not at all. Raises `CannotWrite`."""
-    kept = {
+    """Write the state atomically. Raises `CannotWrite`."""
+    stored = {
         "format": _FORMAT,
         "release": __version__,
         "database": state.database_mark,
@@ -67,46 +67,46 @@ def save_state(file: Path, state: VerifyState) -> None:
         "seconds": state.seconds,
         **verified_to_json(state.verified),
     }
-    beside = file.with_name(f"{file.name}.part")
+    temporary = file.with_name(f"{file.name}.part")
     try:
-        beside.write_text(json.dumps(kept, default=_write_time), encoding="utf-8")
-        beside.replace(file)
+        temporary.write_text(json.dumps(stored, default=_write_time), encoding="utf-8")
+        temporary.replace(file)
     except OSError as error:
         raise CannotWrite(file, error) from error
 
 
 def load_state(file: Path) -> VerifyState:
-    """The run that was begun. Says as a `UsageError` why it cannot be gone on with."""
+    """Read the state of a run. Raises `click.UsageError` if it cannot be continued."""
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise click.UsageError(f"There is nothing to go on with: {file} is not there.") from None
+        raise click.UsageError(f"There is no run to continue: {file} does not exist.") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{file} cannot be read: {error}") from error
     try:
-        if (kept["format"], kept["release"]) != (_FORMAT, __version__):
-            raise click.UsageError(f"{file} is of another release: its counts cannot be added to. Begin anew.")
-        return _state_from(kept)
+        if (stored["format"], stored["release"]) != (_FORMAT, __version__):
+            raise click.UsageError(f"{file} was written by another release and cannot be continued. Start a new run.")
+        return _state_from(stored)
     except UNREADABLE as error:
-        raise click.UsageError(f"{file} is damaged, or no file of a run. Begin anew.") from error
+        raise click.UsageError(f"{file} is damaged, or not the state of a run. Start a new run.") from error
 
 
-def _state_from(kept: Mapping[str, Any]) -> VerifyState:
-    choice = kept["choice"]
+def _state_from(stored: Mapping[str, Any]) -> VerifyState:
+    choice = stored["choice"]
     calls: dict[str, Any] = {
         name: datetime.fromisoformat(value) if value and name in _TIMES else value
         for name, value in choice["calls"].items()
     }
     return VerifyState(
-        database_mark=kept["database"],
+        database_mark=stored["database"],
         choice=ConversationChoice(**{**choice, "calls": CallFilter(**calls)}),
-        named=kept["named"],
-        requests=kept["requests"],
-        answers=kept["answers"],
-        place=kept["place"],
-        turns_passed=kept["turns_passed"],
-        seconds=kept["seconds"],
-        verified=verified_from_json(kept),
+        named=stored["named"],
+        requests=stored["requests"],
+        answers=stored["answers"],
+        place=stored["place"],
+        turns_passed=stored["turns_passed"],
+        seconds=stored["seconds"],
+        verified=verified_from_json(stored),
     )
 
 

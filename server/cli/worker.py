@@ -1,4 +1,4 @@
-"""`strata worker`: background jobs."""
+"""`strata worker`: run background jobs."""
 
 import os
 
@@ -18,10 +18,11 @@ def worker() -> None:
     raw provider bytes after STRATA_RAW_RETENTION_DAYS, and prune the queue's own records. A server runs these jobs
     itself unless STRATA_WORKER_INSIDE is false.
 
-    Compaction needs no provider key, except for summaries, which are written when a model's window runs short: a worker
-    without a key leaves those to other workers. Replays need the keys of the providers that they call.
+    Compaction needs a provider key only for summaries, which are written when a conversation approaches the model's
+    context window. A worker without a key leaves them to other workers. Replays need the keys of the providers that
+    they call.
 
-    Ctrl-C or SIGTERM lets running jobs finish; a replay finishes its current call.
+    On Ctrl-C or SIGTERM the worker waits for running jobs; a replay finishes its current call.
     """
     settings = begin()
     raise_file_limit(settings)

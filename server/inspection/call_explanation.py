@@ -117,7 +117,7 @@ _WARNINGS: Final[Mapping[str, str]] = {
     "summary": "This call belongs to no turn. It summarizes the oldest history.",
     "signed_compaction": "This call belongs to no turn. It requests a signed summary of old turns.",
     "judge": "This call belongs to no turn. A judge compares two answers.",
-    "not_asked": "No request was sent. The call stands for a recorded one.",
+    "not_asked": "No request was sent. The call represents a recorded one.",
 }
 _TEMPLATES: Final[Mapping[str, str]] = {
     "parse": "The template does not parse. Its source was sent instead.",
@@ -139,7 +139,7 @@ _PROOFS: Final[Mapping[str, str]] = {
     PROVIDER_UNKNOWN: "This release does not support the provider.",
     NOT_RECORDED: "The server died before it had recorded the request.",
     UNREADABLE: "The stored data cannot be read. The server log has the reason.",
-    "not_asked": "No request was sent. The call stands for a recorded one.",
+    "not_asked": "No request was sent. The call represents a recorded one.",
     "call_lost": "The process died before it could read the answer. The call was repeated.",
 }
 _STOPPED: Final[Mapping[TurnState, str]] = {

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from server.conversation.payload import Layer, ManifestEntry
-from server.inspection.value_difference import count_common_prefix
+from server.inspection.differences import count_common_prefix
 
 
 class BlockChange(StrEnum):

@@ -21,7 +21,7 @@ from server.conversation.call import Call
 from server.conversation.page import Page
 from server.inspection.assistants import AssistantOutline, InspectedAssistant, VersionOutline
 from server.inspection.conversation_list import InspectionFilter, InspectionPage
-from server.inspection.job_report import JobStatus
+from server.inspection.jobs import JobStatus
 from server.inspection.overview import Overview, OverviewBy
 from server.inspection.timeline import CallOutline, Timeline
 from server.inspection.usage_report import UsageBy, UsageReport

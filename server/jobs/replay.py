@@ -1,7 +1,8 @@
-"""Replays as jobs: slots, each of which runs items one after the other, in any worker of any machine.
+"""Jobs that run replays. Each job is a slot: it runs items of one replay, one after the other, in any worker.
 
-However many slots are queued, no more items run at the same time than the replay allows: whoever claims one too many
-gets none. So a slot may be queued again at any time, and a tick does it for replays that have items and too few slots.
+No more items run at the same time than the replay allows, however many slots are queued, because an additional slot
+cannot claim an item. A slot may therefore be queued again at any time. A periodic job does so for replays that have
+items and too few slots.
 """
 
 import json
@@ -16,37 +17,32 @@ from server.jobs.queue import JobSender
 NAME: Final = "replay"
 TICK_NAME: Final = "replay_tick"
 MAX_SLOTS: Final = 4
-"""In one process: replays take long, and its other jobs must get their turn."""
+"""Slots per process: items run for a long time, and other jobs of the process must not wait for them."""
 MAX_BESIDE: Final = 2
-"""More than these, for replays that have none there yet: one that is slow must not keep all others waiting."""
+"""Additional slots for replays without a slot in the process, so that a slow replay does not delay all others."""
 _EVERY_FEW_SECONDS: Final = "* * * * * */10"
 _log = logging.getLogger("strata.jobs")
 
 RunItems: TypeAlias = Callable[[str], Awaitable[int]]
-"""Runs items of a replay until there is none left for this process. How many."""
+"""Runs items of a replay until there is none left for this process, and returns their number."""
 FindWork: TypeAlias = Callable[[], Awaitable[Sequence[tuple[str, str, int]]]]
-"""Replays with items that nobody runs: tenant, replay, and how many slots they could have."""
+"""Returns the replays with items that no process runs: tenant, replay, and the number of possible slots."""
 
 
-class SentReplays:
-    """Implements `server.replay.rerun.queue.ReplayQueue` on the job queue."""
-
-    def __init__(self, sender: JobSender) -> None:
-        self._sender = sender
-
-    async def queue_replay(self, tenant_id: str, replay_id: str, *, slot_count: int) -> None:
-        # The slot of a worker that died is taken for a while: another one goes in its place.
-        left = slot_count
-        for slot in range(2 * slot_count):
-            payload = json.dumps({"replay_id": replay_id, "slot": slot}).encode()
-            key = f"{NAME}:{replay_id}:{slot}"
-            left -= await self._sender.send(NAME, payload, tenant_id=tenant_id, dedupe_key=key)
-            if not left:
-                return
+async def queue_replay(sender: JobSender, tenant_id: str, replay_id: str, slot_count: int) -> None:
+    """Queue the slots of a replay. Slots that are queued already are not queued twice."""
+    # The slot of a worker that died stays occupied for a while, so another one is queued instead.
+    left = slot_count
+    for slot in range(2 * slot_count):
+        payload = json.dumps({"replay_id": replay_id, "slot": slot}).encode()
+        key = f"{NAME}:{replay_id}:{slot}"
+        left -= await sender.send(NAME, payload, tenant_id=tenant_id, dedupe_key=key)
+        if not left:
+            return
 
 
 def replay_job(run_items: RunItems, *, max_slots: int = MAX_SLOTS, max_beside: int = MAX_BESIDE) -> Job:
-    """A slot. One too many for this process ends at once, and the tick gives it to another."""
+    """Build the job of a slot. A slot that exceeds the limits of the process ends at once and is queued again later."""
     running: Counter[str] = Counter()
 
     async def run(payload: bytes) -> None:
@@ -68,11 +64,10 @@ def replay_job(run_items: RunItems, *, max_slots: int = MAX_SLOTS, max_beside: i
 
 
 def replay_tick_job(find_work: FindWork, sender: JobSender) -> Job:
-    """Queues slots for replays whose workers have died or stopped, or that nobody has queued."""
-    queue = SentReplays(sender)
+    """Build the periodic job that queues slots for replays whose workers have died or stopped."""
 
     async def run(_payload: bytes) -> None:
         for tenant_id, replay_id, slot_count in await find_work():
-            await queue.queue_replay(tenant_id, replay_id, slot_count=slot_count)
+            await queue_replay(sender, tenant_id, replay_id, slot_count)
 
     return Job(name=TICK_NAME, run=run, cron=_EVERY_FEW_SECONDS)

@@ -11,10 +11,9 @@ Other rooms use these modules:
 - `builder`: `build_payload`, `rebuild_payload`, and the hashes of a prefix
 - `call_records`: what is stored of a call at its start and end
 - `cache_plan`: the cache plan of a payload
+- `messages`: turns as messages in the format of a vendor
 - `signatures`: which signatures are withheld, and why
 - `arguments`, `renderer`, `transcript`: prompt arguments, the renderer port, and turns as text
 - `settings`: an assistant's settings
 - `shared_caches`: static texts and images that a process keeps in memory
-
-`history` and `messages` are used by `builder`; compaction uses `messages` for the request of a signed summary.
 """

@@ -26,7 +26,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.inspection.job_report import JobStatus
+from server.inspection.jobs import JobStatus
 from server.providers.model_profile import PROFILES
 from server.telemetry.call_metrics import CallMetrics
 from server.telemetry.compactions import CompactionTelemetry
@@ -131,10 +131,7 @@ class Metrics:
 
 
 class JobMetrics:
-    """The job queue as metrics: gauges of the whole database by job, as this process has last counted them.
-
-    Implements `server.inspection.job_report.JobObserver`.
-    """
+    """The job queue as metrics: gauges of the whole database by job, as this process has last counted them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names = NameSet(others=_OTHER_JOBS)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Final
 
@@ -22,8 +22,8 @@ from server.inspection.actions import Archives
 from server.inspection.admin_sessions import AdminSessions
 from server.inspection.assistant_editor import AssistantEditor
 from server.inspection.calls import CallInspector
+from server.inspection.conversation_list import SavedViews
 from server.inspection.port import Inspector
-from server.inspection.saved_views import SavedViews
 from server.payload.renderer import Renderer
 from server.replay.rerun.calls import ReplayCalls
 from server.replay.rerun.service import ReplayService
@@ -40,7 +40,6 @@ from server.web.api import (
     assistant_inspection,
     assistants,
     audit,
-    compactions,
     conversations,
     images,
     inspection,
@@ -79,7 +78,6 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     conversations.show_conversation,
     conversations.change_conversation,
     conversations.replace_context,
-    compactions.list_compactions,
     *actions.ROUTES,
     images.show_image,
     turns.take_turn,
@@ -91,11 +89,7 @@ ROUTES: Final[Sequence[ControllerRouterHandler]] = (
     keys.show_key,
     keys.revoke_key,
     usage.report_usage,
-    inspection.inspect_conversations,
-    inspection.inspect_conversation,
-    inspection.inspect_call,
-    inspection.show_response,
-    inspection.show_request,
+    *inspection.ROUTES,
     overview.show_overview,
     saved_views.list_views,
     saved_views.save_view,
@@ -131,7 +125,7 @@ _MAX_LITESTARS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebParts:
-    """The collaborators and settings of the application."""
+    """The collaborators and settings of the application. Handlers get them as dependencies, by the same names."""
 
     key_ring: KeyRing
     store: Store
@@ -228,32 +222,15 @@ def _build_litestar(
 
 
 def _values(parts: WebParts) -> dict[str, object]:
-    """Return the dependencies of handlers and guards by parameter name."""
+    """Return the dependencies of handlers and guards by parameter name: the parts, and what is built from them."""
     return {
-        "key_ring": parts.key_ring,
-        "rate_limiter": parts.rate_limiter,
+        # `version` is a path parameter of some routes, so it cannot be a dependency.
+        **{part.name: getattr(parts, part.name) for part in fields(parts) if part.name != "version"},
         "readiness": Readiness(parts.probes, parts.running_turns),
         "browser_sessions": BrowserSessions(sessions=parts.admin_sessions, proxies=parts.trusted_proxies),
-        "trusted_proxies": parts.trusted_proxies,
         "tenant_boundary": TenantBoundary(
-            inspector=parts.inspector,
-            replay_service=parts.replay_service,
-            audit_log=parts.audit_log,
+            inspector=parts.inspector, replay_service=parts.replay_service, audit_log=parts.audit_log
         ),
-        "metrics": parts.metrics,
-        "metrics_token": parts.metrics_token,
-        "store": parts.store,
-        "turn_service": parts.turn_service,
-        "compactor": parts.compactor,
-        "renderer": parts.renderer,
-        "inspector": parts.inspector,
-        "call_inspector": parts.call_inspector,
-        "saved_views": parts.saved_views,
-        "assistant_editor": parts.assistant_editor,
-        "archives": parts.archives,
-        "replay_service": parts.replay_service,
-        "replay_calls": parts.replay_calls,
-        "audit_log": parts.audit_log,
         "provider_names": ProviderNames(default=parts.default_provider, known=parts.provider_names),
         "turn_options": TurnOptions(
             image_limit_bytes=parts.image_limit_bytes,

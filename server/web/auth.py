@@ -40,7 +40,7 @@ class KeyGuard:
     """Whether the request counts against the key's rate."""
     spares_duplicates: bool = False
     """Leave it to the handler to refuse a request above the rate that may be a duplicate. A duplicate of an accepted
-    request is answered whatever the rate, or the client could not get the answer."""
+    request is answered regardless of the rate; otherwise the client could not get the answer."""
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         """Raise `KeyRejected`, `ScopeMissing`, `OtherTenantReadOnly` or `RateLimited`."""

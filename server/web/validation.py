@@ -6,7 +6,7 @@ here has only members of the request (`input.0.text`). Some messages quote the v
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from litestar.exceptions import ValidationException
@@ -41,6 +41,20 @@ def in_utc(name: str, moment: datetime | None, *, source: str = "query") -> date
         return moment.astimezone(UTC)
     except OverflowError:
         raise refuse(name, "Expected a time between the years 1 and 9999", source=source) from None
+
+
+def read_period(
+    since: datetime | None, until: datetime | None, *, default: timedelta, longest: timedelta
+) -> tuple[datetime, datetime]:
+    """Return the start and end of a period from the query parameters `from` and `to`. Raises `ValidationFailed`."""
+    end = in_utc("to", until) or datetime.now(UTC)
+    try:
+        start = in_utc("from", since) or end - default
+    except OverflowError:
+        raise refuse("to", "Expected a later time", source="query") from None
+    if not timedelta() < end - start <= longest:
+        raise refuse("from", f"Expected a time before `to`, at most {longest.days} days earlier", source="query")
+    return start, end
 
 
 def read_faults(error: ValidationException, body: object) -> list[FieldFault]:

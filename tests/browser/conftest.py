@@ -68,7 +68,7 @@ class Visit:
 
     async def look(self, name: str) -> None:
         """Both themes, at a desk and on a phone. What a program sees is checked: nothing sticks out of a phone, every
-        text can be told from its ground, every control has a name. `--shots` takes pictures for people to look at.
+        text has enough contrast, every control has a name. `--shots` takes pictures for people to look at.
         """
         for width, size in (("desk", DESK), ("phone", PHONE)):
             await self.page.set_viewport_size(size)
@@ -87,8 +87,8 @@ class Visit:
 
     def note_console(self, message: ConsoleMessage) -> None:
         """An error or warning, unless it tells of an answer that the test provokes."""
-        told = any(f"status of {status}" in message.text for status in self.refusals)
-        if message.type in {"error", "warning"} and not told:
+        is_expected = any(f"status of {status}" in message.text for status in self.refusals)
+        if message.type in {"error", "warning"} and not is_expected:
             self.troubles.append(f"console {message.type}: {message.text}")
 
     def note_request(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""What operators do to a conversation, in a browser: each action asks first, and is told in the audit log."""
+"""Actions of operators in a browser: each asks for confirmation and is audited."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def compact_and_undo(visit: Visit, walk: Walk) -> None:
     await visit.go(f"{page_of(walk)}/compact")
     await expect(page.get_by_role("row", name="By policy").locator("[data-label=Turns]")).to_have_text("1 to 8")
     await visit.look("compact")
-    await page.get_by_label("Force: move all that need not stay").check()
+    await page.get_by_label("Force: move every exchange that may be moved").check()
     await page.get_by_role("button", name="Compact").click()
     await expect(page.get_by_role("status")).to_contain_text("Compacted")
     assert (await walk.program.store.load_conversation(walk.tenant_id, walk.conversation_id)).buffer_start_seq == 9
@@ -72,20 +72,20 @@ async def compact_and_undo(visit: Visit, walk: Walk) -> None:
     await expect(page.get_by_role("status")).to_contain_text("The compaction was undone.")
     await expect(page.get_by_role("link", name="Undo the compaction")).to_have_count(0)
     await visit.go(f"{page_of(walk)}/undo")
-    await expect(page.get_by_text("There is no compaction that could be undone")).to_be_visible()
+    await expect(page.get_by_text("There is no compaction to undo")).to_be_visible()
 
 
 async def cancel(visit: Visit, walk: Walk) -> None:
     page = visit.page
     await visit.go(f"{page_of(walk)}/cancel")
-    await expect(page.get_by_text("No turn runs.")).to_be_visible()
+    await expect(page.get_by_text("No turn is running.")).to_be_visible()
     for name in BOTH:
         walk.emulated[name].says(tells("This takes its time."))
         walk.emulated[name].fails(FaultKind.SILENCE, after_chunks=1)
     await walk.program.turn_service.take_turn(walk.tenant_id, user_task(walk.conversation_id, "Where is order 4?"))
     await until_asked(walk.emulated)
     await visit.go(f"{page_of(walk)}/erase")
-    await expect(page.get_by_text("nothing can be deleted")).to_be_visible()
+    await expect(page.get_by_text("can be deleted after it has ended")).to_be_visible()
     await page.get_by_role("link", name="Cancel it").click()
     await visit.look("cancel")
     await page.get_by_role("button", name="Cancel turn 14").click()
@@ -114,12 +114,12 @@ async def delete(visit: Visit, walk: Walk) -> None:
     await expect(page.get_by_role("row", name="Turns turns")).to_contain_text("14")
     visit.refusals.add(422)
     await page.get_by_label("Type or paste the conversation's id").fill("conv_x")
-    await page.get_by_role("button", name="Delete it for good").click()
+    await page.get_by_role("button", name="Delete permanently").click()
     await expect(page.get_by_role("alert")).to_contain_text("Nothing was deleted.")
     await visit.look("erase")
     await page.get_by_label("Type or paste the conversation's id").fill(walk.conversation_id)
-    await page.get_by_role("button", name="Delete it for good").click()
-    await expect(page.get_by_role("status")).to_contain_text("The conversation was deleted")
+    await page.get_by_role("button", name="Delete permanently").click()
+    await expect(page.get_by_role("status")).to_contain_text("The conversation and all its data were deleted")
     with pytest.raises(ConversationNotFound):
         await walk.program.store.load_conversation(walk.tenant_id, walk.conversation_id)
 
@@ -146,7 +146,7 @@ async def read_the_log(visit: Visit, walk: Walk, fork_id: str) -> None:
     await expect(actions).to_have_text(["Turn cancelled"])
     visit.refusals.add(404)
     await page.get_by_role("link", name=walk.conversation_id).click()
-    await expect(page.get_by_role("alert")).to_contain_text("it may have been deleted")
+    await expect(page.get_by_role("alert")).to_contain_text("It may have been deleted")
 
 
 def page_of(walk: Walk) -> str:

@@ -75,7 +75,7 @@ async def test_versions_are_found_and_compared(visit: Visit) -> None:
     await visit.page.get_by_label("Compare version 2 with").fill("3")
     await visit.page.get_by_role("button", name="Compare").click()
     await expect(difference.locator(".values")).to_contain_text("settings.max_output_tokens")
-    await expect(difference).to_contain_text("The static text and the tools stay as they are.")
+    await expect(difference).to_contain_text("The static text and the tools do not change.")
 
 
 async def test_the_prompt_is_rendered_for_args_and_conversations(visit: Visit) -> None:
@@ -94,9 +94,9 @@ async def test_the_prompt_is_rendered_for_args_and_conversations(visit: Visit) -
 
     await args.fill('{"hotel": "Ritz"\n"vip": 1}')
     await visit.page.get_by_role("button", name="Render").click()
-    await expect(visit.page.get_by_role("alert")).to_contain_text("args, line 2 This is no JSON")
+    await expect(visit.page.get_by_role("alert")).to_contain_text("args, line 2 This is not valid JSON")
     await args.fill("")
-    await visit.page.get_by_label("Or those of a conversation").fill(conversation)
+    await visit.page.get_by_label("Or the args of a conversation").fill(conversation)
     await visit.page.get_by_role("button", name="Render").click()
     await expect(results).to_contain_text("the concierge of Grand Hotel Oslo.")
     await expect(results).to_contain_text("Offer an upgrade.")
@@ -127,7 +127,7 @@ async def test_errors_are_seen_with_their_lines_before_anything_is_saved(visit: 
     assert await visit.page.evaluate("getSelection().toString()") == "Today is {{ system.day_of_week }}."
 
     await visit.page.get_by_role("button", name="Save").click()
-    await expect(verdict).to_contain_text("It cannot be saved: 2 errors.")
+    await expect(verdict).to_contain_text("The draft cannot be saved: 2 errors.")
     await expect(field(visit, "Roles")).to_have_value(re.compile("Today is"))
     assert (await store.load_assistant(tenant_id, assistant_id)).version == 3
 
@@ -139,19 +139,19 @@ async def test_what_holds_is_saved_as_a_version_that_conversations_begin_with(
     await visit.log_in()
     await visit.go(f"/admin/assistants/{assistant_id}")
     await visit.page.get_by_role("link", name="Edit the instructions").click()
-    # A tab goes on to the next field: nobody is held in one.
+    # A tab moves the focus to the next field.
     await field(visit, "Roles").focus()
     await visit.page.keyboard.press("Tab")
     await expect(field(visit, "Procedure")).to_be_focused()
     await field(visit, "Roles").fill("You are {{ assistant.name }} in {{ town }}.\nToday is a good day.")
-    await field(visit, "Args to try it with").fill('{"town": "Bergen"}')
+    await field(visit, "Args for the preview").fill('{"town": "Bergen"}')
     await visit.page.get_by_role("button", name="Check").click()
     verdict = visit.page.locator("#verdict")
-    await expect(verdict).to_contain_text("It can be saved.")
+    await expect(verdict).to_contain_text("The draft can be saved.")
     await expect(verdict.locator("pre.source")).to_contain_text("You are Concierge in Bergen.\nToday is a good day.")
     await visit.look("editor-good")
     await visit.page.get_by_role("button", name="Save").click()
-    await expect(visit.page.get_by_role("status")).to_contain_text("Version 4 is saved.")
+    await expect(visit.page.get_by_role("status")).to_contain_text("Version 4 was saved.")
     await expect(visit.page.locator("#difference")).to_contain_text("From version 3 to 4")
     assert ("assistant.save", "done", assistant_id) in await audited(database)
 
@@ -178,12 +178,12 @@ async def test_what_somebody_saved_meanwhile_is_not_overwritten_and_nothing_is_l
         tenant_id, assistant_id, concierge(instructions=Instructions(roles="Theirs.", constraints="Theirs."))
     )
     await visit.page.get_by_role("button", name="Save").click()
-    await expect(visit.page.get_by_role("alert")).to_contain_text("Version 4 was saved while you were writing")
+    await expect(visit.page.get_by_role("alert")).to_contain_text("Version 4 was saved while you were editing")
     await expect(field(visit, "Constraints")).to_have_value("Be mine.")
     await expect(field(visit, "Roles")).to_have_value("Theirs.")
     await visit.look("editor-conflict")
     await visit.page.get_by_role("button", name="Save").click()
-    await expect(visit.page.get_by_role("status")).to_contain_text("Version 5 is saved.")
+    await expect(visit.page.get_by_role("status")).to_contain_text("Version 5 was saved.")
     saved = (await store.load_assistant(tenant_id, assistant_id)).definition
     assert (saved.instructions.roles, saved.instructions.constraints) == ("Theirs.", "Be mine.")
     assert newest != saved
@@ -223,11 +223,11 @@ async def test_a_hostile_assistant_lies_harmlessly_on_every_page(visit: Visit) -
         if name in {"list", "page"}:
             await visit.look(f"hostile-{name}")
         assert len(await visit.page.content()) < 1_000_000
-    # What no page can show is kept to the byte in fields that nobody touches, and refused in those that somebody does.
+    # Characters that no page can show are kept exactly in fields that are not edited, and refused in edited ones.
     await field(visit, "Procedure").fill("Answer.")
     await visit.page.get_by_role("button", name="Check").click()
     verdict = visit.page.locator("#verdict")
     await expect(verdict.locator("h3")).to_have_text(re.compile(r"^instructions\.procedure"))
     await field(visit, "Roles").fill("Mine.")
     await visit.page.get_by_role("button", name="Check").click()
-    await expect(verdict.locator(".problems li.error").first).to_contain_text("it can only be changed over the API")
+    await expect(verdict.locator(".problems li.error").first).to_contain_text("Change it with the API")

@@ -151,7 +151,7 @@ async def test_a_running_turn_comes_in_live_and_is_shown_whole_when_it_has_ended
     await page.locator("#turn-2").get_by_text("Thinking").click()
     running = page.locator("#turn-4")
     await expect(running.locator(".badge.live").first).to_have_text("running")
-    # As text, whatever it looks like.
+    # As text, also if it looks like markup.
     await expect(running.locator("pre").first).to_have_text("Let me <b>see</b>.")
     await expect(running.locator("pre").nth(1)).to_have_text(re.compile("^It is <i>cold</i>( \\w+)*\\s*$"))
     await expect(page.get_by_role("link", name="Cancel the turn")).to_be_visible()

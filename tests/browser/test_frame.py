@@ -204,7 +204,7 @@ async def test_an_unknown_page_is_a_page(visit: Visit) -> None:
     await visit.go("/admin/nowhere")
     await expect(visit.page.get_by_role("heading", name="Not Found")).to_be_visible()
     await visit.look("not-found")
-    await visit.page.get_by_role("link", name="To the start page").click()
+    await visit.page.get_by_role("link", name="Start page").click()
     await expect(visit.page.get_by_role("heading", name="Overview")).to_be_visible()
 
 

@@ -1,4 +1,4 @@
-"""A hostile conversation: whatever people and models write, in whatever field, is shown and does nothing."""
+"""A hostile conversation: text of users and models is shown in every field and has no effect."""
 
 from typing import Any
 

@@ -81,7 +81,7 @@ async def test_the_overview_shows_what_was_spent_and_what_is_wrong(visit: Visit,
     await expect(page.locator(".plot canvas")).to_have_count(6)
     await visit.look("overview")
 
-    # Drawn in the theme's colours, and anew when it changes.
+    # Drawn in the colours of the theme, and again when it changes.
     await page.wait_for_function(IS_DRAWN_IN, arg=["tokens", BY_DAY])
     await page.emulate_media(color_scheme="dark")
     await page.wait_for_function(IS_DRAWN_IN, arg=["tokens", BY_NIGHT])
@@ -137,9 +137,9 @@ async def test_names_of_assistants_are_text_wherever_they_stand(visit: Visit, da
 async def test_an_empty_overview_says_what_to_do_and_a_wrong_time_is_named(visit: Visit) -> None:
     visit.refusals |= {422}
     await visit.log_in()
-    await expect(visit.page.get_by_role("heading", name="No model was called in this time")).to_be_visible()
+    await expect(visit.page.get_by_role("heading", name="No calls in this period")).to_be_visible()
     await visit.look("overview-empty")
-    await visit.page.get_by_text("Another time").click()
+    await visit.page.get_by_text("Other period").click()
     await visit.page.get_by_label("From (UTC)").fill("2026-01-02T10:00")
     await visit.page.get_by_label("To (UTC)").fill("2026-01-01T10:00")
     await visit.page.get_by_role("button", name="Show").click()

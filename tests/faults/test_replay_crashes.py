@@ -8,7 +8,7 @@ import pytest
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.jobs.queue import JobSender
-from server.jobs.replay import SentReplays
+from server.jobs.replay import queue_replay
 from server.replay.rerun.replay import ItemState, Replay, ReplayLimits, ReplayState
 from server.replay.rerun.result import Outcome
 from tests.faults.server_fleet import Fleet
@@ -109,7 +109,7 @@ async def _record(program: Program, fleet: Fleet) -> Walk:
 
 
 async def _queue(fleet: Fleet, replay: Replay, slots: int = 1) -> None:
-    await SentReplays(JobSender(fleet.database)).queue_replay(replay.tenant_id, replay.id, slot_count=slots)
+    await queue_replay(JobSender(fleet.database), replay.tenant_id, replay.id, slots)
 
 
 async def _eventually(condition: Callable[[], Awaitable[bool]]) -> None:

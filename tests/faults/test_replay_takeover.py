@@ -125,8 +125,7 @@ async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
 
 
 def _items(program: Program, replay_store: PostgresStore) -> ReplayItems:
-    tools = program.replays.items._tools  # noqa: SLF001  reason: the same process, but for its sleep
-    return ReplayItems(replace(tools, replay_store=replay_store))
+    return replace(program.replays.items, replay_store=replay_store)
 
 
 async def _let_time_pass(database: Database) -> None:

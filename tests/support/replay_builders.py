@@ -38,11 +38,11 @@ def draft(**changes: Any) -> ReplayDraft:
     return ReplayDraft(**values | {"limits": ReplayLimits(**limits)} | changes)
 
 
-def result(place: int = 1, **changes: Any) -> TurnResult:
+def result(position: int = 1, **changes: Any) -> TurnResult:
     values: dict[str, Any] = {
-        "place": place,
-        "source_seq": 2 * place,
-        "replay_seq": 2 * place,
+        "position": position,
+        "source_seq": 2 * position,
+        "replay_seq": 2 * position,
         "attempt": 1,
         "outcome": Outcome.SAME,
         "similarity": 1.0,

@@ -9,7 +9,7 @@ from typing import Final
 
 import asyncpg
 
-from server.inspection.job_report import FAILURE_HOURS, MAX_JOBS, JobStatus
+from server.inspection.jobs import FAILURE_HOURS, MAX_JOBS, JobStatus
 from server.postgres.engine import Statement, StorePart
 
 _REPORT: Final = Statement("""

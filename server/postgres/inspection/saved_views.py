@@ -8,7 +8,7 @@ from asyncpg import exceptions as pg
 from server.conversation.audit import Action, Actor, AuditDraft
 from server.conversation.errors import ViewExists, ViewLimitReached, ViewNotFound
 from server.conversation.identifiers import API_KEY, SAVED_VIEW, TENANT, decode_id, encode_id, new_id
-from server.inspection.saved_views import VIEW_LIMIT, SavedView
+from server.inspection.conversation_list import VIEW_LIMIT, SavedView
 from server.postgres.codec import decode_json, decode_text, encode_json
 from server.postgres.engine import Database, Statement
 from server.postgres.inspection.audit_log import AUDIT_COLUMNS, AUDIT_VALUES, audit_values
@@ -46,7 +46,7 @@ WITH changed AS (
 
 
 class PostgresSavedViews:
-    """Implements `server.inspection.saved_views.SavedViews`."""
+    """Implements `server.inspection.conversation_list.SavedViews`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -58,12 +58,12 @@ SELECT page.*, (
     SELECT prefix_hash FROM epochs WHERE conversation_id = page.conversation_id AND number = page.epoch
 ) AS prefix_hash
 FROM (
-    SELECT t.*, sum(t.size) OVER (ORDER BY chosen.place, t.seq) - t.size AS bytes_before
-    FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, place)
+    SELECT t.*, sum(t.size) OVER (ORDER BY chosen.position, t.seq) - t.size AS bytes_before
+    FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, position)
     CROSS JOIN LATERAL (
         SELECT conversation_id, seq, kind, state, native, dialect, blocks, provider, model, model_version, account,
             language, args, attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens,
-            cache_write_tokens, output_tokens, reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.place,
+            cache_write_tokens, output_tokens, reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.position,
             octet_length(native) + coalesce(octet_length(k.dynamic), 0) AS size
         FROM turns
         LEFT JOIN LATERAL (
@@ -78,20 +78,20 @@ FROM (
     ) AS t
 ) AS page
 WHERE page.bytes_before < :page_bytes::bigint
-ORDER BY page.place, page.seq
+ORDER BY page.position, page.seq
 """)
 CALLS: Final = Statement("""
 SELECT page.*
 FROM (
-    SELECT k.*, sum(k.size) OVER (ORDER BY chosen.place, k.turn_seq, k.attempt) - k.size AS bytes_before
-    FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, place)
+    SELECT k.*, sum(k.size) OVER (ORDER BY chosen.position, k.turn_seq, k.attempt) - k.size AS bytes_before
+    FROM unnest(:conversations::uuid[]) WITH ORDINALITY AS chosen (id, position)
     CROSS JOIN LATERAL (
         SELECT conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, request_hash,
             layer_order, dynamic, cache_expected_tokens, warnings, first_byte_at, ended_at, status, error_code,
             fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, usage_reported,
             cost_usd, cache_miss_reason, caching, response_id, raw_length, raw_response AS raw_bytes, manifest,
             '[]'::jsonb AS repairs, '[]'::jsonb AS template_failures, '{}'::jsonb AS headers,
-            NULL::bytea AS raw_response, chosen.place,
+            NULL::bytea AS raw_response, chosen.position,
             coalesce(octet_length(raw_response), 0) + octet_length(dynamic) + pg_column_size(manifest) AS size
         FROM calls
         WHERE conversation_id = chosen.id
@@ -104,7 +104,7 @@ FROM (
     ) AS k
 ) AS page
 WHERE page.bytes_before < :page_bytes::bigint
-ORDER BY page.place, page.turn_seq, page.attempt
+ORDER BY page.position, page.turn_seq, page.attempt
 """)
 
 
@@ -125,7 +125,7 @@ class RowPage:
         self._page_rows = page_rows
         last = rows[-1] if rows else None
         is_full = last is not None and last["bytes_before"] + last["size"] >= page_bytes
-        self._cut_from: int | None = last["place"] if last is not None and is_full else None
+        self._cut_from: int | None = last["position"] if last is not None and is_full else None
         self._by_id: dict[UUID, list[Row]] = {}
         for row in rows:
             self._by_id.setdefault(row["conversation_id"], []).append(row)
@@ -138,7 +138,7 @@ class RowPage:
     def take(self, conversation: UUID) -> FirstRows:
         """Remove and return the rows of a conversation. After the limit, they may be incomplete or missing."""
         rows = self._by_id.pop(conversation, [])
-        is_after_limit = self._cut_from is not None and (not rows or rows[0]["place"] >= self._cut_from)
+        is_after_limit = self._cut_from is not None and (not rows or rows[0]["position"] >= self._cut_from)
         return FirstRows(rows=rows, is_all=not is_after_limit and len(rows) < self._page_rows)
 
 
@@ -152,9 +152,9 @@ def read_call(row: Row, manifest: StoredManifest) -> tuple[Call, tuple[Flaw, ...
         raw = decode_raw(stored)
     except zstandard.ZstdError as error:
         note = "The raw bytes cannot be decompressed, or their checksum is wrong."
-        return call, (Flaw(place="raw_response", note=note, stored=f"{len(stored)} bytes", found=str(error)[:100]),)
+        return call, (Flaw(position="raw_response", note=note, stored=f"{len(stored)} bytes", found=str(error)[:100]),)
     if len(raw) != row["raw_length"]:
         note = "The number of raw bytes differs."
         lengths = {"stored": str(row["raw_length"]), "found": str(len(raw))}
-        return call, (Flaw(place="raw_length", note=note, **lengths),)
+        return call, (Flaw(position="raw_length", note=note, **lengths),)
     return replace(call, end=replace(call.end, raw_response=raw)), ()

@@ -1,7 +1,7 @@
-"""Which conversations a replay goes through: by tenant, assistant, and what their calls were. For operators.
+"""The conversations that a verification reads: by tenant, by assistant, and by properties of their calls.
 
-The conversations are walked in the order of their ids, a window per statement: each statement is short, however few
-conversations fit, and a place in the order is enough to go on from.
+They are listed in the order of their ids, one page of ids per statement. Each statement is therefore short, even if few
+conversations match, and an id is sufficient to continue.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -37,7 +37,7 @@ SELECT c.id, c.next_seq - 1 AS turn_count,
     ) AS is_chosen
 FROM (
     SELECT id, next_seq FROM conversations
-    WHERE id > :place AND id <= :last AND {_OWN_SQL}
+    WHERE id > :after AND id <= :last AND {_OWN_SQL}
     ORDER BY id LIMIT :page_rows
 ) AS c
 ORDER BY c.id
@@ -51,42 +51,40 @@ ORDER BY id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationChoice:
-    """Which conversations. What is None does not matter."""
+    """Which conversations are verified. None means any."""
 
     tenant_id: str | None = None
     assistant_id: str | None = None
     calls: CallFilter = field(default_factory=CallFilter)
-    """They have at least one such call."""
+    """The conversations have at least one such call."""
     last_id: str | None = None
-    """The last one in the order of ids. What comes behind it came later."""
+    """The last id. Conversations with higher ids were created later and are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenConversation:
-    """One of them, and how much there is of it."""
+    """A conversation with its size."""
 
     id: str
     turn_count: int
     is_chosen: bool = True
-    """False for one that was looked at and has no such call: whoever counts what is behind him counts it too."""
+    """False if the conversation has no such call. It is listed nevertheless, because its turns count as progress."""
 
 
 async def find_last_id(database: Database) -> str | None:
-    """The last id there is; None where there is no conversation."""
+    """Return the highest id of a conversation, or None."""
     rows = await database.run(_LAST)
     return encode_id(CONVERSATION, rows[0]["id"]) if rows else None
 
 
 async def find_mark(database: Database) -> str:
-    """What tells a database from others, and is the same in its standbys and copies: its first tenant's id. Empty where
-    there is none.
-    """
+    """Return what identifies a database and its standbys and copies: the id of its first tenant, or an empty text."""
     rows = await database.run(_FIRST_TENANT)
     return encode_id(TENANT, rows[0]["id"]) if rows else ""
 
 
 async def measure_choice(database: Database, choice: ConversationChoice) -> int:
-    """How many turns will be walked past, whatever their calls were. Raises `AssistantNotFound`."""
+    """Return the number of turns of the conversations, regardless of their calls. Raises `AssistantNotFound`."""
     rows = await database.run(_MEASURE, **_values(choice))
     count: int = rows[0]["turn_count"]
     return count
@@ -95,14 +93,14 @@ async def measure_choice(database: Database, choice: ConversationChoice) -> int:
 async def list_choice(
     database: Database, choice: ConversationChoice, *, after_id: str | None = None
 ) -> AsyncIterator[ChosenConversation]:
-    """The conversations behind a place, in the order of their ids. Raises `AssistantNotFound`."""
+    """List the conversations after an id, in the order of ids. Raises `AssistantNotFound`."""
     values = _values(choice)
-    place = _BEFORE_ALL if after_id is None else _known(after_id)
+    after = _BEFORE_ALL if after_id is None else _decode(after_id)
     calls = choice.calls
     while rows := await database.run(
         _WINDOW,
         **values,
-        place=place,
+        after=after,
         page_rows=_WINDOW_ROWS,
         is_open=calls.is_open,
         provider=calls.provider,
@@ -114,14 +112,14 @@ async def list_choice(
             yield ChosenConversation(
                 id=encode_id(CONVERSATION, row["id"]), turn_count=row["turn_count"], is_chosen=row["is_chosen"]
             )
-        place = rows[-1]["id"]
+        after = rows[-1]["id"]
 
 
 async def find_named(
     database: Database, conversation_ids: Sequence[str], *, tenant_id: str | None
 ) -> list[ChosenConversation]:
-    """Those of them that are there, in the order of their ids. Raises `ConversationNotFound` for what is no id."""
-    ids = [_known(each) for each in conversation_ids]
+    """Return those that exist, in the order of ids. Raises `ConversationNotFound` for a malformed id."""
+    ids = [_decode(each) for each in conversation_ids]
     tenant = None if tenant_id is None else decode_id(TENANT, tenant_id)
     return [
         ChosenConversation(id=encode_id(CONVERSATION, row["id"]), turn_count=row["turn_count"])
@@ -136,11 +134,11 @@ def _values(choice: ConversationChoice) -> dict[str, Any]:
     return {
         "tenant": None if choice.tenant_id is None else decode_id(TENANT, choice.tenant_id),
         "assistant": assistant,
-        "last": _BEFORE_ALL if choice.last_id is None else _known(choice.last_id),
+        "last": _BEFORE_ALL if choice.last_id is None else _decode(choice.last_id),
     }
 
 
-def _known(conversation_id: str) -> UUID:
+def _decode(conversation_id: str) -> UUID:
     found = decode_id(CONVERSATION, conversation_id)
     if found is None:
         raise ConversationNotFound(f"There is no conversation {conversation_id}.")

@@ -145,7 +145,7 @@ class LeasedItems(ReplayRuns):
                 item=item_from(claimed),
                 tenant_id=encode_id(TENANT, row["tenant_id"]),
                 draft=draft_from(row),
-                made_at=row["created_at"],
+                replay_created_at=row["created_at"],
                 result_count=claimed["result_count"],
                 was_lost=found["call_id"] is not None,
             )

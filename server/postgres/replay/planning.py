@@ -112,7 +112,7 @@ class ReplayPlanning(ReplayDatabase):
             yield conversation_id
 
     async def _find_version(self, tenant_id: str, candidate: Candidate) -> tuple[UUID | None, int | None]:
-        """Return the assistant and the version whose model answers; None stands for those of each conversation."""
+        """Return the assistant and the version whose model answers; None means those of each conversation."""
         if candidate.assistant_id is None:
             return None, candidate.assistant_version
         chosen = await AssistantStore(self._database).load_assistant(

@@ -191,7 +191,9 @@ class _ConversationCalls:
             self._conversation = conversation_from(self.row)
             self._epochs = {row["epoch_number"]: epoch_from(row) for row in self.epoch_rows}
         except UNREADABLE as error:
-            yield Flaw(place="conversation", note=describe_unreadable("The conversation or one of its epochs", error))
+            yield Flaw(
+                position="conversation", note=describe_unreadable("The conversation or one of its epochs", error)
+            )
             return
         async for row in self._pages(self.first_calls, ABOVE_ALL_SEQS):
             item = await self._read(row)
@@ -204,7 +206,7 @@ class _ConversationCalls:
             try:
                 flaws = await self._check_remaining(self._conversation)
             except UNREADABLE as error:
-                flaws = [Flaw(place="conversation", note=describe_unreadable("The conversation", error))]
+                flaws = [Flaw(position="conversation", note=describe_unreadable("The conversation", error))]
             for flaw in flaws:
                 yield flaw
 
@@ -251,13 +253,13 @@ class _ConversationCalls:
                 self._read_background_call(call, flaws) if call.turn_seq < 0 else self._read_turn_call(call, flaws)
             )
         except UNREADABLE as error:
-            place = f"call {row['attempt']} of turn {row['turn_seq']}"
-            return Flaw(place=place, note=describe_unreadable("The call or its source", error))
+            position = f"call {row['attempt']} of turn {row['turn_seq']}"
+            return Flaw(position=position, note=describe_unreadable("The call or its source", error))
 
     async def _read_turn_call(self, call: Call, flaws: tuple[Flaw, ...]) -> RecordedCall:
         epoch = await self._find_epoch(call.start.epoch)
         if epoch is None:
-            missing = Flaw(place=f"epoch {call.start.epoch}", note="The epoch of the call is missing.")
+            missing = Flaw(position=f"epoch {call.start.epoch}", note="The epoch of the call is missing.")
             return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, missing))
         await self._window.move(epoch.buffer_start_seq, call.turn_seq)
         if self.wanted.is_open:
@@ -278,7 +280,7 @@ class _ConversationCalls:
         try:
             return await load_continued(self.database, self.row["id"], call)
         except zstandard.ZstdError:
-            flaws.append(Flaw(place="continuation", note="The raw bytes of a continued call are damaged."))
+            flaws.append(Flaw(position="continuation", note="The raw bytes of a continued call are damaged."))
             return (None,)
 
     async def _find_epoch(self, number: int) -> Epoch | None:
@@ -306,10 +308,10 @@ class _ConversationCalls:
                 tenant_id, self.id, call.turn_seq, call.start.attempt
             )
         except NotFound as error:
-            flaw = Flaw(place="request", note=f"The source is missing: {error} [{error.code}]")
+            flaw = Flaw(position="request", note=f"The source is missing: {error} [{error.code}]")
             return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
         except UNREADABLE as error:
-            flaw = Flaw(place="request", note=describe_unreadable("The source of the request", error))
+            flaw = Flaw(position="request", note=describe_unreadable("The source of the request", error))
             return RecordedCall(call=call, source=None, answer=None, usages=None, flaws=(*flaws, flaw))
         return RecordedCall(call=call, source=rebuild.source, answer=None, usages=None, flaws=flaws)
 
@@ -320,7 +322,7 @@ class _ConversationCalls:
         try:
             return turn.as_answer()
         except UNREADABLE as error:
-            flaws.append(Flaw(place=f"turn {turn.seq}", note=describe_unreadable("The turn", error)))
+            flaws.append(Flaw(position=f"turn {turn.seq}", note=describe_unreadable("The turn", error)))
             return None
 
     async def _build_source(self, call: Call, epoch: Epoch, flaws: list[Flaw]) -> PayloadSource | None:
@@ -333,12 +335,12 @@ class _ConversationCalls:
             buffered = tuple(turn.as_buffered(assistant.definition.provider) for turn in sent)
             images = list(dict.fromkeys(image for turn in sent for image in turn.images))
         except UNREADABLE as error:
-            flaws.append(Flaw(place="turns", note=describe_unreadable("A turn of the request", error)))
+            flaws.append(Flaw(position="turns", note=describe_unreadable("A turn of the request", error)))
             return None
         blobs = await self._shared.load_blobs(images)
         missing = [image for image in images if image not in blobs]
         if missing:
-            flaws += [Flaw(place="image", note="The image is missing.", stored=image) for image in missing]
+            flaws += [Flaw(position="image", note="The image is missing.", stored=image) for image in missing]
             return None
         return PayloadSource(
             conversation=self._conversation,
@@ -364,9 +366,9 @@ class _ConversationCalls:
 
 def _missing_template(template_hash: str) -> Flaw:
     note = "The template is missing, or does not match its hash."
-    return Flaw(place="template", note=note, stored=template_hash)
+    return Flaw(position="template", note=note, stored=template_hash)
 
 
 def _missing_assistant(epoch: Epoch) -> Flaw:
     note = "The assistant version is missing, or cannot be read."
-    return Flaw(place=f"assistant version {epoch.assistant_version}", note=note)
+    return Flaw(position=f"assistant version {epoch.assistant_version}", note=note)

@@ -1,4 +1,4 @@
-"""Replays as numbers. The database counts: a replay of a million answers is no more to carry than one of ten."""
+"""The reports of replays, computed by the database: no result is loaded."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _PAIRED: Final = (
     Measure.CACHE_SHARE,
     Measure.LATENCY_MS,
 )
-"""What both sides have."""
+"""Measures of both the recorded and the candidate's answers."""
 _SERIES: Final = (
     *((measure, Side.CANDIDATE) for measure in Measure),
     *((measure, Side.RECORDED) for measure in _PAIRED),
@@ -40,7 +40,7 @@ _SERIES: Final = (
 
 
 def _write_known(side: Side) -> str:
-    """The columns of one side, each read from its JSON once."""
+    """Write the columns of one side, each read from its JSON once."""
     sums = {
         Measure.INPUT_TOKENS: " + ".join(_USAGE.format(side, name) for name in _INPUT),
         Measure.OUTPUT_TOKENS: " + ".join(_USAGE.format(side, name) for name in _OUTPUT),
@@ -56,11 +56,11 @@ def _name(measure: Measure, side: Side) -> str:
 
 
 def _write_paired(measure: Measure, side: Side) -> str:
-    """A value counts only where the other side has it too."""
+    """Write a column that is null unless the other side has a value too."""
     other = Side.CANDIDATE if side is Side.RECORDED else Side.RECORDED
     mine = _name(measure, side)
     if measure is Measure.CACHE_SHARE:
-        # The sum of the input is there beside it; a share of nothing is none.
+        # Without input there is no share.
         total, others = _name(Measure.INPUT_TOKENS, side), _name(Measure.INPUT_TOKENS, other)
         return f"CASE WHEN {others} > 0 THEN {mine} / nullif({total}, 0) END AS {mine}"
     return f"CASE WHEN {_name(measure, other)} IS NOT NULL THEN {mine} END AS {mine}"
@@ -90,29 +90,29 @@ def _write_spread(measure: Measure, side: Side) -> str:
     )
 
 
-# In columns, not in rows: a million values would be sorted by the names of what they are.
+# Each measure is a column, not a row: otherwise all values would be sorted by the names of their measures.
 _SPREADS: Final = Statement(f"""
 {_NUMBERS}
 SELECT repetition, {", ".join(_write_spread(*series) for series in _SERIES)}
 FROM numbers GROUP BY GROUPING SETS ((), (repetition)) ORDER BY repetition NULLS FIRST
 """)  # noqa: S608  reason: constants of our own only
 _BINS: Final = Statement(f"""
-{_NUMBERS}, placed AS (
-    SELECT v.place, v.value, (:lows::float8[])[v.place] AS low, (:highs::float8[])[v.place] AS high
+{_NUMBERS}, series AS (
+    SELECT v.index, v.value, (:lows::float8[])[v.index] AS low, (:highs::float8[])[v.index] AS high
     FROM numbers CROSS JOIN LATERAL (VALUES
-        {", ".join(f"({place}, {_name(*series)})" for place, series in enumerate(_SERIES, start=1))}
-    ) AS v (place, value)
+        {", ".join(f"({index}, {_name(*series)})" for index, series in enumerate(_SERIES, start=1))}
+    ) AS v (index, value)
     WHERE v.value IS NOT NULL
 )
-SELECT place, CASE WHEN low < high THEN greatest(1, least(width_bucket(value, low, high, {BIN_COUNT}), {BIN_COUNT}))
+SELECT index, CASE WHEN low < high THEN greatest(1, least(width_bucket(value, low, high, {BIN_COUNT}), {BIN_COUNT}))
     ELSE 1 END AS bin, count(*) AS count
-FROM placed GROUP BY 1, 2
+FROM series GROUP BY 1, 2
 """)  # noqa: S608  reason: constants of our own only
 _OUTCOMES: Final = Statement("""
 SELECT outcome, count(*) AS count FROM replay_results WHERE replay_id = :replay GROUP BY outcome
 """)
-# A part of a repetition has other conversations than the whole of another: their means would differ for that alone.
-_PARTLY: Final = Statement("""
+# Incomplete repetitions contain other conversations than complete ones, so their means cannot be compared.
+_INCOMPLETE: Final = Statement("""
 SELECT DISTINCT repetition FROM replay_items WHERE replay_id = :replay AND state NOT IN ('done', 'failed')
 """)
 _SAME_SHARES: Final = Statement("""
@@ -131,7 +131,7 @@ WHERE s.replay_id = :replay GROUP BY 1 ORDER BY 3 DESC, 1
 
 
 class ReplayReports(ReplayRuns):
-    """Every number is computed by the database, so a report costs the same memory for ten results and a million."""
+    """Reports need the same memory for ten results and for a million."""
 
     async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:
         await self._require_replay(tenant_id, replay_id)
@@ -142,31 +142,31 @@ class ReplayReports(ReplayRuns):
             AssertionCount(name=decode_text(row["name"]), passed=row["passed"], failed=row["failed"])
             for row in await self._database.run(_ASSERTIONS, **key)
         ]
-        partly = {row["repetition"] for row in await self._database.run(_PARTLY, **key)}
+        incomplete = {row["repetition"] for row in await self._database.run(_INCOMPLETE, **key)}
         shares = await self._database.run(_SAME_SHARES, **key)
         return ReplayReport(
             result_count=sum(outcomes.values()),
             outcomes={outcome: outcomes.get(outcome.value, 0) for outcome in Outcome},
             kinds={kind: kinds.get(kind.value, 0) for kind in DivergenceKind},
             assertions=assertions,
-            measures=await self._measure(key, partly),
+            measures=await self._measure(key, incomplete),
             same_interval=find_interval(
-                [row["share"] for row in shares if row["repetition"] not in partly], is_share=True
+                [row["share"] for row in shares if row["repetition"] not in incomplete], is_share=True
             ),
         )
 
-    async def _measure(self, key: dict[str, Any], partly: set[int]) -> list[Measured]:
+    async def _measure(self, key: dict[str, Any], incomplete: set[int]) -> list[Measured]:
         whole, *parts = await self._database.run(_SPREADS, **key)
-        repetitions = [row for row in parts if row["repetition"] not in partly]
+        repetitions = [row for row in parts if row["repetition"] not in incomplete]
         spans = {measure: _span_of(whole, measure) for measure in Measure}
         bins: defaultdict[int, list[int]] = defaultdict(lambda: [0] * BIN_COUNT)
         ends = [spans[measure] for measure, _ in _SERIES]
         lows, highs = [low for low, _ in ends], [high for _, high in ends]
         for row in await self._database.run(_BINS, lows=lows, highs=highs, **key):
-            bins[row["place"]][row["bin"] - 1] = row["count"]
+            bins[row["index"]][row["bin"] - 1] = row["count"]
         spreads = {
-            series: _spread_of(whole, repetitions, *series, bins[place])
-            for place, series in enumerate(_SERIES, start=1)
+            series: _spread_of(whole, repetitions, *series, bins[index])
+            for index, series in enumerate(_SERIES, start=1)
             if whole[f"{_name(*series)}_count"]
         }
         return [
@@ -183,10 +183,10 @@ class ReplayReports(ReplayRuns):
 
 
 def _span_of(whole: Row, measure: Measure) -> tuple[float, float]:
-    """Of both sides together; nothing at 0 where there are no values."""
+    """Return the minimum and the maximum of both sides together; 0 and 0 without values."""
     names = [_name(*series) for series in _SERIES if series[0] is measure]
-    there = [name for name in names if whole[f"{name}_count"]]
-    least, most = (whole[f"{name}_least"] for name in there), (whole[f"{name}_most"] for name in there)
+    known = [name for name in names if whole[f"{name}_count"]]
+    least, most = (whole[f"{name}_least"] for name in known), (whole[f"{name}_most"] for name in known)
     return min(least, default=0.0), max(most, default=0.0)
 
 

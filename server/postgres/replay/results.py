@@ -17,8 +17,8 @@ from server.postgres.replay.statements import execute, item_key, lock_item, repl
 from server.replay.rerun.replay import ItemLease
 from server.replay.rerun.result import (
     AnswerBlocks,
-    AnswerPlace,
-    CallPlace,
+    AnswerPosition,
+    CallPosition,
     Outcome,
     ResultFilter,
     ResultOrder,
@@ -28,9 +28,9 @@ from server.replay.rerun.result import (
 
 _ALL_RESULTS: Final = ResultFilter()
 _RECORD: Final = Statement("""
-INSERT INTO replay_results (conversation_id, replay_id, repetition, place, number, source_seq, replay_seq, attempt,
+INSERT INTO replay_results (conversation_id, replay_id, repetition, position, number, source_seq, replay_seq, attempt,
     outcome, kinds, similarity, severity, note, recorded, candidate, assertions, has_failed_assertion, judge, blocks)
-SELECT i.conversation_id, i.replay_id, i.repetition, :place, i.number, :source_seq, :replay_seq, :attempt,
+SELECT i.conversation_id, i.replay_id, i.repetition, :position, i.number, :source_seq, :replay_seq, :attempt,
     :outcome, :kinds, :similarity, :severity, :note, :recorded::jsonb, :candidate::jsonb, :assertions::jsonb,
     :has_failed_assertion, :judge::jsonb, :blocks::jsonb
 FROM replay_items i WHERE i.replay_id = :replay AND i.number = :number
@@ -41,25 +41,25 @@ UPDATE replay_items SET diverged_at_seq = :seq
 WHERE replay_id = :replay AND number = :number AND (diverged_at_seq IS NULL OR diverged_at_seq > :seq)
 """)
 _SHOWN: Final = """
-SELECT s.conversation_id, s.repetition, s.place, s.number, s.source_seq, s.replay_seq, s.attempt, s.outcome, s.kinds,
+SELECT s.conversation_id, s.repetition, s.position, s.number, s.source_seq, s.replay_seq, s.attempt, s.outcome, s.kinds,
     s.similarity, s.severity, s.note, s.recorded, s.candidate, s.assertions, s.judge, i.replay_conversation_id
 FROM replay_results s JOIN replay_items i ON i.replay_id = s.replay_id AND i.number = s.number
 WHERE s.replay_id = :replay
 """
 _IN_ORDER: Final = {
-    ResultOrder.PLACE: """
-    AND (s.number, s.place) > (:after_number::int, :after_place::int)
-ORDER BY s.number, s.place LIMIT :count
+    ResultOrder.POSITION: """
+    AND (s.number, s.position) > (:after_number::int, :after_position::int)
+ORDER BY s.number, s.position LIMIT :count
 """,
     ResultOrder.WORST: """
     AND s.severity <= :severity::float8
-    AND (s.severity < :severity OR (s.number, s.place) > (:after_number::int, :after_place::int))
-ORDER BY s.severity DESC, s.number, s.place LIMIT :count
+    AND (s.severity < :severity OR (s.number, s.position) > (:after_number::int, :after_position::int))
+ORDER BY s.severity DESC, s.number, s.position LIMIT :count
 """,
 }
 _FILTERS: Final = {
     "number": "AND s.number = :number",
-    "first_place": "AND s.place >= :first_place",
+    "first_position": "AND s.position >= :first_position",
     "outcome": "AND s.outcome = :outcome",
     "kind": "AND :kind = ANY(s.kinds)",
     "failed": "AND s.has_failed_assertion",
@@ -74,10 +74,10 @@ _ABOVE_MAX_SEVERITY: Final = 2.0
 # The answers of a tool loop share a task, some turns earlier. After the end of the recording, the task is in the replay
 # conversation.
 _LOAD_ANSWERS: Final = Statement(f"""
-SELECT s.number, s.place, s.blocks, answer.blocks AS recorded, coalesce(task.blocks, own.blocks) AS task
+SELECT s.number, s.position, s.blocks, answer.blocks AS recorded, coalesce(task.blocks, own.blocks) AS task
 FROM replays r
-CROSS JOIN unnest(:numbers::int[], :places::int[]) AS wanted (number, place)
-JOIN replay_results s ON s.replay_id = r.id AND s.number = wanted.number AND s.place = wanted.place
+CROSS JOIN unnest(:numbers::int[], :positions::int[]) AS wanted (number, position)
+JOIN replay_results s ON s.replay_id = r.id AND s.number = wanted.number AND s.position = wanted.position
 JOIN replay_items i ON i.replay_id = r.id AND i.number = s.number
 LEFT JOIN turns answer ON answer.conversation_id = s.conversation_id AND answer.seq = s.source_seq
     AND answer.kind = 'model_response'
@@ -96,14 +96,14 @@ WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
 """)  # noqa: S608  reason: constants of our own only
 # Of several attempts: the one with an answer, else the last.
 _JUDGE_CALLS: Final = Statement(f"""
-SELECT DISTINCT ON (note ->> 'place') note ->> 'place' AS place, c.turn_seq, c.attempt
+SELECT DISTINCT ON (note ->> 'position') note ->> 'position' AS position, c.turn_seq, c.attempt
 FROM replays r
 JOIN replay_items i ON i.replay_id = r.id AND i.number = :number
 JOIN {REPLAY_SCHEMA}.calls c ON c.conversation_id = i.replay_conversation_id AND c.turn_seq < 0
 CROSS JOIN jsonb_array_elements(c.warnings) AS note
 WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)
-    AND note ->> 'kind' = 'judge' AND note ->> 'place' = ANY(:places::text[])
-ORDER BY note ->> 'place', (c.ended_at IS NOT NULL AND c.error_code IS NULL) DESC, c.turn_seq, c.attempt DESC
+    AND note ->> 'kind' = 'judge' AND note ->> 'position' = ANY(:positions::text[])
+ORDER BY note ->> 'position', (c.ended_at IS NOT NULL AND c.error_code IS NULL) DESC, c.turn_seq, c.attempt DESC
 """)  # noqa: S608  reason: constants of our own only
 
 
@@ -131,7 +131,7 @@ class StoredResults(ReplayRuns):
         await self._require_replay(tenant_id, replay_id)
         used: dict[str, Any] = {
             "number": wanted.number,
-            "first_place": wanted.first_place,
+            "first_position": wanted.first_position,
             "outcome": None if wanted.outcome is None else str(wanted.outcome),
             "kind": None if wanted.kind is None else str(wanted.kind),
         }
@@ -160,16 +160,16 @@ class StoredResults(ReplayRuns):
         return counts
 
     async def load_answers(
-        self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
-    ) -> Mapping[AnswerPlace, AnswerBlocks]:
+        self, tenant_id: str | None, replay_id: str, positions: Sequence[AnswerPosition]
+    ) -> Mapping[AnswerPosition, AnswerBlocks]:
         rows = await self._database.run(
             _LOAD_ANSWERS,
-            numbers=[number for number, _ in places],
-            places=[place for _, place in places],
+            numbers=[number for number, _ in positions],
+            positions=[position for _, position in positions],
             **replay_key(tenant_id, replay_id),
         )
         return {
-            (row["number"], row["place"]): AnswerBlocks(
+            (row["number"], row["position"]): AnswerBlocks(
                 task=_decode_blocks(row["task"]) or (),
                 recorded=_decode_blocks(row["recorded"]),
                 candidate=_decode_blocks(row["blocks"]) or (),
@@ -178,12 +178,15 @@ class StoredResults(ReplayRuns):
         }
 
     async def find_judge_calls(
-        self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
-    ) -> Mapping[int, CallPlace]:
+        self, tenant_id: str | None, replay_id: str, number: int, positions: Sequence[int]
+    ) -> Mapping[int, CallPosition]:
         rows = await self._database.run(
-            _JUDGE_CALLS, number=number, places=[str(place) for place in places], **replay_key(tenant_id, replay_id)
+            _JUDGE_CALLS,
+            number=number,
+            positions=[str(position) for position in positions],
+            **replay_key(tenant_id, replay_id),
         )
-        return {int(row["place"]): (row["turn_seq"], row["attempt"]) for row in rows}
+        return {int(row["position"]): (row["turn_seq"], row["attempt"]) for row in rows}
 
 
 def _statement_for(order: ResultOrder, filters: tuple[str, ...]) -> Statement:
@@ -196,17 +199,17 @@ def _statement_for(order: ResultOrder, filters: tuple[str, ...]) -> Statement:
 
 def _decode_position(cursor: str | None) -> dict[str, Any]:
     if cursor is None:
-        return {"severity": _ABOVE_MAX_SEVERITY, "after_number": 0, "after_place": 0}
+        return {"severity": _ABOVE_MAX_SEVERITY, "after_number": 0, "after_position": 0}
     severity, _, rest = decode_cursor(cursor, str).partition(":")
-    number, _, place = rest.partition(":")
+    number, _, position = rest.partition(":")
     try:
-        return {"severity": float(severity), "after_number": int(number), "after_place": int(place)}
+        return {"severity": float(severity), "after_number": int(number), "after_position": int(position)}
     except ValueError as error:
         raise CursorInvalid from error
 
 
 def _cursor_after(last: StoredResult) -> str:
-    return encode_cursor(f"{last.result.severity!r}:{last.number}:{last.result.place}")
+    return encode_cursor(f"{last.result.severity!r}:{last.number}:{last.result.position}")
 
 
 def _decode_blocks(stored: Any) -> tuple[Block, ...] | None:

@@ -1,4 +1,4 @@
-"""Rows of replays to words, and drafts and results to columns."""
+"""Decoding of rows of replays, and encoding of drafts and results for their columns."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -23,7 +23,7 @@ REPLAY_COLUMNS: Final = """
         ) AS counted
     ) AS item_counts
 """
-"""Of `replays r`, as `replay_from` reads them."""
+"""Columns of `replays r` for `replay_from`."""
 ITEM_COLUMNS: Final = """
     i.replay_id, i.number, i.conversation_id, i.repetition, i.state,
     i.replay_conversation_id, i.error_code, i.diverged_at_seq,
@@ -31,17 +31,17 @@ ITEM_COLUMNS: Final = """
     CASE WHEN i.state = 'running' THEN i.lease_owner END AS lease_owner,
     CASE WHEN i.state = 'running' THEN i.lease_expires_at END AS lease_expires_at
 """
-"""Of `replay_items i`, as `item_from` reads them."""
+"""Columns of `replay_items i` for `item_from`."""
 
 
 def encode_draft(draft: ReplayDraft) -> str:
-    """A draft for its column: which conversations, the items say; the limits have columns of their own."""
+    """Encode a draft without the ids of its conversations, which the items name."""
     ids = None if draft.selection.conversation_ids is None else ()
     return encode_json(to_json(replace(draft, selection=replace(draft.selection, conversation_ids=ids))))
 
 
 def replay_from(row: Row) -> Replay:
-    """A row of `REPLAY_COLUMNS`."""
+    """Decode a row of `REPLAY_COLUMNS`."""
     counts = json_or_none(row["item_counts"]) or {}
     return Replay(
         id=encode_id(REPLAY, row["id"]),
@@ -62,12 +62,12 @@ def replay_from(row: Row) -> Replay:
 
 
 def draft_from(row: Row) -> ReplayDraft:
-    """The draft in a row of `replays`, with its limits."""
+    """Decode the draft in a row of `replays`, with the limits of the other columns."""
     return replace(draft_from_json(decode_json(row["draft"])), limits=limits_from(row))
 
 
 def limits_from(row: Row) -> ReplayLimits:
-    """The limits in a row of `replays`."""
+    """Decode the limits in a row of `replays`."""
     return ReplayLimits(
         repetitions=row["repetitions"],
         parallelism=row["parallelism"],
@@ -78,7 +78,7 @@ def limits_from(row: Row) -> ReplayLimits:
 
 
 def item_from(row: Row) -> ReplayItem:
-    """A row of `ITEM_COLUMNS`."""
+    """Decode a row of `ITEM_COLUMNS`."""
     return ReplayItem(
         replay_id=encode_id(REPLAY, row["replay_id"]),
         number=row["number"],
@@ -101,9 +101,9 @@ def item_from(row: Row) -> ReplayItem:
 
 
 def result_values(result: TurnResult) -> dict[str, Any]:
-    """A result for its columns."""
+    """Encode a result for its columns."""
     return {
-        "place": result.place,
+        "position": result.position,
         "source_seq": result.source_seq,
         "replay_seq": result.replay_seq,
         "attempt": result.attempt,
@@ -121,7 +121,7 @@ def result_values(result: TurnResult) -> dict[str, Any]:
 
 
 def result_from(row: Row) -> StoredResult:
-    """A row of `replay_results` with the replay conversation of its item."""
+    """Decode a row of `replay_results` with the replay conversation of its item."""
     return StoredResult(
         number=row["number"],
         conversation_id=encode_id(CONVERSATION, row["conversation_id"]),
@@ -130,7 +130,7 @@ def result_from(row: Row) -> StoredResult:
         if row["replay_conversation_id"] is None
         else encode_id(CONVERSATION, row["replay_conversation_id"]),
         result=TurnResult(
-            place=row["place"],
+            position=row["position"],
             source_seq=row["source_seq"],
             replay_seq=row["replay_seq"],
             attempt=row["attempt"],

@@ -40,8 +40,8 @@ VALUES (:replay, :tenant, :name, 'running', :draft::json, :item_count, :repetiti
 """)
 _CREATE_ITEMS: Final = Statement("""
 INSERT INTO replay_items (conversation_id, replay_id, repetition, number, state)
-SELECT source.id, :replay, repetition, (repetition - 1) * cardinality(:ids::uuid[]) + source.place, 'waiting'
-FROM unnest(:ids::uuid[]) WITH ORDINALITY AS source (id, place), generate_series(1, :repetitions::int) AS repetition
+SELECT source.id, :replay, repetition, (repetition - 1) * cardinality(:ids::uuid[]) + source.position, 'waiting'
+FROM unnest(:ids::uuid[]) WITH ORDINALITY AS source (id, position), generate_series(1, :repetitions::int) AS repetition
 """)
 _LOAD: Final = Statement(f"""
 SELECT {REPLAY_COLUMNS} FROM replays r WHERE r.id = :replay AND (:tenant::uuid IS NULL OR r.tenant_id = :tenant)

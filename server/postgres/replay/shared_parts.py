@@ -48,7 +48,7 @@ class SharedParts:
             if found != epoch.static_hash.hex():
                 note = "The static text does not match its hash."
                 stored = epoch.static_hash.hex()
-                self._flaws.append(Flaw(place=f"epoch {epoch.number}", note=note, stored=stored, found=found))
+                self._flaws.append(Flaw(position=f"epoch {epoch.number}", note=note, stored=stored, found=found))
         return text
 
     async def load_blobs(self, images: Sequence[str]) -> Mapping[str, Blob]:
@@ -63,13 +63,13 @@ class SharedParts:
                 held[stored] = blob
                 if found != stored:
                     note = "The image does not match its hash."
-                    self._flaws.append(Flaw(place="image", note=note, stored=stored, found=found))
+                    self._flaws.append(Flaw(position="image", note=note, stored=stored, found=found))
                     continue
                 header = find_image_header(blob.data)
                 if header is None or header.media_type != blob.media_type:
                     note = f"The image {stored} does not have its media type."
                     kind = None if header is None else header.media_type
-                    self._flaws.append(Flaw(place="image", note=note, stored=blob.media_type, found=kind))
+                    self._flaws.append(Flaw(position="image", note=note, stored=blob.media_type, found=kind))
         self._blobs = held
         return held
 

@@ -21,7 +21,7 @@ from server.postgres.replay.statements import (
     lose_calls,
 )
 from server.postgres.rows import Row
-from server.replay.rerun.budget import Standing, is_in_the_way, next_call_after, plan_call
+from server.replay.rerun.budget import BudgetState, must_wait_for_open_calls, next_call_after, plan_call
 from server.replay.rerun.replay import (
     CallEstimate,
     CallPermission,
@@ -95,12 +95,12 @@ class CallReservations(ReplayDatabase):
                 # The last call was never settled: its process could not reach the database and gave up.
                 await lose_calls(connection, replay["id"], [lease.number])
                 replay = await lock_leased_replay(connection, lease)
-            if is_in_the_way(_standing(replay, item), estimate):
+            if must_wait_for_open_calls(_budget_state(replay, item), estimate):
                 # Open calls of dead processes cannot end below their estimates any more.
                 dead = await fetch(connection, _LIST_DEAD, replay=replay["id"])
                 await lose_calls(connection, replay["id"], [row["number"] for row in dead])
                 replay = await lock_leased_replay(connection, lease)
-            permission = plan_call(_standing(replay, item), estimate)
+            permission = plan_call(_budget_state(replay, item), estimate)
             if isinstance(permission, Granted):
                 await execute(
                     connection,
@@ -136,8 +136,8 @@ class CallReservations(ReplayDatabase):
         await self._database.run(_PAUSE_PROVIDER, provider=provider, seconds=bounded_seconds)
 
 
-def _standing(replay: Row, item: Row) -> Standing:
-    return Standing(
+def _budget_state(replay: Row, item: Row) -> BudgetState:
+    return BudgetState(
         state=ReplayState(replay["state"]),
         limits=limits_from(replay),
         spent_usd=replay["spent_usd"],

@@ -107,7 +107,7 @@ replay_results = Table(
     ),
     Column("replay_id", UUID, ForeignKey("replays.id"), primary_key=True),
     Column("repetition", SmallInteger, primary_key=True),
-    Column("place", Integer, primary_key=True, autoincrement=False, comment="1, 2, 3 within the item."),
+    Column("position", Integer, primary_key=True, autoincrement=False, comment="1, 2, 3 within the item."),
     Column("number", Integer, nullable=False, comment="The number of the item."),
     Column("source_seq", BigInteger, comment="The recorded answer that it is compared with; null if there is none."),
     Column("replay_seq", BigInteger, comment="The turn of the replay conversation whose calls produced it."),
@@ -125,8 +125,8 @@ replay_results = Table(
     Column("blocks", JSONB, nullable=False, comment="The blocks of the candidate's answer. Not read by lists."),
     now("created_at", "Informational."),
     # Lists the results of a replay by item, and by severity.
-    Index(None, "replay_id", "number", "place", unique=True),
-    Index("ix_replay_results_worst", "replay_id", text("severity DESC"), "number", "place"),
+    Index(None, "replay_id", "number", "position", unique=True),
+    Index("ix_replay_results_worst", "replay_id", text("severity DESC"), "number", "position"),
     comment="One row per answer of the candidate. Insert-only.",
 )
 

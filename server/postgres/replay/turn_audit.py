@@ -147,5 +147,5 @@ class TurnAudit:
             note = "The pending tool calls of the conversation are not those of its last answer."
             self._add("conversation.pending_call_ids", note, ", ".join(pending), ", ".join(asked))
 
-    def _add(self, place: str, note: str, stored: str | None = None, found: str | None = None) -> None:
-        self._flaws.append(Flaw(place=place, note=note, stored=stored or None, found=found or None))
+    def _add(self, position: str, note: str, stored: str | None = None, found: str | None = None) -> None:
+        self._flaws.append(Flaw(position=position, note=note, stored=stored or None, found=found or None))

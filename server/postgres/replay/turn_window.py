@@ -7,7 +7,7 @@ from typing import TypeAlias
 from server.conversation.block import Block, ImageBlock, block_from_json, block_to_json, decode_blocks
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
-from server.inspection.value_difference import ValueDifference, find_value_difference
+from server.inspection.differences import ValueDifference, find_value_difference
 from server.postgres.codec import decode_json
 from server.postgres.rows import Row, json_or_none, text_or_none, usage_from
 from server.replay.verify.recorded_calls import Flaw, RecordedAnswer
@@ -137,9 +137,9 @@ class TurnWindow:
 
     def find(self, seq: int) -> StoredTurn | None:
         """Return the turn if it is in the window."""
-        place = seq - self.turns[0].seq if self.turns else -1
-        if 0 <= place < len(self.turns) and self.turns[place].seq == seq:
-            return self.turns[place]
+        index = seq - self.turns[0].seq if self.turns else -1
+        if 0 <= index < len(self.turns) and self.turns[index].seq == seq:
+            return self.turns[index]
         return next((turn for turn in self.turns if turn.seq == seq), None)
 
     def take_flaws(self) -> list[Flaw]:
@@ -155,7 +155,7 @@ class TurnWindow:
             missing = self._last_seq + 1
             if row["seq"] != missing and missing not in self._missing:
                 self._missing.add(missing)
-                self._flaws.append(Flaw(place=f"turn {missing}", note="The turn is missing."))
+                self._flaws.append(Flaw(position=f"turn {missing}", note="The turn is missing."))
             turn = StoredTurn(row)
             self._last_seq = turn.seq
             self.turns.append(turn)

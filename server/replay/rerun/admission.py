@@ -1,7 +1,7 @@
 """Admission of the calls of a replay's item: budget, rate, and the providers' own limits.
 
-A call is sent only while its replay runs, its budget suffices, and neither its own rate nor the provider's limit stands
-against it. What the call may cost is reserved before it is sent and settled when it has ended.
+A call is sent only if its replay runs, the budget suffices, and neither the replay's rate nor a limit of the provider
+delays it. The estimate of the call is reserved before it is sent, and replaced by its cost when it has ended.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from server.conversation.shutdown import Shutdown
 from server.providers.calls import Admission, Attempt
 from server.providers.provider import Provider
 from server.providers.token_estimate import TokenEstimate
-from server.replay.rerun.call_estimate import count_tokens, estimate_call, estimate_said, estimate_sent
+from server.replay.rerun.budget import count_tokens, estimate_call, estimate_input_tokens, estimate_output_tokens
 from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import CallSpending, Granted, ItemLease, Stopped, Wait
 
-_LONGEST_WAIT_SECONDS: Final = 5.0
-"""Maximum delay until a pause, a cancellation or a shutdown is noticed."""
+_MAX_WAIT_SECONDS: Final = 5.0
+"""The maximum delay until a pause or a cancellation takes effect."""
 
 
 class ItemHalted(Exception):
-    """The item has to be continued later: its replay does not run any more, this process stops, or another process has
-    written to the replay conversation.
+    """The item has to be continued later: its replay is not running any more, this process shuts down, or another
+    process has written to the replay conversation.
     """
 
 
@@ -46,13 +46,13 @@ class ItemAdmission:
         """The provider of that call."""
 
     def limits(self, recorded: Call | None = None) -> Admission:
-        """The limits as callables. `recorded`: the call that was recorded in place of the admitted ones, if any."""
+        """Return the limits as callables. `recorded`: the recorded call that the admitted calls repeat, if any."""
         return Admission(
             admit=partial(self._admit, recorded), settle=self.settle, after_failure=self._pause_after_failure
         )
 
     async def settle(self, end: CallEnd) -> None:
-        """Replaces the reservation of the last call by what it cost. Does nothing if no call is reserved.
+        """Replace the reservation of the last call with its cost. Does nothing if no call is reserved.
 
         A reservation that is not settled counts by its estimate. Raises `LeaseLost`, `DatabaseUnavailable`.
         """
@@ -63,14 +63,14 @@ class ItemAdmission:
         await retry_while_unavailable(lambda: self._replays.settle_call(self._lease, reservation, spending))
 
     async def _admit(self, recorded: Call | None, provider: Provider, payload: Payload, size_bytes: int) -> None:
-        """Waits until the call may be sent. Raises `ItemHalted`, `LeaseLost`, `PriceUnknown`."""
-        sent = estimate_sent(encode_manifest(build_manifest(payload)), recorded)
+        """Wait until the call may be sent. Raises `ItemHalted`, `LeaseLost`, `PriceUnknown`."""
+        input_tokens = estimate_input_tokens(encode_manifest(build_manifest(payload)), recorded)
         usage = None if recorded is None or recorded.end is None else recorded.end.usage
         estimate = estimate_call(
             provider.name,
             payload.model,
-            self._estimate.estimate(payload.model, size_bytes) if sent is None else sent,
-            estimate_said(payload.settings.max_output_tokens, usage),
+            self._estimate.estimate(payload.model, size_bytes) if input_tokens is None else input_tokens,
+            estimate_output_tokens(payload.settings.max_output_tokens, usage),
         )
         reservation = uuid4()
         while True:
@@ -83,14 +83,15 @@ class ItemAdmission:
                     self._reservation, self._provider_name = reservation, provider.name
                     return
                 case Wait(seconds=seconds):
-                    await self._wait(min(max(seconds, 0.0), _LONGEST_WAIT_SECONDS))
+                    await self._wait(min(max(seconds, 0.0), _MAX_WAIT_SECONDS))
                 case Stopped():
                     raise ItemHalted
 
     async def _pause_after_failure(self, attempt: Attempt, delay: float | None) -> float:
-        """Waits before the next attempt. A rate limit pauses the calls of all replays to the provider.
+        """Wait before the next attempt. A rate limit pauses the calls of all replays to the provider.
 
-        Then there is no other delay: the next attempt is not admitted before. Raises `ItemHalted`.
+        A rate limit causes no other delay, because the next attempt is not admitted before the pause has ended. Raises
+        `ItemHalted`.
         """
         failure = attempt.failure
         is_limited = isinstance(failure, ProviderRateLimited)
@@ -104,7 +105,7 @@ class ItemAdmission:
         return 0.0
 
     async def _wait(self, seconds: float) -> None:
-        """Raises `ItemHalted` if the process is asked to stop meanwhile."""
+        """Wait for this time. Raises `ItemHalted` if a shutdown is requested meanwhile."""
         if not self._shutdown.requested.is_set():
             try:
                 async with asyncio.timeout(seconds):

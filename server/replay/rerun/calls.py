@@ -1,11 +1,10 @@
-"""The conversations that replays write, under the lens: how they went, and each of their calls.
+"""Replay conversations and their calls, for operators.
 
-A replay conversation is a conversation like any other, and so are its calls. One thing is special: the turns of a
-teacher-forced one say what was recorded, whatever its calls were answered. So such a call is not compared with its
-turn.
+They are inspected like live ones, with one exception: in a teacher-forced replay conversation the turns contain the
+recorded answers, so a call is not compared with its turn.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from server.conversation.errors import ConversationNotFound
 from server.inspection.calls import CallInspector, InspectedCall, RebuiltRequest
@@ -15,11 +14,24 @@ from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import ReplayMode
 
 
-class ReplayCalls:
-    """Looks at replay conversations. Bound to a tenant as `Replays` is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCallKey:
+    """Identifies a call of an item."""
 
-    Every method raises `ReplayNotFound`, also for an item that there is not, and `ConversationNotFound` for an item of
-    which nothing was replayed yet.
+    tenant_id: str | None
+    """As in `Replays`: None for all tenants."""
+    replay_id: str
+    number: int
+    """The number of the item."""
+    turn_seq: int
+    attempt: int
+
+
+class ReplayCalls:
+    """Inspects replay conversations.
+
+    Every method raises `ReplayNotFound`, also if the item does not exist, and `ConversationNotFound` if the item has no
+    replay conversation yet.
     """
 
     def __init__(self, replays: Replays, inspector: Inspector, calls: CallInspector) -> None:
@@ -31,36 +43,30 @@ class ReplayCalls:
     async def load_timeline(
         self, tenant_id: str | None, replay_id: str, number: int, *, after_seq: int | None = None, limit: int = 50
     ) -> Timeline:
-        """The turns behind `after_seq`, or the newest, with the calls that were made for them."""
-        replay_conversation_id = await self._find_shadow(tenant_id, replay_id, number)
-        return await self._inspector.load_timeline(tenant_id, replay_conversation_id, after_seq=after_seq, limit=limit)
+        """Load the turns after `after_seq`, or the newest ones, with their calls."""
+        conversation_id = await self._find_conversation(tenant_id, replay_id, number)
+        return await self._inspector.load_timeline(tenant_id, conversation_id, after_seq=after_seq, limit=limit)
 
-    async def inspect_call(
-        self, tenant_id: str | None, replay_id: str, number: int, turn_seq: int, attempt: int
-    ) -> InspectedCall:
-        """Raises `CallNotFound`."""
-        replay_conversation_id = await self._find_shadow(tenant_id, replay_id, number)
-        found = await self._calls.inspect_call(tenant_id, replay_conversation_id, turn_seq, attempt)
-        replay = await self._replays.load_replay(tenant_id, replay_id)
+    async def inspect_call(self, key: ReplayCallKey) -> InspectedCall:
+        """Inspect a call. Raises `CallNotFound`."""
+        conversation_id = await self._find_conversation(key.tenant_id, key.replay_id, key.number)
+        found = await self._calls.inspect_call(key.tenant_id, conversation_id, key.turn_seq, key.attempt)
+        replay = await self._replays.load_replay(key.tenant_id, key.replay_id)
         return replace(found, turn=None) if replay.draft.mode is ReplayMode.TEACHER_FORCED else found
 
-    async def rebuild_request(
-        self, tenant_id: str | None, replay_id: str, number: int, turn_seq: int, attempt: int
-    ) -> RebuiltRequest:
-        """The request alone. Raises `CallNotFound`."""
-        replay_conversation_id = await self._find_shadow(tenant_id, replay_id, number)
-        return await self._calls.rebuild_request(tenant_id, replay_conversation_id, turn_seq, attempt)
+    async def rebuild_request(self, key: ReplayCallKey) -> RebuiltRequest:
+        """Rebuild the request of a call. Raises `CallNotFound`."""
+        conversation_id = await self._find_conversation(key.tenant_id, key.replay_id, key.number)
+        return await self._calls.rebuild_request(key.tenant_id, conversation_id, key.turn_seq, key.attempt)
 
-    async def load_response(
-        self, tenant_id: str | None, replay_id: str, number: int, turn_seq: int, attempt: int
-    ) -> bytes:
-        """Every byte that came back; none where nothing came, or retention has removed it. Raises `CallNotFound`."""
-        replay_conversation_id = await self._find_shadow(tenant_id, replay_id, number)
-        stored = await self._inspector.load_stored_call(tenant_id, replay_conversation_id, turn_seq, attempt)
+    async def load_response(self, key: ReplayCallKey) -> bytes:
+        """Load the raw response. Empty if there was none, or if retention has removed it. Raises `CallNotFound`."""
+        conversation_id = await self._find_conversation(key.tenant_id, key.replay_id, key.number)
+        stored = await self._inspector.load_stored_call(key.tenant_id, conversation_id, key.turn_seq, key.attempt)
         end = stored.call.end
         return b"" if end is None or end.raw_response is None else end.raw_response
 
-    async def _find_shadow(self, tenant_id: str | None, replay_id: str, number: int) -> str:
+    async def _find_conversation(self, tenant_id: str | None, replay_id: str, number: int) -> str:
         item = await self._replays.load_item(tenant_id, replay_id, number)
         if item.replay_conversation_id is None:
             raise ConversationNotFound("Nothing was replayed of this item yet.")

@@ -1,8 +1,8 @@
-"""A replay conversation while it is written: its inputs, its assistant, its answers.
+"""A replay conversation, as an item writes it: its inputs, its assistant and its answers.
 
-The lease of the item decides which process may write. The lease of a turn in a replay conversation only fences: it
-expires at once, and the next process that claims the item takes it over, so that the former one can write nothing more.
-Inputs and changes name the revision that they follow, so if two processes write, one of them fails.
+The lease of the item decides which process may write. The lease of a turn in a replay conversation is only a fence:
+it expires at once, and the next process that claims the item takes it over, so that the previous one can no longer
+write. Inputs and changes name the revision that they follow, so if two processes write, one of them fails.
 """
 
 import hashlib
@@ -22,14 +22,13 @@ from server.conversation.turn import StopReason, TurnKind, UserTaskTurn
 from server.payload.arguments import hash_arguments
 from server.replay.rerun.admission import ItemHalted
 from server.replay.rerun.answers import read_answer
-from server.replay.rerun.renderer import ARGUMENTS_MARK
 from server.replay.rerun.walk import WalkStep
 from server.turns.recovery import TurnRecovery
 from server.turns.stored import OpenFold
 
 _EXPIRED_AT_ONCE: Final = 0.0
 _MAX_LOST: Final = 5
-"""After so many lost calls an answer is not asked for again: it may be the reason why the processes died."""
+"""After this number of lost calls an answer is not requested again: it may be the reason why the processes died."""
 CALL_LOST: Final = "call_lost"
 """The error code of a call whose process died before the answer was complete."""
 
@@ -40,7 +39,7 @@ class OpenTurn:
 
     lease: Lease
     calls: tuple[Call, ...]
-    """The calls that other processes have made for it, all ended."""
+    """The calls that other processes have made for it. All of them have ended."""
 
     @property
     def next_attempt(self) -> int:
@@ -53,9 +52,9 @@ class OpenTurn:
         return tuple(call.end for call in self.calls if call.end is not None)
 
     def find_answer(self, folds: Mapping[str, OpenFold]) -> NewAnswer | None:
-        """The answer, if the last call has received all of it, or if too many calls were lost to make another one.
+        """Return the answer if the last call is complete, or if too many calls were lost to make another one.
 
-        An answer that was paused and not continued is no answer.
+        A paused answer that was not continued does not count.
         """
         is_given_up = sum(end.error_code == CALL_LOST for end in self.ends) >= _MAX_LOST
         if not self.calls or not (is_given_up or self.ends[-1].error_code is None):
@@ -81,11 +80,11 @@ class ReplayConversation:
 
     @property
     def id(self) -> str:
-        """Of the conversation."""
+        """The id of the conversation."""
         return self._conversation.id
 
     async def take_over(self) -> None:
-        """Fences the process that wrote the conversation before, and ends the calls that it left open.
+        """Fence the process that wrote the conversation before, and end the calls that it left open.
 
         Must precede every read. Raises `ItemHalted`.
         """
@@ -102,7 +101,7 @@ class ReplayConversation:
             self._left_open = OpenTurn(lease=taken, calls=tuple(ended))
 
     async def update(self, definition: AssistantDefinition, args: Mapping[str, JsonValue]) -> None:
-        """Gives the conversation this assistant and these args from the next task on. Raises `ItemHalted`."""
+        """Change the assistant and the args from the next task on. Raises `ItemHalted`."""
         if self._definition is None:
             assistant = await self._store.load_assistant(
                 self._tenant_id, self._conversation.assistant_id, self._conversation.assistant_version
@@ -116,34 +115,34 @@ class ReplayConversation:
             await self._change(ConversationChange(args=args))
 
     def take_open_turn(self) -> OpenTurn | None:
-        """The turn that the former process has left open. It is returned once."""
+        """Return the turn that the previous process left open, the first time only."""
         found, self._left_open = self._left_open, None
         return found
 
     async def open_turn(self, step: WalkStep, blobs: Sequence[Blob]) -> OpenTurn:
-        """Stores the input of a step. Raises `HistoryRuleBroken`, `ItemHalted`."""
+        """Store the input of a step. Raises `HistoryRuleBroken`, `ItemHalted`."""
         try:
             accepted = await self._store.accept_turn(self._tenant_id, self._input_of(step, blobs))
         except (ConversationBusy, RevisionMismatch) as error:
             raise ItemHalted from error
         if not isinstance(accepted, Accepted):
             raise Internal("A turn of a replay conversation has no idempotency key.")
-        if accepted.lease.turn_seq != 2 * step.place:
+        if accepted.lease.turn_seq != step.answer_seq:
             raise Internal("The replay conversation and its results disagree about the next turn.")
         self._revision = accepted.revision
         return OpenTurn(lease=accepted.lease, calls=())
 
     async def finish_turn(self, turn: OpenTurn, answer: NewAnswer) -> None:
-        """Stores an answer without a call of its own. Raises `LeaseLost`, `DatabaseUnavailable`."""
+        """Store an answer without a call of its own. Raises `LeaseLost`, `DatabaseUnavailable`."""
         self.turn_finished(await retry_while_unavailable(lambda: self._store.finish_turn(turn.lease, answer)))
 
     def turn_finished(self, finished: Finished) -> None:
-        """The running turn was stored."""
+        """Note the revision after the running turn was stored."""
         self._revision = finished.revision
 
-    async def list_calls(self, place: int) -> tuple[Call, ...]:
-        """All calls of a step, with their raw bytes."""
-        return tuple(await self._store.list_calls(self._tenant_id, self.id, 2 * place))
+    async def list_calls(self, turn_seq: int) -> tuple[Call, ...]:
+        """List all calls of a turn, with their raw bytes."""
+        return tuple(await self._store.list_calls(self._tenant_id, self.id, turn_seq))
 
     async def _change(self, change: ConversationChange) -> None:
         try:
@@ -155,28 +154,19 @@ class ReplayConversation:
         self._revision = self._conversation.revision
 
     def _input_of(self, step: WalkStep, blobs: Sequence[Blob]) -> NewInput:
-        said = step.input
+        turn = step.input
         return NewInput(
             conversation_id=self.id,
             kind=TurnKind.USER_TASK if step.is_task else TurnKind.TOOL_RESPONSE,
-            blocks=said.blocks,
-            body_hash=hashlib.sha256(b"%d" % step.place).digest(),
+            blocks=turn.blocks,
+            body_hash=hashlib.sha256(b"%d" % step.position).digest(),
             lease_token=uuid4(),
             lease_owner=self._owner,
             lease_seconds=_EXPIRED_AT_ONCE,
             expected_revision=self._revision,
             blobs=tuple(blobs),
-            answers=tuple(block.tool_call_id for block in said.blocks if isinstance(block, ToolResultBlock)),
+            answers=tuple(block.tool_call_id for block in turn.blocks if isinstance(block, ToolResultBlock)),
             abandons_calls=step.is_task,
-            language=said.language if isinstance(said, UserTaskTurn) else None,
-            args=said.args,
+            language=turn.language if isinstance(turn, UserTaskTurn) else None,
+            args=turn.args,
         )
-
-
-def mark_arguments(args: Mapping[str, JsonValue], recorded_hash: bytes | None) -> dict[str, JsonValue]:
-    """The args of a replay conversation: the present args of its source, marked if they have changed since the
-    recording.
-    """
-    if recorded_hash is None or recorded_hash == hash_arguments(args):
-        return dict(args)
-    return {**args, ARGUMENTS_MARK: recorded_hash.hex()}

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.full_results import FullResult, iterate_full_results
+from server.replay.rerun.json_codec import replay_to_json, report_to_json, result_to_json
 from server.replay.rerun.port import Replays
-from server.replay.rerun.projection import calls_to_json, full_result_to_json, replay_to_json, report_to_json
 from server.replay.rerun.replay import Assertion, Replay
 from server.replay.rerun.result import AnswerFacts
 
@@ -60,7 +60,7 @@ CSV_HEADER: Final = (
     "item",
     "conversation_id",
     "repetition",
-    "place",
+    "position",
     "turn",
     "outcome",
     "kinds",
@@ -99,7 +99,7 @@ async def _write_json(replays: Replays, replay: Replay) -> AsyncIterator[str]:
     yield f'{{{head},\n"results": ['
     separator = ""
     async for full in iterate_full_results(replays, replay):
-        yield f"{separator}\n{json.dumps(full_result_to_json(full))}"
+        yield f"{separator}\n{json.dumps(_full_result_to_json(full))}"
         separator = ","
     yield "\n]}\n"
 
@@ -111,7 +111,7 @@ async def _write_csv(replays: Replays, replay: Replay) -> AsyncIterator[str]:
 
 
 async def _write_promptfoo(replays: Replays, replay: Replay) -> AsyncIterator[str]:
-    """Yield one test per recorded answer, whatever the number of repetitions."""
+    """Yield one test per recorded answer, regardless of the number of repetitions."""
     yield "# Tests for promptfoo, for `tests: file://...`. Their variables are `task` and `recorded`.\n"
     count = 0
     async for full in iterate_full_results(replays, replay):
@@ -130,7 +130,7 @@ def write_csv_row(full: FullResult) -> str:
             stored.number,
             stored.conversation_id,
             stored.repetition,
-            result.place,
+            result.position,
             result.source_seq,
             result.outcome.value,
             " ".join(result.kinds),
@@ -225,4 +225,23 @@ def _cell(value: object) -> object:
 
 
 def _write_calls(content: AnswerContent | None) -> str:
-    return "" if content is None or not content.calls else json.dumps(calls_to_json(content))
+    return "" if content is None or not content.calls else json.dumps(_calls_to_json(content))
+
+
+def _full_result_to_json(full: FullResult) -> dict[str, Any]:
+    """Encode a result with the task and both answers."""
+    return {
+        **result_to_json(full.stored),
+        "task": full.task,
+        "recorded_answer": None if full.recorded is None else _content_to_json(full.recorded),
+        "candidate_answer": _content_to_json(full.candidate),
+    }
+
+
+def _content_to_json(content: AnswerContent) -> dict[str, Any]:
+    return {"text": content.text, "tool_calls": _calls_to_json(content)}
+
+
+def _calls_to_json(content: AnswerContent) -> list[dict[str, Any]]:
+    """Encode the tool calls of an answer."""
+    return [{"name": call.name, "arguments": dict(call.arguments)} for call in content.calls]

@@ -33,11 +33,11 @@ async def list_full_results(
     Results whose source conversation was erased meanwhile are left out. Raises `CursorInvalid`.
     """
     page = await replays.list_results(replay.tenant_id, replay.id, wanted=wanted, cursor=cursor, limit=limit)
-    places = [(stored.number, stored.result.place) for stored in page.items]
-    answers = await replays.load_answers(replay.tenant_id, replay.id, places)
-    pairs = zip(page.items, places, strict=True)
+    positions = [(stored.number, stored.result.position) for stored in page.items]
+    answers = await replays.load_answers(replay.tenant_id, replay.id, positions)
+    pairs = zip(page.items, positions, strict=True)
     return Page(
-        items=[_join(stored, answers[place]) for stored, place in pairs if place in answers],
+        items=[_join(stored, answers[position]) for stored, position in pairs if position in answers],
         next_cursor=page.next_cursor,
     )
 

@@ -2,35 +2,77 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
+from server.compaction.compactor import Compactor
+from server.compaction.report import CompactionObserver
+from server.compaction.typical_lengths import KnownLengths
 from server.conversation.errors import DatabaseUnavailable, Internal, LeaseLost, StrataError
 from server.conversation.outages import keep_lease
-from server.conversation.shutdown import run_to_completion
-from server.replay.rerun.admission import ItemHalted
-from server.replay.rerun.observer import Departure
+from server.conversation.shutdown import Shutdown, run_to_completion
+from server.conversation.store import Store
+from server.payload.renderer import Renderer
+from server.payload.shared_caches import StaticTextCache
+from server.providers.calls import Admission
+from server.providers.provider import Provider
+from server.providers.retry_policy import RetryPolicy
+from server.providers.token_estimate import TokenEstimate
+from server.replay.rerun.admission import ItemAdmission, ItemHalted
+from server.replay.rerun.assertions import AssertionChecker
+from server.replay.rerun.judge import JudgeCalls
+from server.replay.rerun.observer import CandidateTurns, CompactionCalls, Departure, ReplayObserver
+from server.replay.rerun.payload import RendererOf, ReplayPreparation, ReplayRenderer
+from server.replay.rerun.port import Replays
 from server.replay.rerun.replay import ClaimedItem, ItemState
-from server.replay.rerun.runner import ItemEnd, walk_item
-from server.replay.rerun.tools import ReplayTools
+from server.replay.rerun.runner import ItemEnd, ItemRunner
+from server.replay.rerun.source import open_source
+from server.turns.stored import OpenFold
+from server.turns.tools import TurnLimits, TurnTools
 
+CompactorOf: TypeAlias = Callable[[Renderer, CompactionObserver, KnownLengths, Admission], Compactor]
+"""Builds a compactor of replay conversations."""
+_TURN_LIMITS: Final = TurnLimits(lease_seconds=0.0, flush_seconds=5.0)
+"""The lease of a turn expires at once, see `server.replay.rerun.conversation`. No reader follows the checkpoints."""
 _log = logging.getLogger("strata.replay")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItems:
     """Runs the items of replays in this process."""
 
-    def __init__(self, tools: ReplayTools) -> None:
-        self._tools = tools
+    owner: str
+    """The name of this process in the leases of items."""
+    replays: Replays
+    store: Store
+    """The store of the source conversations."""
+    replay_store: Store
+    """The store of the replay conversations."""
+    renderer_of: RendererOf
+    compactor_of: CompactorOf
+    assertions: AssertionChecker
+    lengths: KnownLengths
+    """The typical lengths of live conversations."""
+    providers: Mapping[str, Provider]
+    observer: ReplayObserver
+    folds: Mapping[str, OpenFold]
+    """By provider, including providers that this process has no key for."""
+    texts: StaticTextCache = field(default_factory=StaticTextCache)
+    estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    lease_seconds: float = 30.0
+    """How long the lease of an item is valid without renewal. Then another process may claim the item."""
 
     async def run_all(self, replay_id: str) -> int:
-        """Runs items until there is none left for this process, or it has to stop. Returns how many were run.
+        """Run items until there is none left for this process, or it shuts down. Return how many were run.
 
         Raises `DatabaseUnavailable`.
         """
         count = 0
-        while not self._tools.shutdown.requested.is_set():
-            claimed = await self._tools.replays.claim_item(
-                replay_id, owner=self._tools.owner, lease_seconds=self._tools.lease_seconds
-            )
+        while not self.shutdown.requested.is_set():
+            claimed = await self.replays.claim_item(replay_id, owner=self.owner, lease_seconds=self.lease_seconds)
             if claimed is None:
                 return count
             await self.run(claimed)
@@ -38,7 +80,7 @@ class ReplayItems:
         return count
 
     async def run(self, claimed: ClaimedItem) -> None:
-        """Runs one item while this process holds its lease. Cancelling releases it."""
+        """Run one item while this process holds its lease. If the task is cancelled, the item is released."""
         work = asyncio.create_task(self._run(claimed), name="replay item")
         beat = asyncio.create_task(self._renew_lease(claimed), name="replay heartbeat")
         try:
@@ -63,29 +105,29 @@ class ReplayItems:
 
     async def _run(self, claimed: ClaimedItem) -> None:
         try:
-            end = await self._walk(claimed)
+            end = await self._run_to_end(claimed)
             if end is None:
                 await self._release(claimed)
                 return
-            await self._tools.replays.end_item(claimed.lease, end.state, error_code=end.error_code)
+            await self.replays.end_item(claimed.lease, end.state, error_code=end.error_code)
         except LeaseLost:
             self._lose(claimed)
         else:
             departure = Departure.DONE if end.state is ItemState.DONE else Departure.FAILED
-            self._tools.observer.item_left(departure, error_code=end.error_code)
+            self.observer.item_left(departure, error_code=end.error_code)
 
     async def _release(self, claimed: ClaimedItem) -> None:
-        await self._tools.replays.release_item(claimed.lease)
-        self._tools.observer.item_left(Departure.GIVEN_BACK)
+        await self.replays.release_item(claimed.lease)
+        self.observer.item_left(Departure.GIVEN_BACK)
 
     def _lose(self, claimed: ClaimedItem) -> None:
         _log.warning("replay.item_lost", extra=_facts(claimed))
-        self._tools.observer.item_left(Departure.LOST)
+        self.observer.item_left(Departure.LOST)
 
-    async def _walk(self, claimed: ClaimedItem) -> ItemEnd | None:
-        """How the item ended; None if it has to be continued later."""
+    async def _run_to_end(self, claimed: ClaimedItem) -> ItemEnd | None:
+        """Run the item and return how it ended; None if it has to be continued later."""
         try:
-            return await walk_item(self._tools, claimed)
+            return await (await self._open(claimed)).run()
         except ItemHalted:
             return None
         except (LeaseLost, DatabaseUnavailable):
@@ -93,21 +135,81 @@ class ReplayItems:
         except StrataError as error:
             _log.warning("replay.item_failed", extra=_facts(claimed, code=error.code))
             return ItemEnd(state=ItemState.FAILED, error_code=error.code)
-        # A bug must end the item too: the next process would meet it again, for ever.
-        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the item says `internal`
+        # A bug must end the item too, or every other process would run into it again.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback, and the item fails with `internal`
             _log.exception("replay.item_crashed", extra=_facts(claimed))
             return ItemEnd(state=ItemState.FAILED, error_code=Internal.code)
 
+    async def _open(self, claimed: ClaimedItem) -> ItemRunner:
+        """Build the runner of an item. Raises `ConversationNotFound` and `ProviderNotConfigured`."""
+        draft, tenant_id = claimed.draft, claimed.tenant_id
+        source = await open_source(self.store, tenant_id, claimed.item.conversation_id, until=claimed.replay_created_at)
+        renderer = ReplayRenderer(self.renderer_of(draft.candidate.templates), draft.candidate, source.conversation)
+        preparation = ReplayPreparation(self.replay_store, renderer, self.providers, texts=self.texts)
+        admission = ItemAdmission(self.replays, claimed.lease, estimate=self.estimate, shutdown=self.shutdown)
+        judge = None
+        if draft.judge is not None:
+            judge = JudgeCalls(
+                self.replay_store,
+                tenant_id,
+                draft.judge,
+                self.providers,
+                self.retry_policy,
+                admission.limits(),
+                self.observer,
+            )
+        return ItemRunner(
+            claimed=claimed,
+            source=source,
+            replays=self.replays,
+            turns=TurnTools(
+                owner=self.owner,
+                store=self.replay_store,
+                preparation=preparation,
+                observer=CandidateTurns(self.observer),
+                folds=self.folds,
+                limits=_TURN_LIMITS,
+                retry_policy=self.retry_policy,
+                estimate=self.estimate,
+            ),
+            renderer=renderer,
+            preparation=preparation,
+            admission=admission,
+            compactor=self.compactor_of(
+                renderer,
+                CompactionCalls(self.observer),
+                SourceLengths(self.lengths, source.conversation.assistant_id),
+                admission.limits(),
+            ),
+            assertions=self.assertions,
+            judge=judge,
+            observer=self.observer,
+        )
+
     async def _renew_lease(self, claimed: ClaimedItem) -> None:
-        """Renews the lease of the item until another process has claimed it."""
-        seconds = self._tools.lease_seconds
+        """Renew the lease of the item until another process has claimed it."""
+        seconds = self.lease_seconds
 
         async def beat() -> bool:
             await asyncio.sleep(seconds / 3)
-            await self._tools.replays.renew_lease(claimed.lease, lease_seconds=seconds)
+            await self.replays.renew_lease(claimed.lease, lease_seconds=seconds)
             return True
 
         await keep_lease(beat, _facts(claimed))
+
+
+class SourceLengths:
+    """Implements `server.compaction.typical_lengths.KnownLengths` for replay conversations.
+
+    Each of them has its own assistant, so the lengths are those of the recorded conversation's assistant.
+    """
+
+    def __init__(self, lengths: KnownLengths, assistant_id: str) -> None:
+        self._lengths = lengths
+        self._assistant_id = assistant_id
+
+    async def load(self, tenant_id: str, assistant_id: str) -> float | None:  # noqa: ARG002  reason: the port's
+        return await self._lengths.load(tenant_id, self._assistant_id)
 
 
 async def _end(*tasks: "asyncio.Task[None]") -> None:

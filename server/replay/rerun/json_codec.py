@@ -1,7 +1,10 @@
-"""Drafts and results as JSON and back, as they are stored.
+"""Values of replays as JSON.
 
-Decoding an encoded value gives an equal value, whatever characters its texts contain. Times are ISO 8601; amounts are
-text.
+`to_json` encodes drafts and results as they are stored, and `*_from_json` decodes them to equal values. Times are ISO
+8601; amounts are text.
+
+`replay_to_json`, `estimate_to_json`, `item_to_json`, `result_to_json` and `report_to_json` encode values for the API,
+the terminal and exports. There, the amounts of replays, items and estimates are numbers.
 """
 
 from collections.abc import Mapping
@@ -21,12 +24,16 @@ from server.replay.rerun.replay import (
     Candidate,
     Judge,
     OnMissingResult,
+    Replay,
     ReplayDraft,
+    ReplayEstimate,
+    ReplayItem,
     ReplayLimits,
     ReplayMode,
     Selection,
 )
-from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult
+from server.replay.rerun.report import ReplayReport
+from server.replay.rerun.result import AnswerFacts, AssertionResult, JudgeResult, StoredResult
 
 _AMOUNTS: Final = ("cost_from", "cost_to")
 _TIMES: Final = ("active_after", "active_before")
@@ -88,6 +95,59 @@ def judge_result_from_json(item: Mapping[str, Any] | None) -> JudgeResult | None
     return None if item is None else JudgeResult(**item)
 
 
+def replay_to_json(replay: Replay) -> dict[str, Any]:
+    """Encode a replay."""
+    return _encode(
+        {
+            "id": replay.id,
+            "name": replay.draft.name,
+            "state": replay.state,
+            "mode": replay.draft.mode,
+            "draft": replay.draft,
+            "item_count": replay.item_count,
+            "items": replay.item_counts,
+            "spent_usd": float(replay.spent_usd),
+            "spent_tokens": replay.spent_tokens,
+            "reserved_usd": float(replay.reserved_usd),
+            "unpriced_count": replay.unpriced_count,
+            "created_at": replay.created_at,
+            "created_by": replay.created_by,
+            "ended_at": replay.ended_at,
+        }
+    )
+
+
+def estimate_to_json(estimate: ReplayEstimate) -> dict[str, Any]:
+    """Encode an estimate."""
+    return {
+        **_encode(estimate),
+        "cost_usd": _number(estimate.cost_usd),
+        "uncached_cost_usd": _number(estimate.uncached_cost_usd),
+    }
+
+
+def item_to_json(item: ReplayItem) -> dict[str, Any]:
+    """Encode an item, without its lease and its replay conversation."""
+    hidden = {"replay_id", "replay_conversation_id", "owner", "lease_expires_at"}
+    members = {name: value for name, value in _encode(item).items() if name not in hidden}
+    return {**members, "spent_usd": float(item.spent_usd)}
+
+
+def result_to_json(stored: StoredResult) -> dict[str, Any]:
+    """Encode a result."""
+    return {
+        "item": stored.number,
+        "conversation_id": stored.conversation_id,
+        "repetition": stored.repetition,
+        **_encode(stored.result),
+    }
+
+
+def report_to_json(report: ReplayReport) -> dict[str, Any]:
+    """Encode a report."""
+    return {"same_share": report.same_share, **_encode(report)}
+
+
 def _selection_from(item: Mapping[str, Any]) -> Selection:
     ids = item["conversation_ids"]
     return Selection(
@@ -125,3 +185,12 @@ def _limits_from(item: Mapping[str, Any]) -> ReplayLimits:
 
 def _amount(text: str | None) -> Decimal | None:
     return None if text is None else Decimal(text)
+
+
+def _encode(value: Any) -> dict[str, Any]:
+    encoded: Any = to_json(value)
+    return dict(encoded)
+
+
+def _number(value: Decimal | None) -> float | None:
+    return None if value is None else float(value)

@@ -52,7 +52,7 @@ class JudgeCalls:
     async def ask(
         self, replay_conversation_id: str, step: WalkStep, recorded: Sequence[Block], candidate: Sequence[Block]
     ) -> JudgeResult:
-        """The judge's result for two answers. A question that was answered before is not asked again.
+        """Return the judge's rating of two answers. A question that was answered before is not asked again.
 
         Raises `ItemHalted`, `LeaseLost`, `DatabaseUnavailable`.
         """
@@ -68,7 +68,7 @@ class JudgeCalls:
             layer_order=read_order({}, find_profile(provider.name, payload.model)),
             note={
                 "kind": JUDGE,
-                "place": step.place,
+                "position": step.position,
                 "prompt": judge.prompt,
                 "settings": dict(judge.settings),
                 "question": text,

@@ -47,8 +47,8 @@ from server.replay.rerun.replay import (
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import (
     AnswerBlocks,
-    AnswerPlace,
-    CallPlace,
+    AnswerPosition,
+    CallPosition,
     Outcome,
     ResultFilter,
     StoredResult,
@@ -123,15 +123,15 @@ class Replays(Protocol):
         ...
 
     async def load_answers(
-        self, tenant_id: str | None, replay_id: str, places: Sequence[AnswerPlace]
-    ) -> Mapping[AnswerPlace, AnswerBlocks]:
+        self, tenant_id: str | None, replay_id: str, positions: Sequence[AnswerPosition]
+    ) -> Mapping[AnswerPosition, AnswerBlocks]:
         """Load the answers of a page of results. Results that do not exist, or were erased, are left out."""
         ...
 
     async def find_judge_calls(
-        self, tenant_id: str | None, replay_id: str, number: int, places: Sequence[int]
-    ) -> Mapping[int, CallPlace]:
-        """Return the judge's calls for these places of an item. Places without one are left out."""
+        self, tenant_id: str | None, replay_id: str, number: int, positions: Sequence[int]
+    ) -> Mapping[int, CallPosition]:
+        """Return the judge's calls for these positions of an item. Positions without one are left out."""
         ...
 
     async def report_replay(self, tenant_id: str | None, replay_id: str) -> ReplayReport:

@@ -50,7 +50,7 @@ class ServedResults:
     used: frozenset[int]
     """The indexes of all recorded results that were served so far."""
     missing_ids: tuple[str, ...]
-    """The ids of calls without a recorded result, whatever was served instead."""
+    """The ids of calls without a recorded result, even if another result was served."""
 
 
 def canonical_arguments(arguments: JsonValue) -> str:
@@ -77,13 +77,13 @@ def serve_results(
     missing: list[str] = []
     for call in calls:
         key = canonical_arguments(call.arguments)
-        place = _find_equal(recorded, call.name, key, served, exchange)
-        if place is None:
+        index = _find_equal(recorded, call.name, key, served, exchange)
+        if index is None:
             missing.append(call.id)
-            place = _find_nearest(recorded, call.name, key, served) if on_missing is OnMissingResult.NEAREST else None
-        if place is not None:
-            served.add(place)
-            result = recorded[place]
+            index = _find_nearest(recorded, call.name, key, served) if on_missing is OnMissingResult.NEAREST else None
+        if index is not None:
+            served.add(index)
+            result = recorded[index]
             blocks.append(ToolResultBlock(tool_call_id=call.id, output=result.output, is_error=result.is_error))
         elif on_missing is OnMissingResult.SYNTHETIC_ERROR:
             blocks.append(ToolResultBlock(tool_call_id=call.id, output=NO_RESULT, is_error=True))
@@ -120,12 +120,12 @@ def _find_equal(recorded: Sequence[RecordedResult], name: str, key: str, served:
     Earlier ones are preferred, because a candidate delays a call more often than it anticipates one. If all are served,
     it is the newest result up to this exchange, or the first of all.
     """
-    equal = [place for place, result in enumerate(recorded) if (result.name, result.arguments) == (name, key)]
-    free = [place for place in equal if place not in served]
-    same = [place for place in free if recorded[place].exchange == exchange]
-    before = [place for place in free if recorded[place].exchange < exchange]
-    after = [place for place in free if recorded[place].exchange > exchange]
-    again = [place for place in equal if recorded[place].exchange <= exchange]
+    equal = [index for index, result in enumerate(recorded) if (result.name, result.arguments) == (name, key)]
+    free = [index for index in equal if index not in served]
+    same = [index for index in free if recorded[index].exchange == exchange]
+    before = [index for index in free if recorded[index].exchange < exchange]
+    after = [index for index in free if recorded[index].exchange > exchange]
+    again = [index for index in equal if recorded[index].exchange <= exchange]
     return next(iter((*same, *reversed(before), *after, *reversed(again), *equal)), None)
 
 
@@ -133,8 +133,8 @@ def _find_nearest(recorded: Sequence[RecordedResult], name: str, key: str, serve
     """Return the result of the same tool with the most similar arguments; of equal ones, an unserved one."""
     shortened = key[:_MAX_COMPARED_CHARS]
     ranked = [
-        (measure_similarity(shortened, result.arguments[:_MAX_COMPARED_CHARS]), place not in served, -place)
-        for place, result in enumerate(recorded)
+        (measure_similarity(shortened, result.arguments[:_MAX_COMPARED_CHARS]), index not in served, -index)
+        for index, result in enumerate(recorded)
         if result.name == name
     ]
     return -max(ranked)[2] if ranked else None

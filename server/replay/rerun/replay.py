@@ -249,10 +249,10 @@ class ClaimedItem:
     tenant_id: str
     draft: ReplayDraft
     """Of its replay, with the current limits."""
-    made_at: datetime
+    replay_created_at: datetime
     """When the replay was created. Later turns of the source are ignored."""
     result_count: int
-    """The number of results: places 1 to this one are done."""
+    """The number of results: positions 1 to this one are done."""
     was_lost: bool
     """The last owner died during a call, which has to be sent again."""
 

@@ -149,7 +149,7 @@ def find_interval(means: Sequence[float], *, is_share: bool = False) -> Interval
 
 
 def student_bound(freedom: int) -> float:
-    """Return the 97.5 % quantile for so many degrees of freedom. Beyond the table it is exact to four places."""
+    """Return the 97.5 % quantile for this number of degrees of freedom. Beyond the table it is exact to four digits."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
     z = _NORMAL

@@ -10,9 +10,9 @@ from server.conversation.block import Block
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
 
-AnswerPlace: TypeAlias = tuple[int, int]
-"""The number of an item, and the place of a result in it."""
-CallPlace: TypeAlias = tuple[int, int]
+AnswerPosition: TypeAlias = tuple[int, int]
+"""The number of an item, and the position of a result in it."""
+CallPosition: TypeAlias = tuple[int, int]
 """The turn of a call, negative for background calls, and its attempt."""
 
 
@@ -91,7 +91,7 @@ class JudgeResult:
 class TurnResult:
     """The result of one answer, without its blocks: see `Replays.load_answers`."""
 
-    place: int
+    position: int
     """1, 2, 3, in the order of the item's requests."""
     source_seq: int | None
     """The recorded answer; None if a free-running candidate took a turn that was not recorded."""
@@ -139,8 +139,8 @@ class AnswerBlocks:
 class ResultOrder(StrEnum):
     """The order of a list of results."""
 
-    PLACE = "place"
-    """By item and place."""
+    POSITION = "position"
+    """By item and position."""
     WORST = "worst"
 
 
@@ -149,9 +149,9 @@ class ResultFilter:
     """Which results are listed. None means any."""
 
     number: int | None = None
-    first_place: int | None = None
+    first_position: int | None = None
     """Inclusive."""
     outcome: Outcome | None = None
     kind: DivergenceKind | None = None
     has_failed_assertion: bool = False
-    order: ResultOrder = ResultOrder.PLACE
+    order: ResultOrder = ResultOrder.POSITION

@@ -1,8 +1,8 @@
 """Creation of replays: validated, estimated, stored and queued."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from server.conversation.audit import Actor
 from server.conversation.errors import PriceUnknown, TemplateInvalid
@@ -10,12 +10,16 @@ from server.conversation.store import Store
 from server.payload.renderer import Renderer
 from server.replay.rerun.assertions import AssertionChecker
 from server.replay.rerun.candidate import build_definition
+from server.replay.rerun.payload import RendererOf
 from server.replay.rerun.port import Replays
-from server.replay.rerun.queue import ReplayQueue
-from server.replay.rerun.renderer import RendererOf
 from server.replay.rerun.replay import Candidate, Replay, ReplayDraft, ReplayEstimate, ReplayLimits
 from server.replay.rerun.validation import check_draft, check_size, refuse
 
+QueueReplay: TypeAlias = Callable[[str, str, int], Awaitable[None]]
+"""Queues a replay, given its tenant, its id, and how many of its items may run at the same time.
+
+A replay that is already queued is not queued twice. Without this, workers find the replay some seconds later. Raises
+`DatabaseUnavailable`."""
 _MAX_CHECKED: Final = 50
 """Conversations whose assistants are checked with the candidate in advance. Others are checked when they run."""
 
@@ -35,7 +39,7 @@ class ReplayService:
         self,
         replays: Replays,
         store: Store,
-        queue: ReplayQueue,
+        queue: QueueReplay,
         renderer_of: RendererOf,
         assertions: AssertionChecker,
     ) -> None:
@@ -70,7 +74,7 @@ class ReplayService:
         plan = await self.plan(tenant_id, draft)
         draft = replace(draft, candidate=await self._pin(tenant_id, draft.candidate))
         replay = await self.replays.create_replay(tenant_id, draft, plan.conversation_ids, actor=actor)
-        await self._queue.queue_replay(tenant_id, replay.id, slot_count=_slots_of(replay))
+        await self._queue(tenant_id, replay.id, _slots_of(replay))
         return replay
 
     async def continue_(
@@ -78,7 +82,7 @@ class ReplayService:
     ) -> Replay:
         """Continue a replay and queue it. Raises what `Replays.continue_replay` raises."""
         replay = await self.replays.continue_replay(tenant_id, replay_id, actor=actor, limits=limits)
-        await self._queue.queue_replay(replay.tenant_id, replay.id, slot_count=_slots_of(replay))
+        await self._queue(replay.tenant_id, replay.id, _slots_of(replay))
         return replay
 
     async def _pin(self, tenant_id: str, candidate: Candidate) -> Candidate:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Final, TypeAlias
 
-from server.inspection.text_difference import LinePart
-from server.inspection.value_difference import count_common_prefix
+from server.inspection.differences import LinePart, count_common_prefix
 
 MAX_ORDERED_WORDS: Final = 20_000
 """In longer texts words are only counted. Their order would take time and add little."""
@@ -93,15 +92,15 @@ def _count_common_ends(one: Sequence[str], other: Sequence[str]) -> tuple[int, i
 def _count_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the length of the longest common subsequence, by Hyyrö's bit-parallel algorithm.
 
-    `row` has one bit per word of `other`; a zero marks a place at which the subsequence grows. One addition moves all
-    of them at once.
+    `row` has one bit per word of `other`; a zero marks a position at which the subsequence grows. One addition moves
+    all of them at once.
     """
     full = (1 << len(other)) - 1
-    places: dict[str, int] = {}
-    for position, word in enumerate(other):
-        places[word] = places.get(word, 0) | 1 << position
+    positions: dict[str, int] = {}
+    for index, word in enumerate(other):
+        positions[word] = positions.get(word, 0) | 1 << index
     row = full
     for word in one:
-        matches = row & places.get(word, 0)
+        matches = row & positions.get(word, 0)
         row = (row + matches | row - matches) & full
     return len(other) - row.bit_count()

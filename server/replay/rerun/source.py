@@ -1,4 +1,4 @@
-"""What was recorded of a conversation, as far as replaying it needs it."""
+"""The recorded conversation that an item replays."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,30 +15,24 @@ from server.conversation.errors import CallNotFound
 from server.conversation.store import Store
 from server.conversation.turn import ModelResponseTurn, Native, Turn
 from server.payload.renderer import RenderedStatic
-from server.replay.rerun.result import AnswerFacts
 
 _PAGE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """One recorded answer, and what its request was made of."""
+    """One recorded answer, and the parts of its request."""
 
     call: Call | None
-    """None where the answer came without one, as an imported turn or one that failed early."""
+    """None if the answer has no call, such as an imported turn or one that failed early."""
     definition: AssistantDefinition
-    """Of the assistant that gave it; of the conversation's present one where that is not known."""
+    """Of the assistant that answered; the conversation's current one if that is not known."""
     arguments_hash: bytes | None
     args: Mapping[str, JsonValue] | None
-    """The conversation's args that the static text was rendered with; None where they were not kept."""
+    """The conversation's args that the static text was rendered with; None if they were not stored."""
     static: RenderedStatic | None
-    """The static text up to where the history begins."""
+    """The static text before the compacted history."""
     native: Native
-
-    @property
-    def manifest(self) -> Sequence[Mapping[str, JsonValue]]:
-        """The blocks of its request; none where that is not known."""
-        return () if self.call is None else self.call.start.manifest
 
 
 class ReplaySource:
@@ -47,12 +41,12 @@ class ReplaySource:
     def __init__(self, store: Store, tenant_id: str, conversation: Conversation, turns: Sequence[Turn]) -> None:
         self._store = store
         self._tenant_id = tenant_id
-        self._present: AssistantDefinition | None = None
+        self._current: AssistantDefinition | None = None
         self.conversation = conversation
         self.turns = turns
 
     async def load_recorded_step(self, answer: ModelResponseTurn) -> RecordedStep:
-        """Raises `ConversationNotFound` where it was erased meanwhile."""
+        """Load the recording of an answer. Raises `ConversationNotFound` if it was erased meanwhile."""
         native = await self._store.load_native(self._tenant_id, self.conversation.id, answer.seq)
         if answer.attempt is None:
             return await self._without_call(native)
@@ -73,12 +67,12 @@ class ReplaySource:
         )
 
     async def load_definition(self, assistant_id: str | None, version: int | None) -> AssistantDefinition:
-        """Of a version of the conversation's assistant, or of another one. Raises `AssistantNotFound`."""
+        """Load a version of the conversation's assistant, or of another one. Raises `AssistantNotFound`."""
         wanted = assistant_id or self.conversation.assistant_id
         return (await self._store.load_assistant(self._tenant_id, wanted, version)).definition
 
     async def load_blobs(self, blocks: Sequence[Block]) -> tuple[Blob, ...]:
-        """The images of an input."""
+        """Load the images of an input."""
         hashes = {bytes.fromhex(block.sha256) for block in blocks if isinstance(block, ImageBlock)}
         found = [
             await self._store.load_blob(self._tenant_id, sha256, conversation_id=self.conversation.id)
@@ -87,31 +81,31 @@ class ReplaySource:
         return tuple(blob for blob in found if blob is not None)
 
     async def _without_call(self, native: Native) -> RecordedStep:
-        if self._present is None:
-            self._present = await self.load_definition(None, self.conversation.assistant_version)
+        if self._current is None:
+            self._current = await self.load_definition(None, self.conversation.assistant_version)
         return RecordedStep(
-            call=None, definition=self._present, arguments_hash=None, args=None, static=None, native=native
+            call=None, definition=self._current, arguments_hash=None, args=None, static=None, native=native
         )
 
     async def _static_of(self, epoch: Epoch) -> RenderedStatic:
-        """A text whose template is not in the archive stands for itself."""
+        """Build the static text of an epoch. If its template is not stored, the text itself is its source."""
         source = await self._store.load_template(epoch.template_hash)
-        kept = epoch.base_text if source is None else source
-        digest = hashlib.sha256(kept.encode("utf-8", "surrogatepass")).digest() if source is None else None
-        return RenderedStatic(
-            text=epoch.base_text, template_source=kept, template_hash=digest or epoch.template_hash, failures=()
-        )
+        template_hash = epoch.template_hash
+        if source is None:
+            source = epoch.base_text
+            template_hash = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        return RenderedStatic(text=epoch.base_text, template_source=source, template_hash=template_hash, failures=())
 
 
 async def open_source(store: Store, tenant_id: str, conversation_id: str, *, until: datetime) -> ReplaySource:
-    """The conversation as it was then, whoever goes on with it meanwhile. Raises `ConversationNotFound`."""
+    """Load the conversation with the turns that existed at this time. Raises `ConversationNotFound`."""
     conversation = await store.load_conversation(tenant_id, conversation_id)
     turns = await list_turns(store, tenant_id, conversation_id)
     return ReplaySource(store, tenant_id, conversation, [turn for turn in turns if turn.created_at <= until])
 
 
 async def list_turns(store: Store, tenant_id: str, conversation_id: str) -> list[Turn]:
-    """All turns of a conversation, oldest first. Raises `ConversationNotFound`."""
+    """List all turns of a conversation, oldest first. Raises `ConversationNotFound`."""
     turns: list[Turn] = []
     cursor: str | None = None
     while True:
@@ -120,24 +114,3 @@ async def list_turns(store: Store, tenant_id: str, conversation_id: str) -> list
         cursor = page.next_cursor
         if cursor is None:
             return turns
-
-
-def describe_recorded(turn: ModelResponseTurn, call: Call | None) -> AnswerFacts:
-    """What a recorded answer took."""
-    end = None if call is None else call.end
-    return AnswerFacts(
-        stop_reason=turn.stop_reason,
-        error_code=turn.error_code,
-        usage=turn.usage,
-        cost_usd=turn.cost_usd,
-        latency_ms=None if call is None or end is None else milliseconds(call, last=True),
-        first_byte_ms=None if call is None or end is None else milliseconds(call, last=False),
-    )
-
-
-def milliseconds(call: Call, *, last: bool) -> int | None:
-    """From a call's start to its first or its last byte; None where it never came."""
-    if call.end is None:
-        return None
-    at = call.end.ended_at if last else call.end.first_byte_at
-    return None if at is None else max(0, round((at - call.start.started_at).total_seconds() * 1000))

@@ -1,7 +1,7 @@
-"""The way through a recorded conversation: what is put to the candidate next, and what its answer is compared with.
+"""The steps through a recorded conversation: the next input of the candidate, and the answer to compare with.
 
-A walk is a function of the recording and of the candidate's answers so far. So a process that goes on with a
-conversation walks again over what is there, and stands where the last one stood.
+A walk depends only on the recording and on the candidate's answers so far. A process that takes over an item repeats
+the walk over the stored answers and arrives at the same step.
 """
 
 from collections.abc import Sequence
@@ -15,89 +15,94 @@ from server.replay.rerun.recorded_tool_results import collect_results, serve_res
 from server.replay.rerun.replay import OnMissingResult, ReplayMode
 
 MAX_STEPS_BEYOND: Final = 16
-"""A candidate that takes so many more steps for an exchange than were recorded goes round in circles."""
+"""If a candidate takes this number of steps more for an exchange than were recorded, the walk ends."""
 
 
 class WalkEnd(StrEnum):
-    """Why a walk is over before its recording is; also the note of the last result."""
+    """Why a walk ended before its recording; also the note of the last result."""
 
     NO_RECORDED_RESULT = "no_recorded_result"
-    """A tool was called that nothing was recorded for, and that is where the replay has to stop."""
+    """The candidate made a tool call without a recorded result, and the replay stops at such calls."""
     TOO_MANY_STEPS = "too_many_steps"
     CANDIDATE_FAILED = "candidate_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkStep:
-    """One input, and the answer that was recorded."""
+    """One input with the recorded answer."""
 
-    place: int
-    """1, 2, 3: its input is turn 2 * place - 1 of the replay conversation, its answer the one after."""
+    position: int
+    """1, 2, 3, in the order of the steps."""
     is_task: bool
-    """A user task; else tool responses."""
+    """Whether the input is a user task; otherwise it is a tool response."""
     input: UserTaskTurn | ToolResponseTurn
-    """As it is put to the candidate. A free-running one's tool responses are nobody's turn: their `seq` is 0."""
+    """As it is sent to the candidate. `seq` is 0 for the tool responses of a free-running replay."""
     recorded: ModelResponseTurn | None
-    """None where a free-running candidate is where nobody was."""
-    asks: bool = True
-    """Whether the candidate is asked. Not for an answer that failed when it was recorded: it is only history."""
+    """None if a free-running candidate takes a step that was not recorded."""
+    is_called: bool = True
+    """Whether the candidate is called. False if the recorded answer is incomplete: it only becomes history."""
+
+    @property
+    def answer_seq(self) -> int:
+        """The turn of the replay conversation with the answer. The input is the turn before."""
+        return 2 * self.position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
-    """What follows on an answer."""
+    """The step after an answer."""
 
     step: WalkStep | None
-    """None: the walk is over."""
+    """None if the walk has ended."""
     end: WalkEnd | None = None
-    """Why, where the recording is not."""
+    """Why the walk ended before its recording; else None."""
     missing_ids: tuple[str, ...] = ()
-    """Calls of the answer that nothing was recorded for."""
+    """The ids of the answer's tool calls without a recorded result."""
 
 
 class Walk(Protocol):
-    """A way through a conversation."""
+    """The steps through a conversation."""
 
     def begin(self) -> NextStep:
-        """To the first step."""
+        """Return the first step."""
         ...
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
-        """What follows on the candidate's answer to the step before."""
+    def advance(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
+        """Return the step after the candidate's answer to the last one."""
         ...
 
 
 def open_walk(mode: ReplayMode, turns: Sequence[Turn], on_missing: OnMissingResult) -> Walk:
-    """The walk through these turns, all of a conversation."""
+    """Open the walk through the turns of a conversation."""
     if mode is ReplayMode.TEACHER_FORCED:
         return TeacherForcedWalk(turns)
     return FreeRunningWalk(turns, on_missing)
 
 
 class TeacherForcedWalk:
-    """Input by input as they were recorded, whatever the candidate says."""
+    """The recorded inputs in order, regardless of the candidate's answers."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._pairs = _pair(turns)
-        self._place = 0
+        self._position = 0
 
     def begin(self) -> NextStep:
-        return self._stride()
+        return self._next()
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:  # noqa: ARG002  reason: the port's
-        return self._stride()
+    def advance(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:  # noqa: ARG002  reason: the port's
+        return self._next()
 
-    def _stride(self) -> NextStep:
-        if self._place == len(self._pairs):
+    def _next(self) -> NextStep:
+        if self._position == len(self._pairs):
             return NextStep(step=None)
-        asked, recorded = self._pairs[self._place]
-        self._place += 1
+        input_, recorded = self._pairs[self._position]
+        self._position += 1
         step = WalkStep(
-            place=self._place,
-            is_task=isinstance(asked, UserTaskTurn),
-            input=asked,
+            position=self._position,
+            is_task=isinstance(input_, UserTaskTurn),
+            input=input_,
             recorded=recorded,
-            asks=recorded.state is TurnState.COMPLETE,
+            is_called=recorded.state is TurnState.COMPLETE,
         )
         return NextStep(step=step)
 
@@ -108,32 +113,32 @@ class _Exchange:
 
     task: UserTaskTurn
     answers: tuple[ModelResponseTurn, ...]
-    was_left: bool
-    """Its last answer had calls that nobody ever answered: a client gave them up."""
+    was_abandoned: bool
+    """Whether the last answer had tool calls without results, because the client abandoned them."""
 
 
 class FreeRunningWalk:
-    """Task by task; within each the candidate calls tools as it likes, and gets what was recorded for such calls."""
+    """The recorded tasks in order. Tool calls of the candidate get the recorded results of equal calls."""
 
     def __init__(self, turns: Sequence[Turn], on_missing: OnMissingResult) -> None:
         self._exchanges = _split(_pair(turns))
         self._results = collect_results(turns)
         self._on_missing = on_missing
         self._used: frozenset[int] = frozenset()
-        self._place = 0
+        self._position = 0
         self._exchange = -1
         self._answered = 0
 
     def begin(self) -> NextStep:
         return self._next_task()
 
-    def go_on(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
+    def advance(self, blocks: Sequence[Block], *, complete: bool) -> NextStep:
         if not complete:
             return NextStep(step=None, end=WalkEnd.CANDIDATE_FAILED)
         exchange = self._exchanges[self._exchange]
         self._answered += 1
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-        if not calls or (exchange.was_left and self._answered >= len(exchange.answers)):
+        if not calls or (exchange.was_abandoned and self._answered >= len(exchange.answers)):
             return self._next_task()
         if self._answered >= len(exchange.answers) + MAX_STEPS_BEYOND:
             return NextStep(step=None, end=WalkEnd.TOO_MANY_STEPS)
@@ -146,9 +151,9 @@ class FreeRunningWalk:
         if not served.blocks:
             return NextStep(step=None, end=WalkEnd.NO_RECORDED_RESULT, missing_ids=served.missing_ids)
         self._used = served.used
-        self._place += 1
+        self._position += 1
         step = WalkStep(
-            place=self._place,
+            position=self._position,
             is_task=False,
             input=ToolResponseTurn(seq=0, created_at=exchange.task.created_at, blocks=served.blocks),
             recorded=exchange.answers[self._answered] if self._answered < len(exchange.answers) else None,
@@ -160,10 +165,10 @@ class FreeRunningWalk:
         self._answered = 0
         if self._exchange == len(self._exchanges):
             return NextStep(step=None)
-        self._place += 1
+        self._position += 1
         exchange = self._exchanges[self._exchange]
         return NextStep(
-            step=WalkStep(place=self._place, is_task=True, input=exchange.task, recorded=exchange.answers[0])
+            step=WalkStep(position=self._position, is_task=True, input=exchange.task, recorded=exchange.answers[0])
         )
 
 
@@ -171,7 +176,7 @@ _Pair = tuple[UserTaskTurn | ToolResponseTurn, ModelResponseTurn]
 
 
 def _pair(turns: Sequence[Turn]) -> list[_Pair]:
-    """Each input with its answer. An input that is still being answered is not there yet."""
+    """Return each input with its answer. An input whose turn still runs is left out."""
     answers = {turn.seq: turn for turn in turns if isinstance(turn, ModelResponseTurn)}
     return [
         (turn, answers[turn.seq + 1])
@@ -181,18 +186,18 @@ def _pair(turns: Sequence[Turn]) -> list[_Pair]:
 
 
 def _split(pairs: Sequence[_Pair]) -> list[_Exchange]:
-    """What stands before the first task belongs to nothing that could be asked again."""
+    """Split pairs into exchanges. Pairs before the first task are left out: there is no task to repeat."""
     found: list[tuple[UserTaskTurn, list[ModelResponseTurn]]] = []
-    for asked, answer in pairs:
-        if isinstance(asked, UserTaskTurn):
-            found.append((asked, [answer]))
+    for input_, answer in pairs:
+        if isinstance(input_, UserTaskTurn):
+            found.append((input_, [answer]))
         elif found:
             found[-1][1].append(answer)
     return [
         _Exchange(
             task=task,
             answers=tuple(answers),
-            was_left=any(isinstance(block, ToolCallBlock) for block in answers[-1].blocks),
+            was_abandoned=any(isinstance(block, ToolCallBlock) for block in answers[-1].blocks),
         )
         for task, answers in found
     ]

@@ -32,7 +32,7 @@ from server.conversation.errors import (
 )
 from server.conversation.turn import StopReason, TurnState
 from server.conversation.usage import Usage, add_usages
-from server.inspection.value_difference import ValueDifference, find_byte_difference, find_value_difference, show_value
+from server.inspection.differences import ValueDifference, find_byte_difference, find_value_difference, show_value
 from server.providers.continuation import fold_earlier
 from server.providers.provider import Fold, ProviderAnswer
 from server.replay.verify.recorded_calls import RecordedAnswer, RecordedCall

@@ -19,11 +19,11 @@ def check_order(conversation: Conversation, epochs: Mapping[int, Epoch]) -> Iter
     """Check that no epoch is missing, and that the current one has the conversation's buffer. There may be newer."""
     missing = next((number for number in range(1, conversation.epoch + 1) if number not in epochs), None)
     if missing is not None:
-        yield Flaw(place=f"epoch {missing}", note="The epoch is missing.")
+        yield Flaw(position=f"epoch {missing}", note="The epoch is missing.")
     present = epochs.get(conversation.epoch)
     if present is not None and present.buffer_start_seq != conversation.buffer_start_seq:
         yield Flaw(
-            place="conversation.buffer_start_seq",
+            position="conversation.buffer_start_seq",
             note="The start of the buffer differs from that of the current epoch.",
             stored=str(conversation.buffer_start_seq),
             found=str(present.buffer_start_seq),
@@ -51,7 +51,7 @@ def _check_coverage(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]
     if len(positions) != epoch.segment_count or positions != list(range(len(positions))):
         note = "A segment of the epoch is missing."
         found = ", ".join(map(str, positions))
-        yield Flaw(place=f"epoch {epoch.number} segments", note=note, stored=f"{epoch.segment_count}", found=found)
+        yield Flaw(position=f"epoch {epoch.number} segments", note=note, stored=f"{epoch.segment_count}", found=found)
         return
     spans = [(segment.first_seq, segment.last_seq) for segment in segments]
     if epoch.signed_summary is not None:
@@ -65,7 +65,7 @@ def _check_coverage(epoch: Epoch, segments: Sequence[Segment]) -> Iterator[Flaw]
         if covered == epoch.buffer_start_seq - 1:
             return
     yield Flaw(
-        place=f"epoch {epoch.number} segments",
+        position=f"epoch {epoch.number} segments",
         note="There is a gap or an overlap between the segments, the signed summary and the buffer.",
         stored=", ".join(f"{first} to {last}" for first, last in spans[-4:]),
         found=f"a buffer from {epoch.buffer_start_seq}, covered up to {covered}",
@@ -84,7 +84,7 @@ def _check_rejected(epoch: Epoch, before: Epoch | None) -> Iterator[Flaw]:
     )
     if not grows:
         note = "The rejected content differs from the previous epoch's without a reason."
-        yield Flaw(place=f"epoch {epoch.number} rejected", note=note, stored=str(epoch.rejected), found=str(was))
+        yield Flaw(position=f"epoch {epoch.number} rejected", note=note, stored=str(epoch.rejected), found=str(was))
 
 
 def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: Sequence[Tool]) -> Iterator[bytes]:
@@ -101,4 +101,4 @@ def _expect_prefix(epoch: Epoch, before: Epoch | None, static_text: str, tools: 
 
 
 def _differ(epoch: Epoch, name: str, note: str, stored: bytes) -> Flaw:
-    return Flaw(place=f"epoch {epoch.number} {name}", note=note, stored=stored.hex())
+    return Flaw(position=f"epoch {epoch.number} {name}", note=note, stored=stored.hex())

@@ -43,7 +43,7 @@ class CallFilter:
 class Flaw:
     """A stored value that cannot be read, is missing, or does not match its hash."""
 
-    place: str
+    position: str
     note: str
     stored: str | None = None
     found: str | None = None

@@ -36,7 +36,7 @@ class Mismatch:
     """Negative for a background call; None if the mismatch belongs to no call."""
     attempt: int | None
     subject: Subject
-    place: str
+    position: str
     """A path into the answer, a block of the request, or a column."""
     note: str
     """A sentence."""
@@ -46,7 +46,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How much was checked. `call_count` contains each call once, whatever was compared."""
+    """How much was checked. `call_count` counts each call once, regardless of what was compared."""
 
     conversation_count: int = 0
     call_count: int = 0

@@ -11,9 +11,9 @@ from server.conversation.errors import RawBytesRemoved, StrataError
 from server.conversation.manifest import decode_manifest, encode_manifest
 from server.conversation.payload import ManifestEntry, Payload
 from server.conversation.store import PayloadSource, RebuildSource
+from server.inspection.differences import ValueDifference, find_value_difference
 from server.inspection.manifest_difference import find_difference
 from server.inspection.past_payload import PastPayload, rebuild_whole
-from server.inspection.value_difference import ValueDifference, find_value_difference
 from server.providers.provider import Provider
 from server.replay.verify.answer_check import check_answer, check_record
 from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedCall, RecordedCalls
@@ -111,9 +111,9 @@ class _Check:
             # A bug in a fold is reported for the call that triggers it. Other calls are still checked.
             except Exception as error:  # noqa: BLE001  reason: reported as a mismatch
                 note = describe_unreadable("The stored answer", error)
-                self._add(recorded.call, Subject.ANSWER, place="answer", note=note)
+                self._add(recorded.call, Subject.ANSWER, position="answer", note=note)
             self._add_difference(recorded.call, difference, _NOT_ITS_BYTES)
-        elif all(not flaw.place.startswith("raw_") for flaw in recorded.flaws):
+        elif all(not flaw.position.startswith("raw_") for flaw in recorded.flaws):
             # Stored bytes that cannot be read are a flaw; they were not removed by retention.
             self._count(without_bytes_count=1)
         if difference is None and recorded.answer is not None:
@@ -131,10 +131,10 @@ class _Check:
             # The request repeats the answer that it continued, and the bytes of that answer were removed.
             self._count(without_bytes_count=1)
         except StrataError as error:
-            self._add(call, Subject.REQUEST, place="request", note=f"It cannot be rebuilt: {error} [{error.code}]")
+            self._add(call, Subject.REQUEST, position="request", note=f"It cannot be rebuilt: {error} [{error.code}]")
         except UNREADABLE as error:
             note = f"It cannot be rebuilt: its source is damaged ({type(error).__name__})."
-            self._add(call, Subject.REQUEST, place="request", note=note)
+            self._add(call, Subject.REQUEST, position="request", note=note)
         else:
             found = hashlib.sha256(body).digest()
             if found != call.start.request_hash:
@@ -157,7 +157,7 @@ class _Check:
         try:
             bare = [[replace(entry, marked=False) for entry in each] for each in (decode_manifest(stored), rebuilt)]
         except UNREADABLE as error:
-            self._add(call, Subject.BYTES, place="manifest", note=describe_unreadable("The manifest", error))
+            self._add(call, Subject.BYTES, position="manifest", note=describe_unreadable("The manifest", error))
             return
         one, other = ([*encode_manifest(entries)] for entries in bare)
         note = "The request is the same, but its manifest differs."
@@ -169,7 +169,7 @@ class _Check:
             turn_seq=call.turn_seq,
             attempt=call.start.attempt,
             subject=Subject.REQUEST,
-            place="request",
+            position="request",
             note="All blocks are the same. The settings, the cache markers or the stored hash differ.",
             stored=call.start.request_hash.hex(),
             found=found_hash.hex(),
@@ -180,15 +180,15 @@ class _Check:
             self._keep(replace(mismatch, note="The request differs, and its manifest cannot be read."))
             return
         rebuilt = payload.manifest
-        place = find_difference(stored, rebuilt)
-        if place is None:
+        index = find_difference(stored, rebuilt)
+        if index is None:
             self._keep(mismatch)
             return
-        one, other = (blocks[place] if place < len(blocks) else None for blocks in (stored, rebuilt))
+        one, other = (blocks[index] if index < len(blocks) else None for blocks in (stored, rebuilt))
         self._keep(
             replace(
                 mismatch,
-                place=f"block {place + 1} of {len(stored)}{_offset_of(other, payload.payload, body)}",
+                position=f"block {index + 1} of {len(stored)}{_offset_of(other, payload.payload, body)}",
                 note=f"The first block that differs is {_name(one or other)}.",
                 stored=_describe(one),
                 found=_describe(other),
@@ -199,17 +199,24 @@ class _Check:
         self, call: Call, difference: ValueDifference | None, note: str, subject: Subject = Subject.ANSWER
     ) -> None:
         if difference is not None:
-            self._add(call, subject, place=difference.path, note=note, stored=difference.stored, found=difference.found)
+            self._add(
+                call,
+                subject,
+                position=difference.path,
+                note=note,
+                stored=difference.stored,
+                found=difference.found,
+            )
 
     def _add_flaw(self, flaw: Flaw, call: Call | None) -> None:
-        self._add(call, Subject.BYTES, place=flaw.place, note=flaw.note, stored=flaw.stored, found=flaw.found)
+        self._add(call, Subject.BYTES, position=flaw.position, note=flaw.note, stored=flaw.stored, found=flaw.found)
 
     def _add(
         self,
         call: Call | None,
         subject: Subject,
         *,
-        place: str,
+        position: str,
         note: str,
         stored: str | None = None,
         found: str | None = None,
@@ -220,7 +227,7 @@ class _Check:
                 turn_seq=None if call is None else call.turn_seq,
                 attempt=None if call is None else call.start.attempt,
                 subject=subject,
-                place=place,
+                position=position,
                 note=note,
                 stored=stored,
                 found=found,
@@ -252,5 +259,5 @@ def _offset_of(entry: ManifestEntry | None, payload: Payload, body: bytes) -> st
     if entry is None or entry.seq is None:
         return ""
     data = next((message.data for message in payload.messages if message.seq == entry.seq), b"")
-    place = body.find(data) if data else -1
-    return "" if place < 0 else f", at byte {place}"
+    offset = body.find(data) if data else -1
+    return "" if offset < 0 else f", at byte {offset}"

@@ -20,8 +20,7 @@ from server.inspection.actions import ConversationActions
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.port import Inspector
 from server.inspection.timeline import Timeline
-from server.web.admin.labels import describe_outcome, describe_reason, label_rows
-from server.web.admin.notices import with_notice
+from server.web.admin.labels import describe_outcome, describe_reason, label_rows, with_notice
 from server.web.admin.rendering import answer_page, answer_redirect
 from server.web.admin.sessions import read_form
 from server.web.api.actions import OPERATOR_ACTIONS, export_conversation

@@ -1,6 +1,6 @@
-"""The files beside the pages: styles, scripts, an icon. Read once when the program starts.
+"""Static files of the pages: styles, scripts, an icon. They are read once, when the program starts.
 
-A file's address holds the hash of its content, so a browser may keep it for ever and never shows an old one.
+The URL of a file contains the hash of its content, so browsers can cache it without a time limit.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 }
 """Files of other kinds are not served."""
 _HASH_LETTERS: Final = 16
-_FOR_EVER: Final = "public, max-age=31536000, immutable"
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One file, as it is served."""
+    """A file as it is served."""
 
     name: str
     url: str
@@ -36,7 +36,7 @@ class Asset:
 
 
 def load_assets(folder: Path = _FOLDER) -> dict[str, Asset]:
-    """The files of a folder that can be served, by name."""
+    """Read the files of a folder that can be served, by name."""
     return {path.name: _load(path) for path in sorted(folder.iterdir()) if path.suffix in _MEDIA_TYPES}
 
 
@@ -56,8 +56,8 @@ ASSETS: Final = load_assets()
 
 @get("/static/{digest:str}/{name:str}")
 async def show_asset(digest: FromPath[str], name: FromPath[str]) -> Response[bytes]:
-    """A file under its present hash. Needs no session: the login page is made of these too."""
+    """Answer with a file if the hash is the current one. Needs no session: the login page uses the files too."""
     asset = ASSETS.get(name)
     if asset is None or asset.url != f"/admin/static/{digest}/{name}":
         raise RouteNotFound
-    return Response(content=asset.data, headers={"content-type": asset.media_type, "cache-control": _FOR_EVER})
+    return Response(content=asset.data, headers={"content-type": asset.media_type, "cache-control": _IMMUTABLE})

@@ -1,5 +1,6 @@
-"""What somebody wrote into the editor of an assistant: from the fields of the form to a definition, or to what is wrong
-with them. A field that was not touched keeps its text to the byte, also where a page cannot show all of it.
+"""The form of the editor of an assistant: from its fields to a definition, or to a list of problems.
+
+A field that was not edited keeps its exact text, also if a page cannot show all of it.
 """
 
 import json
@@ -11,8 +12,8 @@ from pydantic import ValidationError
 
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
 from server.conversation.errors import BodyMalformed, ValidationFailed
-from server.inspection.assistant_difference import write_json
-from server.inspection.template_checks import Severity, TemplateProblem, list_instructions
+from server.inspection.assistant_editor import Severity, TemplateProblem, list_instructions
+from server.inspection.assistants import write_json
 from server.payload.renderer import Renderer
 from server.web.admin.rendering import show_text
 from server.web.api.assistants import AssistantBody, ProviderNames, check_definition, definition_members
@@ -31,16 +32,16 @@ class Draft:
 
     base_version: int
     fields: Mapping[str, str]
-    """What the form shows, by field: `roles`, `procedure`, `constraints`, `variables`, `args`."""
+    """The texts in the form, by field: `roles`, `procedure`, `constraints`, `variables`, `args`."""
     definition: AssistantDefinition
-    """The version that it began with, and the changes that could be read."""
+    """The definition of the base version, with the changes that are valid."""
     args: Mapping[str, Any]
     problems: tuple[TemplateProblem, ...]
-    """Fields that cannot be taken. Those of `args` keep nothing from being saved."""
+    """Fields that are not valid. A problem in `args` does not prevent saving."""
 
 
 def open_draft(base: Assistant, text: Assistant, args: str) -> Draft:
-    """The form before anybody has written into it: the texts may be those of another version."""
+    """Return the form before it is edited. `text` is the version whose texts it shows."""
     definition = replace(
         base.definition, instructions=text.definition.instructions, variables=text.definition.variables
     )
@@ -55,7 +56,7 @@ def open_draft(base: Assistant, text: Assistant, args: str) -> Draft:
 
 
 def read_draft(base: Assistant, form: Mapping[str, str]) -> Draft:
-    """The form that somebody sent, over the version that it is to follow."""
+    """Read a form that was sent. `base` is the version that it edits."""
     stored = {
         **dict(list_instructions(base.definition.instructions)),
         "variables": write_json(base.definition.variables),
@@ -64,7 +65,7 @@ def read_draft(base: Assistant, form: Mapping[str, str]) -> Draft:
     texts: dict[str, str] = {}
     problems: list[TemplateProblem] = []
     for name, before in stored.items():
-        texts[name], problem = _take(name, before, sent[name])
+        texts[name], problem = _read_text(name, before, sent[name])
         problems += [problem] if problem is not None else []
     variables: Mapping[str, Any] = base.definition.variables
     if texts["variables"] != stored["variables"]:
@@ -83,26 +84,26 @@ def read_draft(base: Assistant, form: Mapping[str, str]) -> Draft:
 
 
 def rebase(form: Mapping[str, str], base: Assistant, newest: Assistant) -> dict[str, str]:
-    """The form over a newer version than it began with: fields that were not touched are as that one has them."""
+    """Move a form to a newer version: fields that were not edited get the texts of the newer version."""
     before, after = _shown_fields(base), _shown_fields(newest)
-    untouched = {name for name in before if form.get(name, "").replace(_WINDOWS_LINE, "\n") == before[name]}
-    return {**form, **{name: after[name] for name in untouched}}
+    unedited = {name for name in before if form.get(name, "").replace(_WINDOWS_LINE, "\n") == before[name]}
+    return {**form, **{name: after[name] for name in unedited}}
 
 
 def read_version(form: Mapping[str, str]) -> int:
-    """The version that a form began with. Raises `BodyMalformed`."""
+    """Return the base version of a form. Raises `BodyMalformed`."""
     text = form.get("base_version", "")
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MAX_INTEGER):
-        raise BodyMalformed("The form does not say which version it began with.", hint="Load the page again.")
+        raise BodyMalformed("The form does not name the version that it edits.", hint="Reload the page.")
     return int(text)
 
 
 async def find_refusals(
     tenant_id: str, definition: AssistantDefinition, providers: ProviderNames, renderer: Renderer
 ) -> tuple[TemplateProblem, ...]:
-    """Why the API would refuse the definition, but for its templates, which `AssistantEditor.check` tells of.
+    """Return why the API would refuse the definition, apart from its templates, which `AssistantEditor.check` checks.
 
-    Raises `TemplateInvalid` where a template is wrong.
+    Raises `TemplateInvalid` if a template is invalid.
     """
     members = dict(definition_members(definition))
     try:
@@ -114,18 +115,18 @@ async def find_refusals(
         )
     except ValidationFailed as error:
         faults = error.details.get("errors")
-        told = [(fault["path"], fault["message"]) for fault in faults] if isinstance(faults, list) else []
-        return tuple(_problem(path, message) for path, message in told or [("", error.message)])
+        found = [(fault["path"], fault["message"]) for fault in faults] if isinstance(faults, list) else []
+        return tuple(_problem(path, message) for path, message in found or [("", error.message)])
     return ()
 
 
 def example_args(names: Iterable[str]) -> str:
-    """A JSON object with each name, for somebody to fill in."""
+    """Return a JSON object with a placeholder for each name."""
     return write_json({name: name for name in names})
 
 
 def read_object(field: str, text: str) -> tuple[dict[str, Any], TemplateProblem | None]:
-    """A JSON object that somebody wrote; nothing is an empty one."""
+    """Read a JSON object from a field. An empty field is an empty object."""
     if not text.strip():
         return {}, None
     try:
@@ -133,20 +134,20 @@ def read_object(field: str, text: str) -> tuple[dict[str, Any], TemplateProblem 
     except json.JSONDecodeError as error:
         lines = text.split("\n")
         source = lines[error.lineno - 1][:_SOURCE_CHARS] if error.lineno <= len(lines) else ""
-        return {}, _problem(field, f"This is no JSON: {error.msg}.", line=error.lineno, source=source)
+        return {}, _problem(field, f"This is not valid JSON: {error.msg}.", line=error.lineno, source=source)
     except DuplicateKey as error:
-        return {}, _problem(field, f"This is ambiguous: {error}.")
+        return {}, _problem(field, f"This JSON is ambiguous: {error}.")
     except (ValueError, RecursionError) as error:
-        return {}, _problem(field, f"This is no JSON: {error}.")
+        return {}, _problem(field, f"This is not valid JSON: {error}.")
     if not isinstance(value, dict):
         return {}, _problem(field, "Expected a JSON object, from { to }.", line=1)
     if is_deeper(value, MAX_DEPTH):
-        return {}, _problem(field, f"It is nested more than {MAX_DEPTH} levels deep.")
+        return {}, _problem(field, f"The value is nested more than {MAX_DEPTH} levels deep.")
     return value, None
 
 
 def show_field(text: str) -> str:
-    """A text as a field of the form shows it."""
+    """Return a text as a field of the form shows it."""
     return show_text(text.replace(_WINDOWS_LINE, "\n"))
 
 
@@ -156,17 +157,17 @@ def _shown_fields(assistant: Assistant) -> dict[str, str]:
     return {name: show_field(text) for name, text in texts.items()}
 
 
-def _take(name: str, before: str, sent: str) -> tuple[str, TemplateProblem | None]:
-    """The text that a field stands for. One that cannot be taken is as it was."""
+def _read_text(name: str, before: str, sent: str) -> tuple[str, TemplateProblem | None]:
+    """Return the text of a field, or the earlier text and a problem if the field is not valid."""
     shown = show_field(before)
     if sent == shown:
         return before, None
     if shown != before.replace(_WINDOWS_LINE, "\n"):
-        message = "It has characters that a page cannot show, so it can only be changed over the API."
+        message = "The text has characters that a page cannot show. Change it with the API."
         return before, _problem(name, message)
     for number, line in enumerate(sent.split("\n"), start=1):
         if show_text(line) != line:
-            message = "This line has a character that nobody can see. Write it as an escape, such as {{ '\\u200b' }}."
+            message = "This line has an invisible character. Write it as an escape, such as {{ '\\u200b' }}."
             return before, _problem(name, message, line=number, source=line[:_SOURCE_CHARS])
     return (sent.replace("\n", _WINDOWS_LINE) if _WINDOWS_LINE in before else sent), None
 

@@ -1,4 +1,4 @@
-"""The editor of an assistant's instructions: check as often as you like, and save what holds as a new version."""
+"""The editor of an assistant's instructions. A draft can be checked; a valid draft is saved as a new version."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -11,11 +11,9 @@ from litestar.params import FromPath, QueryParameter, SkipValidation
 from server.conversation.audit import Actor
 from server.conversation.errors import AssistantRevised
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.assistant_difference import AssistantDifference, compare_definitions
-from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt
-from server.inspection.assistants import InspectedAssistant
+from server.inspection.assistant_editor import AssistantEditor, RenderedPrompt, Severity, TemplateProblem
+from server.inspection.assistants import AssistantDifference, InspectedAssistant, compare_definitions
 from server.inspection.port import Inspector
-from server.inspection.template_checks import Severity, TemplateProblem
 from server.payload.renderer import Renderer
 from server.web.admin.assistant_drafts import (
     Draft,
@@ -34,7 +32,7 @@ from server.web.body import MAX_INTEGER
 from server.web.request import PROBLEM_CODE, StrataRequest
 
 _FORM_LIMIT_BYTES: Final = 10 * 1024 * 1024
-"""Three instructions and the variables, as long as the API takes them, in the encoding of forms."""
+"""Enough for three instructions and the variables at the limits of the API, URL-encoded."""
 _PREVIEW_CHARS: Final = 50_000
 
 
@@ -47,10 +45,9 @@ async def show_editor(
     assistant_editor: NamedDependency[SkipValidation[AssistantEditor]],
     start: Annotated[int | None, QueryParameter(name="from", ge=1, le=MAX_INTEGER)] = None,
 ) -> Response[bytes]:
-    """The form, with the texts of the newest version or of an older one that is to come back."""
-    reach = session.tenant_scope
-    newest = await inspector.load_assistant(reach, assistant_id)
-    text = newest if start is None else await inspector.load_assistant(reach, assistant_id, start)
+    """Show the form with the texts of the newest version, or of the older version in `from`."""
+    newest = await inspector.load_assistant(session.tenant_scope, assistant_id)
+    text = newest if start is None else await inspector.load_assistant(session.tenant_scope, assistant_id, start)
     checked = await assistant_editor.check(text.tenant_id, text.assistant.definition)
     draft = open_draft(newest.assistant, text.assistant, example_args(checked.args))
     return _answer(request, newest, draft, None, text_version=text.assistant.version)
@@ -66,7 +63,7 @@ async def check_draft(
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[bytes]:
-    """The form as it was sent, and all that can be said of it. Nothing is saved."""
+    """Show the form again with its problems, its difference and its prompt. Nothing is saved."""
     form = await read_form(request)
     base = await inspector.load_assistant(session.tenant_scope, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
@@ -85,9 +82,9 @@ async def save_draft(
     renderer: NamedDependency[SkipValidation[Renderer]],
     provider_names: NamedDependency[SkipValidation[ProviderNames]],
 ) -> Response[bytes]:
-    """A new version, or the form again with everything in it and the reason why not."""
-    reach, form = session.tenant_scope, await read_form(request)
-    base = await inspector.load_assistant(reach, assistant_id, read_version(form))
+    """Save a new version, or show the form again with the reason why it was not saved."""
+    form = await read_form(request)
+    base = await inspector.load_assistant(session.tenant_scope, assistant_id, read_version(form))
     draft = read_draft(base.assistant, form)
     verdict = await _judge(base, draft, assistant_editor, renderer, provider_names)
     if verdict.error_count:
@@ -100,7 +97,7 @@ async def save_draft(
         )
     except AssistantRevised as refusal:
         request.scope["state"][PROBLEM_CODE] = refusal.code
-        newest = await inspector.load_assistant(reach, assistant_id)
+        newest = await inspector.load_assistant(session.tenant_scope, assistant_id)
         moved = read_draft(newest.assistant, rebase(form, base.assistant, newest.assistant))
         verdict = await _judge(newest, moved, assistant_editor, renderer, provider_names)
         verdict = replace(verdict, edited_version=draft.base_version)
@@ -111,21 +108,21 @@ async def save_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verdict:
-    """What can be said of a draft."""
+    """The result of checking a draft."""
 
     problems: tuple[TemplateProblem, ...]
     """Errors first. A definition that the API would refuse has at least one."""
     difference: AssistantDifference
-    """From the version that it is to follow."""
+    """The difference from the base version."""
     prompt: RenderedPrompt | None
-    """None where an error stands before it."""
+    """None if there are errors."""
     is_unchanged: bool = False
     edited_version: int | None = None
-    """Where somebody saved meanwhile: the version that the form began with."""
+    """The base version of the form, if another version was saved meanwhile."""
 
     @property
     def error_count(self) -> int:
-        """How many keep it from being saved."""
+        """Number of problems that prevent saving."""
         return sum(_is_obstacle(problem) for problem in self.problems)
 
 
@@ -135,7 +132,7 @@ async def _judge(
     checked = await editor.check(base.tenant_id, draft.definition)
     refusals = await find_refusals(base.tenant_id, draft.definition, providers, renderer) if checked.is_valid else ()
     problems = (*draft.problems, *refusals, *checked.problems)
-    # In a thread: large definitions take a while.
+    # In a thread: comparing large definitions would block the event loop.
     difference = await asyncio.to_thread(compare_definitions, base.assistant.definition, draft.definition)
     prompt = None
     if not any(_is_obstacle(problem) for problem in problems):
@@ -145,7 +142,7 @@ async def _judge(
 
 
 def _is_obstacle(problem: TemplateProblem) -> bool:
-    """Args are for trying it out only."""
+    """Return whether a problem prevents saving. Args are only used for the preview."""
     return problem.severity is Severity.ERROR and problem.template != "args"
 
 

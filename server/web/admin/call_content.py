@@ -1,4 +1,4 @@
-"""The contents of a call on its page, within the size limit: request, difference, response and notes."""
+"""The contents of a call on its page, within the size limit: request, difference, response, notes, and the bars."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ from server.conversation.block import (
     block_to_json,
 )
 from server.conversation.event import ProviderEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from server.inspection.calls import CallNote, InspectedCall, RebuiltRequest
+from server.inspection.calls import CallNote, InspectedCall, RebuiltRequest, SentBlock, TimeSpan
+from server.inspection.differences import LinePart, TextDifference, compare_lines, shorten_line
 from server.inspection.excerpts import (
     Excerpt,
     HexDump,
@@ -25,8 +26,7 @@ from server.inspection.excerpts import (
     excerpt_text,
     read_json,
 )
-from server.inspection.manifest_difference import BlockChange, DifferenceRow
-from server.inspection.text_difference import LinePart, TextDifference, compare_lines, shorten_line
+from server.inspection.manifest_difference import BlockChange, DifferenceRow, LayerShare
 from server.web.admin.page_budget import PageBudget, Window, open_window
 from server.web.api.call_views import name_event
 
@@ -63,6 +63,9 @@ _MAX_NOTES: Final = 20
 _NOTE_BYTES: Final = 3_000
 _MAX_HEADERS: Final = 40
 _HEADER_BYTES: Final = 500
+WIDTH: Final = 1000
+"""The width of a whole bar, in SVG units."""
+_MAX_LAYER_BLOCKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,3 +289,80 @@ def _fit_lines(texts: TextDifference, budget: PageBudget) -> TextDifference:
 
     rows = [replace(row, parts=tuple(map(fit, shorten_line(row, _LINE_PART_CHARACTERS)))) for row in texts.rows]
     return replace(texts, rows=tuple(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A section of a bar."""
+
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerColumn:
+    """A layer and its blocks."""
+
+    share: LayerShare
+    bar: Bar
+    percent: float
+    blocks: Window[SentBlock]
+    first_index: int | None
+    """Index of its first block in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBars:
+    """Expected and actual cache reads, relative to the whole request."""
+
+    input_tokens: int
+    read_width: int
+    expected_width: int | None
+
+
+def draw_layers(found: InspectedCall) -> tuple[LayerColumn, ...]:
+    """Draw the four layers as sections of one bar."""
+    total = sum(share.size_bytes for share in found.layers)
+    columns = []
+    for share, bar in zip(found.layers, _divide([share.size_bytes for share in found.layers]), strict=True):
+        indexes = [index for index, block in enumerate(found.blocks) if block.entry.layer is share.layer]
+        columns.append(
+            LayerColumn(
+                share=share,
+                bar=bar,
+                percent=100 * share.size_bytes / total if total else 0.0,
+                blocks=open_window([found.blocks[index] for index in indexes], head=_MAX_LAYER_BLOCKS - 1, tail=1),
+                first_index=indexes[0] if indexes else None,
+            )
+        )
+    return tuple(columns)
+
+
+def draw_cache(found: InspectedCall) -> CacheBars | None:
+    """Draw the cache reads. None if the provider has reported no tokens."""
+    cache, end = found.cache, found.call.end
+    if end is None or cache.read_tokens is None:
+        return None
+    expected = cache.expected_tokens
+    whole = max(end.usage.input_tokens, expected or 0)
+    return CacheBars(
+        input_tokens=end.usage.input_tokens,
+        read_width=WIDTH * cache.read_tokens // whole,
+        expected_width=None if expected is None else WIDTH * expected // whole,
+    )
+
+
+def draw_times(found: InspectedCall) -> Sequence[tuple[TimeSpan, Bar]]:
+    """Draw the time spans as sections of one bar."""
+    spans = found.spans
+    return list(zip(spans, _divide([round(span.seconds * 1_000_000) for span in spans]), strict=True))
+
+
+def _divide(sizes: Sequence[int]) -> list[Bar]:
+    """Divide a whole bar in proportion to sizes."""
+    total, seen, bars = sum(sizes), 0, []
+    for size in sizes:
+        start = WIDTH * seen // total if total else 0
+        seen += size
+        bars.append(Bar(start=start, width=(WIDTH * seen // total if total else 0) - start))
+    return bars

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from server.replay.rerun.replay import Replay
 
 TURNS_ON_PAGE: Final = 20
-"""On the page of a replay item."""
+"""Results on one page of a replay item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,29 +19,6 @@ class Crumb:
     is_id: bool = False
 
 
-class CallLinks(Protocol):
-    """The links that the page of a call needs."""
-
-    @property
-    def home(self) -> str:
-        """The page of the conversation or item."""
-        ...
-
-    @property
-    def base(self) -> str:
-        """The common prefix of the URLs of its calls."""
-        ...
-
-    @property
-    def trail(self) -> Sequence[Crumb]:
-        """The breadcrumb."""
-        ...
-
-    def turn(self, seq: int) -> str:
-        """The URL of a turn."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLinks:
     """Links of a call of a conversation."""
@@ -50,6 +27,7 @@ class ConversationLinks:
 
     @property
     def home(self) -> str:
+        """The page of the conversation."""
         return f"/admin/conversations/{self.conversation_id}"
 
     @property
@@ -69,7 +47,7 @@ class ConversationLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemLinks:
-    """On the page of a replay item."""
+    """Links of a call of a replay item."""
 
     replay: Replay
     number: int
@@ -91,10 +69,13 @@ class ItemLinks:
         )
 
     def turn(self, seq: int) -> str:
-        """An input and its answer are shown together: turns 1 and 2 are the first result."""
-        return self.place((seq + 1) // 2)
+        """Return the URL of the result that has the turn: turns 1 and 2, an input and its answer, are result 1."""
+        return self.position((seq + 1) // 2)
 
-    def place(self, place: int) -> str:
-        """The URL of a result, on the right page of the item."""
-        page = (place - 1) // TURNS_ON_PAGE + 1
-        return f"{self.home}{'' if page == 1 else f'?page={page}'}#place-{place}"
+    def position(self, position: int) -> str:
+        """Return the URL of a result, on its page of the item."""
+        page = (position - 1) // TURNS_ON_PAGE + 1
+        return f"{self.home}{'' if page == 1 else f'?page={page}'}#position-{position}"
+
+
+CallLinks: TypeAlias = ConversationLinks | ItemLinks

@@ -10,9 +10,11 @@ from litestar.params import FromPath, SkipValidation
 
 from server.inspection.admin_sessions import AdminSession
 from server.inspection.calls import CallInspector, InspectedCall, RebuiltRequest, RequestProof
-from server.inspection.port import Inspector
 from server.inspection.signatures import SignatureState
 from server.web.admin.call_content import (
+    draw_cache,
+    draw_layers,
+    draw_times,
     show_answer,
     show_difference,
     show_headers,
@@ -20,12 +22,12 @@ from server.web.admin.call_content import (
     show_request,
     show_usage,
 )
-from server.web.admin.call_figures import draw_cache, draw_layers, draw_times
 from server.web.admin.call_links import CallLinks, ConversationLinks
 from server.web.admin.page_budget import PageBudget, open_window
 from server.web.admin.rendering import answer_page
 from server.web.api.call_views import CallView
-from server.web.api.inspection import answer_bytes
+from server.web.api.inspection import show_request as show_request_bytes
+from server.web.api.inspection import show_response as show_response_bytes
 from server.web.json_text import answer_json
 from server.web.request import StrataRequest
 
@@ -55,33 +57,8 @@ async def show_call(
     return await answer_call(request, found, previous, ConversationLinks(conversation_id=conversation_id))
 
 
-@get(f"{_PATH}/request")
-async def download_request(
-    conversation_id: FromPath[str],
-    turn_seq: FromPath[int],
-    attempt: FromPath[int],
-    session: NamedDependency[SkipValidation[AdminSession]],
-    call_inspector: NamedDependency[SkipValidation[CallInspector]],
-) -> Response[bytes]:
-    """Download the rebuilt request."""
-    rebuilt = await call_inspector.rebuild_request(session.tenant_scope, conversation_id, turn_seq, attempt)
-    name = f"request-{turn_seq}-{attempt}"
-    return answer_bytes(rebuilt.body or b"", name, {"x-strata-proof": rebuilt.proof.value})
-
-
-@get(f"{_PATH}/response")
-async def download_response(
-    conversation_id: FromPath[str],
-    turn_seq: FromPath[int],
-    attempt: FromPath[int],
-    session: NamedDependency[SkipValidation[AdminSession]],
-    inspector: NamedDependency[SkipValidation[Inspector]],
-) -> Response[bytes]:
-    """Download the raw response."""
-    stored = await inspector.load_stored_call(session.tenant_scope, conversation_id, turn_seq, attempt)
-    end = stored.call.end
-    raw = None if end is None else end.raw_response
-    return answer_bytes(raw or b"", f"response-{turn_seq}-{attempt}")
+download_request: Final = get(f"{_PATH}/request")(show_request_bytes)
+download_response: Final = get(f"{_PATH}/response")(show_response_bytes)
 
 
 @get(f"{_PATH}/json")

@@ -1,4 +1,4 @@
-"""The tenant's keys, and revoking one."""
+"""Pages that list the keys of a tenant and revoke a key."""
 
 from datetime import UTC, datetime
 
@@ -20,7 +20,7 @@ async def show_keys(
     key_ring: NamedDependency[SkipValidation[KeyRing]],
     revoked: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """All of them on one page: a tenant has few. Newest first, for those are looked for."""
+    """Show all keys on one page, newest first: a tenant has few."""
     keys = await key_ring.list_keys(session.key.tenant_id)
     return answer_page(
         request,
@@ -38,7 +38,7 @@ async def confirm_revocation(
     session: NamedDependency[SkipValidation[AdminSession]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
 ) -> Response[bytes]:
-    """Whether you are sure."""
+    """Ask for confirmation."""
     key = await key_ring.load_key(tenant_id=session.key.tenant_id, key_id=key_id)
     return answer_page(request, "revoke_key.html", key=key, is_own=key.id == session.key.id)
 
@@ -50,7 +50,7 @@ async def revoke_key_on_page(
     session: NamedDependency[SkipValidation[AdminSession]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
 ) -> Response[bytes]:
-    """Revokes it. Loaded first: revoking takes no tenant, and this one's may be another."""
+    """Revoke a key after checking that it belongs to the tenant of the session."""
     key = await key_ring.load_key(tenant_id=session.key.tenant_id, key_id=key_id)
     await key_ring.revoke_key(key.id, actor)
     return answer_redirect(f"/admin/keys?revoked={key.id}")

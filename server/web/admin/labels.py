@@ -1,8 +1,9 @@
-"""Texts that the pages show in place of codes: actions, epoch reasons, compactions, tables."""
+"""Texts that the pages show in place of codes, and the notices that follow an action."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from server.compaction.compactor import NOT_BEGUN, UNDONE
 from server.compaction.plan import CompactionReason, SkipReason
@@ -99,6 +100,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "compaction_alarms": "Alarms",
 }
 """The most important tables first."""
+PARAMETER: Final = "notice"
 
 
 def name_action(action: str) -> str:
@@ -135,3 +137,47 @@ def _label_table(name: str) -> str:
     schema, _, table = name.rpartition(".")
     label = _TABLES.get(table, table)
     return f"{label}, of replays" if schema and label != table else label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A sentence at the top of a page after an action.
+
+    The URL contains only the name of the notice, so that a link cannot make a page show any other text.
+    """
+
+    text: str
+    is_good: bool = True
+    """False: nothing was done, or it has not ended yet."""
+
+
+NOTICES: Final[Mapping[str, Notice]] = {
+    "forked": Notice(text="This is the fork. The original was not changed."),
+    "cancelled": Notice(text="The turn was cancelled. The part of the answer that had arrived is kept."),
+    "ended": Notice(text="The turn ended before it could be cancelled.", is_good=False),
+    "cancelling": Notice(
+        text="Cancellation was requested, and the turn is still running. Reload the page.", is_good=False
+    ),
+    "compacted": Notice(text="Compacted: the oldest exchanges are now history in the static layer."),
+    "summarised": Notice(text="Compacted: the oldest history was summarised."),
+    "oldest_left_out": Notice(
+        text="Compacted: no summary was available. The oldest history is left out of requests from now on."
+    ),
+    "signed": Notice(text="Compacted: a summary that the provider has signed replaces the oldest exchanges."),
+    "unchanged": Notice(text="Nothing was compacted. The reason is below.", is_good=False),
+    "undone": Notice(text="The compaction was undone. Its turns are sent as messages again."),
+    "view-saved": Notice(text="The view was saved. It is shown above the list."),
+    "view-renamed": Notice(text="The view was renamed."),
+    "view-deleted": Notice(text="The view was deleted. Conversations are not affected."),
+    "erased": Notice(text="The conversation and all its data were deleted."),
+}
+
+
+def find_notice(query: Mapping[str, str]) -> Notice | None:
+    """Return the notice that a query names; None if there is no such notice."""
+    return NOTICES.get(query.get(PARAMETER, ""))
+
+
+def with_notice(path: str, name: str) -> str:
+    """Return the URL of a page with a notice."""
+    return f"{path}{'&' if '?' in path else '?'}{urlencode({PARAMETER: name})}"

@@ -29,20 +29,20 @@ from server.web.request import FAILURE, PROBLEM_CODE, part_of
 _PROGRAMS: Final = "/admin/api"
 _CONVERSATION: Final = re.compile(r"(/admin/conversations/conv_[0-9a-z]+)/.+", re.ASCII)
 _ADVICE: Final[Mapping[type[StrataError], str]] = {
-    ConversationBusy: "Wait for the turn to end, or cancel it on the conversation's page; then do it again.",
-    ConversationNotFound: "Look for it in the list of conversations; it may have been deleted.",
-    TurnNotRunning: "It has ended by itself. The conversation's page shows how.",
-    TurnNotFound: "The conversation's page shows the turns that there are.",
-    CompactionNotFound: "All turns are messages: there is nothing to take back.",
-    EpochMoved: "Somebody else, or the server itself, changed the history meanwhile. Look at it, then do it again.",
+    ConversationBusy: "Wait for the turn to end, or cancel it on the conversation's page. Then try again.",
+    ConversationNotFound: "Search the list of conversations. It may have been deleted.",
+    TurnNotRunning: "The turn has ended. The conversation's page shows how.",
+    TurnNotFound: "The conversation's page lists its turns.",
+    CompactionNotFound: "All turns are sent as messages: there is nothing to undo.",
+    EpochMoved: "The history was changed meanwhile, by another operator or by the server. Check it, then try again.",
 }
-"""What a program is told to do is of no use to somebody who looks at a page."""
+"""Advice for people. The hints of these errors are for programs."""
 _WHOLE_PAGE: Final = {"hx-retarget": "main", "hx-reselect": "main", "hx-reswap": "outerHTML"}
-"""htmx is told to show the error, whatever part of the page it asked for."""
+"""These headers make htmx show the error in place of the part of the page that was requested."""
 
 
 def answer_any_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """The application's exception handler."""
+    """Answer any exception of the application: with a page for browsers under `/admin`, else with a problem."""
     if not _wants_page(request):
         return answer_exception(request, error)
     known = translate(request, error)
@@ -65,7 +65,7 @@ def _wants_page(request: Request[Any, Any, Any]) -> bool:
 def _answer_error(request: Request[Any, Any, Any], error: StrataError) -> Response[bytes]:
     status = ANSWERS[type(error)].status
     headers = answer_headers(error)
-    # A browser would ask for a password of its own making.
+    # With this header a browser would show its own password dialog.
     headers.pop("www-authenticate", None)
     return answer_page(
         request,
@@ -76,22 +76,22 @@ def _answer_error(request: Request[Any, Any, Any], error: StrataError) -> Respon
         message=Internal().message if isinstance(error, Internal) else error.message,
         advice=_ADVICE.get(type(error), error.advice),
         code=error.code,
-        # Nobody has looked for a session where there is no page; whoever has a cookie most likely has one.
+        # The guard does not run if there is no such page. A browser with a cookie most likely has a session.
         may_navigate=COOKIE in request.cookies,
         back_url=None if isinstance(error, ConversationNotFound) else _conversation_page(request),
     )
 
 
 def _conversation_page(request: Request[Any, Any, Any]) -> str | None:
-    """The page of the conversation that something below it was asked for."""
+    """Return the page of the conversation if the request is for a page below it."""
     found = _CONVERSATION.fullmatch(request.scope["path"])
     return found[1] if found else None
 
 
 def _send_to_login(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """To the form, and from there back to the page; what was sent to it is lost."""
+    """Redirect to the login, which redirects back to the page. A form that was sent is lost."""
     goal = _address_of(request) if request.scope["method"] == "GET" else START
-    if _comes_from_elsewhere(request):
+    if _lacks_cookie_of_site(request):
         return answer_page(request, "again.html", goal=goal)
     url = "/admin/login" if goal == START else f"/admin/login?goal={quote(goal)}"
     browser_sessions: BrowserSessions = part_of(request.scope, "browser_sessions")
@@ -102,9 +102,10 @@ def _send_to_login(request: Request[Any, Any, Any]) -> Response[bytes]:
     return answer_redirect(url, cookies=cookies)
 
 
-def _comes_from_elsewhere(request: Request[Any, Any, Any]) -> bool:
-    """A link of another site was followed, and the browser has kept the cookie back: the page asks for itself once more
-    then, and a request of its own brings the cookie.
+def _lacks_cookie_of_site(request: Request[Any, Any, Any]) -> bool:
+    """Return whether the browser followed a link of another site, and therefore did not send the strict cookie.
+
+    The page then reloads itself, and the browser sends the cookie with that request.
     """
     site, method = request.headers.get("sec-fetch-site"), request.scope["method"]
     return method == "GET" and site in {"cross-site", "same-site"} and COOKIE not in request.cookies

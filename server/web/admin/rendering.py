@@ -1,4 +1,4 @@
-"""From a template to an answer. Whatever people and models wrote is escaped, in every template, without being asked."""
+"""Rendering of page templates. All values are escaped, in every template, by default."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from litestar.datastructures import Cookie
 from server.conversation.bundled import find_bundled
 from server.inspection.admin_sessions import AdminSession
 from server.web.admin.assets import ASSETS
-from server.web.admin.notices import find_notice
+from server.web.admin.labels import find_notice
 from server.web.request import SESSION, request_id_of
 
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -30,7 +30,7 @@ NAVIGATION: Final = (
     ("/admin/keys", "Keys"),
     ("/admin/audit", "Audit log"),
 )
-"""What there is, in the order of its use."""
+"""URLs and names of the pages in the header."""
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     "content-type": "text/html; charset=utf-8",
@@ -38,20 +38,21 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    # Not `no-referrer`: a browser would send its forms with `Origin: null` then.
+    # Not `no-referrer`: browsers would send forms with `Origin: null`.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "cache-control": "no-store",
     "vary": "cookie, accept",
 }
-"""Beside those that the edge gives to every answer."""
+"""The middleware adds further headers to every answer."""
 
 
 def show_text(text: str) -> str:
-    """Text in which everything can be seen: control characters become their pictures, those that turn the direction of
-    what follows their numbers, half a pair of surrogates the mark for a character that cannot be shown. Line ends and
-    tabs stay what they are.
+    """Make invisible characters visible.
+
+    Control characters become control pictures, characters that change the direction of text become their code points,
+    and unpaired surrogates become replacement characters. Line ends and tabs are kept.
     """
     return _UNSHOWABLE.sub(_picture, text)
 
@@ -66,7 +67,7 @@ def _picture(match: re.Match[str]) -> str:
 
 
 def _finalize(value: object) -> object:
-    """What a template's expressions come to, before it is escaped. What is a piece of a page already stays so."""
+    """Convert the value of an expression in a template before it is escaped. Markup is kept."""
     return show_text(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -75,7 +76,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 def _url_encode(value: str | Mapping[str, str]) -> str:
-    """As Jinja's own, but half a pair of surrogates, which has no place in an address, becomes a question mark."""
+    """Encode like Jinja's own filter, with a question mark for an unpaired surrogate, which a URL cannot contain."""
     if isinstance(value, Mapping):
         return urlencode(value, errors="replace")
     return quote(value, errors="replace")
@@ -106,12 +107,12 @@ _ENVIRONMENT: Final = _build_environment()
 
 
 def render(template: str, **values: object) -> str:
-    """A page as text."""
+    """Render a page as text."""
     return _ENVIRONMENT.get_template(template).render(**values)
 
 
 def session_of(request: Request[Any, Any, Any]) -> AdminSession | None:
-    """Who is logged in, where the guard has looked."""
+    """Return the session that the guard found, if it ran."""
     session: AdminSession | None = request.scope["state"].get(SESSION)
     return session
 
@@ -124,7 +125,7 @@ def answer_page(
     headers: Mapping[str, str] | None = None,
     **values: object,
 ) -> Response[bytes]:
-    """The answer with a page. Templates see the session, the path, the request's id and a notice beside the values."""
+    """Answer with a page. Templates also get the session, the path, the request id and the notice."""
     session = session_of(request)
     text = render(
         template,
@@ -139,9 +140,9 @@ def answer_page(
 
 
 def pushed_address(request: Request[Any, Any, Any], address: str) -> Mapping[str, str] | None:
-    """The header that tells htmx what the page's address is: its own would have the form's empty fields in it.
+    """Return the header with the URL that htmx shows; its own URL would contain the empty fields of the form.
 
-    None where it was not htmx who asked. Where it goes back in history, the address is there already.
+    None if the request was not sent by htmx. Empty if htmx restores a page of the history, whose URL is known.
     """
     if "hx-request" not in request.headers:
         return None
@@ -149,5 +150,5 @@ def pushed_address(request: Request[Any, Any, Any], address: str) -> Mapping[str
 
 
 def answer_redirect(url: str, *, cookies: tuple[Cookie, ...] = ()) -> Response[bytes]:
-    """See another page, whatever the method was."""
+    """Redirect to a page, with GET."""
     return Response(content=b"", status_code=303, headers={**PAGE_HEADERS, "location": url}, cookies=list(cookies))

@@ -119,22 +119,22 @@ async def do_replay_action(
 ) -> Response[bytes]:
     """Execute an action and redirect to the replay."""
     _find_action(action)
-    reach = session.tenant_scope
+    scope = session.tenant_scope
     form = await read_form(request)
     match action:
         case "pause":
-            await replay_service.replays.pause_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.pause_replay(scope, replay_id, actor=actor)
         case "continue":
-            replay = await replay_service.replays.load_replay(reach, replay_id)
+            replay = await replay_service.replays.load_replay(scope, replay_id)
             try:
                 limits = read_limits(form, replay.draft.limits)
-                await replay_service.continue_(reach, replay_id, actor=actor, limits=limits)
+                await replay_service.continue_(scope, replay_id, actor=actor, limits=limits)
             except ValidationFailed as error:
                 return _answer_confirmation(request, replay, action, form, fault=error.message)
         case "cancel":
-            await replay_service.replays.cancel_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.cancel_replay(scope, replay_id, actor=actor)
         case _:
-            await replay_service.replays.erase_replay(reach, replay_id, actor=actor)
+            await replay_service.replays.erase_replay(scope, replay_id, actor=actor)
             return answer_redirect("/admin/replays?deleted=1")
     return answer_redirect(f"/admin/replays/{replay_id}")
 

@@ -54,7 +54,9 @@ def draw_chart(measured: Measured) -> Chart:
     max_count = max((count for _, spread in spreads for count in spread.bins), default=0) or 1
     bars: list[Bar] = []
     for index, (side, spread) in enumerate(spreads):
-        bars.extend(_draw_side(measured, side, spread.bins, index=index, count=len(spreads), max_count=max_count))
+        bars.extend(
+            _draw_side(measured, side, spread.bins, side_index=index, side_count=len(spreads), max_count=max_count)
+        )
     return Chart(
         title=MEASURE_TITLES[measured.measure],
         low=format_value(measured.measure, measured.low),
@@ -66,20 +68,20 @@ def draw_chart(measured: Measured) -> Chart:
 
 
 def _draw_side(
-    measured: Measured, side: Side, bins: Sequence[int], *, index: int, count: int, max_count: int
+    measured: Measured, side: Side, bins: Sequence[int], *, side_index: int, side_count: int, max_count: int
 ) -> list[Bar]:
     bin_width = WIDTH / len(bins)
-    width = (bin_width - _GAP) / count
+    width = (bin_width - _GAP) / side_count
     return [
         Bar(
             side=side,
-            x=round(place * bin_width + _GAP / 2 + index * width, 2),
+            x=round(index * bin_width + _GAP / 2 + side_index * width, 2),
             y=round(HEIGHT - HEIGHT * number / max_count, 2),
             width=round(width, 2),
             height=round(HEIGHT * number / max_count, 2),
-            title=f"{side}: {number:,} from {_format_edge(measured, place)} to {_format_edge(measured, place + 1)}",
+            title=f"{side}: {number:,} from {_format_edge(measured, index)} to {_format_edge(measured, index + 1)}",
         )
-        for place, number in enumerate(bins)
+        for index, number in enumerate(bins)
         if number
     ]
 

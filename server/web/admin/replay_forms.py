@@ -1,4 +1,4 @@
-"""The forms of replays, as the bodies that programs send."""
+"""The forms of replays, read as request bodies of the API."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from server.conversation.errors import ValidationFailed
 from server.replay.rerun.replay import ReplayDraft, ReplayLimits
-from server.web.api.replay_bodies import LimitsBody, ReplayBody
+from server.web.api.replay_bodies import LimitsBody, ReplayBody, first_fault
 from server.web.json_text import DuplicateKey, decode_json
 
 FIELDS: Final = (
@@ -52,22 +52,22 @@ _FILTERS: Final = {
 _LIMITS: Final = ("repetitions", "parallelism", "calls_per_minute", "budget_tokens")
 _JUDGE: Final = {"judge_provider": "provider", "judge_model": "model", "judge_prompt": "prompt"}
 CHANGEABLE: Final = ("parallelism", "calls_per_minute", "budget_usd", "budget_tokens")
-"""Limits that a replay can be given anew when it goes on."""
+"""Limits that can be changed when a replay is continued."""
 
 
 def read_fields(form: Mapping[str, str]) -> dict[str, str]:
-    """What was filled in. Browsers end lines as the wire does; people do not."""
+    """Return the fields that are filled in. Line ends of browsers (CR LF) become LF."""
     filled = {name: form.get(name, "").replace("\r\n", "\n").strip() for name in FIELDS}
     return {name: text for name, text in filled.items() if text}
 
 
 def seal(fields: Mapping[str, str]) -> str:
-    """A mark of these very fields: what is started is what was estimated."""
+    """Return a hash of the fields, so that only a replay that was estimated is started."""
     return hashlib.sha256(json.dumps(sorted(fields.items())).encode()).hexdigest()
 
 
 def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
-    """Raises `ValidationFailed`, which names the field."""
+    """Build the draft. Raises `ValidationFailed` with the field."""
     body: dict[str, Any] = {
         "name": fields.get("name", ""),
         "selection": _read_selection(fields),
@@ -86,23 +86,24 @@ def read_draft(fields: Mapping[str, str]) -> ReplayDraft:
     try:
         return ReplayBody.model_validate(body).to_draft()
     except ValidationError as error:
-        raise _refusal_of(error) from error
+        raise _refusal(*first_fault(error)) from error
 
 
 def read_limits(form: Mapping[str, str], limits: ReplayLimits) -> ReplayLimits | None:
-    """The limits with what a form says: an empty field takes a limit away, one that is not there leaves it. None where
-    it says nothing. Raises `ValidationFailed`, which names the field.
+    """Return the limits with the changes of a form, or None if it has no field of a limit.
+
+    An empty field removes a limit, and a missing one keeps it. Raises `ValidationFailed` with the field.
     """
-    said = {name: form[name].strip() for name in CHANGEABLE if name in form}
+    given = {name: form[name].strip() for name in CHANGEABLE if name in form}
     try:
-        body = LimitsBody.model_validate({name: _read_limit(name, text) for name, text in said.items()})
+        body = LimitsBody.model_validate({name: _read_limit(name, text) for name, text in given.items()})
     except ValidationError as error:
-        raise _refusal_of(error) from error
-    return body.lay_over(limits) if said else None
+        raise _refusal(*first_fault(error)) from error
+    return body.merge_into(limits) if given else None
 
 
 def fill_limits(limits: ReplayLimits) -> dict[str, str]:
-    """The fields of that form as they are now."""
+    """Return the fields of that form with the current limits."""
     usd = limits.budget_usd
     filled = {
         "parallelism": limits.parallelism,
@@ -117,7 +118,7 @@ def _read_selection(fields: Mapping[str, str]) -> dict[str, Any]:
     filters = {member: fields[name] for name, member in _FILTERS.items() if name in fields}
     for name in ("active_after", "active_before"):
         if name in fields:
-            # A browser's field for times knows no zone: it is UTC, as everything on the page.
+            # A datetime field of a browser has no time zone. All times on the page are UTC.
             filters[name] = f"{fields[name]}Z"
     chosen: dict[str, Any] = {"filters": filters}
     if "conversation_ids" in fields:
@@ -139,7 +140,7 @@ def _read_candidate(fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read_judge(fields: Mapping[str, str]) -> dict[str, Any] | None:
-    """None where no field of it is filled in."""
+    """Return the judge, or None if none of its fields is filled in."""
     judge: dict[str, Any] = {member: fields[name] for name, member in _JUDGE.items() if name in fields}
     if "judge_settings" in fields:
         judge["settings"] = _read_object("judge_settings", fields["judge_settings"])
@@ -176,11 +177,6 @@ def _read_amount(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise _refusal(name, "This takes an amount in dollars, such as 2.50.") from None
-
-
-def _refusal_of(error: ValidationError) -> ValidationFailed:
-    fault = error.errors()[0]
-    return _refusal(".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, "))
 
 
 def _refusal(name: str, sentence: str) -> ValidationFailed:

@@ -1,4 +1,4 @@
-"""Replays: the list, what came out of one, and its turns side by side."""
+"""The pages of replays: the list, a replay with its report, its items, and the answers of an item side by side."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -44,7 +44,7 @@ async def show_replays(
     cursor: FromQuery[str | None] = None,
     deleted: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """A page of them, newest first."""
+    """Show a page of replays, newest first."""
     page = await replay_service.replays.list_replays(session.tenant_scope, cursor=cursor, limit=_ROWS)
     return answer_page(
         request,
@@ -67,7 +67,7 @@ async def show_replay_page(
     failed_assertion: FromQuery[str] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """How far it is, what came out, and what differs most. The filters live in the address."""
+    """Show the progress, the report and the worst results of a replay. The filters are in the query string."""
     replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
     wanted = ResultFilter(
         outcome=_OUTCOMES.get(outcome),
@@ -84,7 +84,7 @@ async def show_replay_page(
     report = await replay_service.replays.report_replay(session.tenant_scope, replay.id)
     named = {"outcome": outcome, "kind": kind, "failed_assertion": failed_assertion}
     filters = {name: value for name, value in named.items() if value}
-    behind = urlencode({**filters, "cursor": results.next_cursor}) if results.next_cursor else None
+    next_query = urlencode({**filters, "cursor": results.next_cursor}) if results.next_cursor else None
     return answer_page(
         request,
         "replay.html",
@@ -100,7 +100,7 @@ async def show_replay_page(
         kinds=list(_KINDS),
         is_first=cursor is None,
         first_url=f"/admin/replays/{replay.id}?{urlencode(filters)}",
-        next_url=f"/admin/replays/{replay.id}?{behind}" if behind else None,
+        next_url=f"/admin/replays/{replay.id}?{next_query}" if next_query else None,
         failed_items=failed.items,
         has_more_failed=failed.next_cursor is not None,
         formats=list(ExportFormat),
@@ -116,7 +116,7 @@ async def show_replay_progress(
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[bytes]:
-    """The piece of the page that changes while it runs."""
+    """Show the part of the page that changes while the replay runs."""
     replay = await replay_service.replays.load_replay(session.tenant_scope, replay_id)
     return answer_page(request, "_replay_progress.html", **_progress(replay))
 
@@ -127,16 +127,16 @@ async def show_replay_items(
     replay_id: FromPath[str],
     session: NamedDependency[SkipValidation[AdminSession]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
-    # `state` is a reserved name of the framework's.
+    # `state` is a reserved name of the framework.
     named: Annotated[str, QueryParameter(name="state")] = "",
     cursor: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """A page of all conversations in all repetitions, by number, with what came out of each."""
-    reach = session.tenant_scope
-    replay = await replay_service.replays.load_replay(reach, replay_id)
+    """Show a page of items by number, with the outcomes of each."""
+    scope = session.tenant_scope
+    replay = await replay_service.replays.load_replay(scope, replay_id)
     state = _STATES.get(named)
-    page = await replay_service.replays.list_items(reach, replay.id, state=state, cursor=cursor, limit=_ROWS)
-    counts = await replay_service.replays.count_outcomes(reach, replay.id, [item.number for item in page.items])
+    page = await replay_service.replays.list_items(scope, replay.id, state=state, cursor=cursor, limit=_ROWS)
+    counts = await replay_service.replays.count_outcomes(scope, replay.id, [item.number for item in page.items])
     home = f"/admin/replays/{replay.id}/items"
     filters = {} if state is None else {"state": state.value}
     return answer_page(
@@ -163,16 +163,16 @@ async def show_replay_item(
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
     page: Annotated[int, QueryParameter(ge=1, le=_LAST_PAGE)] = 1,
 ) -> Response[bytes]:
-    """The turns of one conversation in one repetition, recorded and candidate beside each other."""
-    reach = session.tenant_scope
-    replay = await replay_service.replays.load_replay(reach, replay_id)
-    item = await replay_service.replays.load_item(reach, replay_id, number)
-    wanted = ResultFilter(number=number, first_place=(page - 1) * TURNS_ON_PAGE + 1)
+    """Show the recorded and the candidate's answers of one item side by side."""
+    scope = session.tenant_scope
+    replay = await replay_service.replays.load_replay(scope, replay_id)
+    item = await replay_service.replays.load_item(scope, replay_id, number)
+    wanted = ResultFilter(number=number, first_position=(page - 1) * TURNS_ON_PAGE + 1)
     found = await list_full_results(replay_service.replays, replay, wanted=wanted, limit=TURNS_ON_PAGE)
-    judged = [full.stored.result.place for full in found.items if full.stored.result.judge is not None]
+    judged = [full.stored.result.position for full in found.items if full.stored.result.judge is not None]
     background: Sequence[CallOutline] = ()
     if item.replay_conversation_id is not None:
-        background = (await replay_calls.load_timeline(reach, replay_id, number, limit=1)).background_calls
+        background = (await replay_calls.load_timeline(scope, replay_id, number, limit=1)).background_calls
     return answer_page(
         request,
         "replay_item.html",
@@ -181,7 +181,7 @@ async def show_replay_item(
         links=ItemLinks(replay=replay, number=number),
         results=[build_shown_result(full) for full in found.items],
         background=background,
-        judge_calls=await replay_service.replays.find_judge_calls(reach, replay_id, number, judged) if judged else {},
+        judge_calls=await replay_service.replays.find_judge_calls(scope, replay_id, number, judged) if judged else {},
         page=page,
         has_more=found.next_cursor is not None,
     )
@@ -194,12 +194,12 @@ async def export_replay_page(
     replay_service: NamedDependency[SkipValidation[ReplayService]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
-    """The file."""
+    """Download the replay."""
     return await answer_export(replay_service.replays, session.tenant_scope, replay_id, form)
 
 
 def _list_changed(candidate: Candidate) -> list[str]:
-    """What of it is too long for the page: the export has it."""
+    """Return the names of changes that are too long for the page. The export contains them."""
     parts = ("instructions", "variables", "tools", "compaction")
     return [*(part for part in parts if getattr(candidate, part) is not None), *candidate.templates]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.conversation.block import ToolCallBlock
-from server.inspection.text_difference import LinePart
+from server.inspection.differences import LinePart
 from server.payload.arguments import clone
 from server.replay.rerun.comparison import CallPair, pair_calls
 from server.replay.rerun.figures import Figure, compare_facts

@@ -1,5 +1,7 @@
 """Fork, cancel, compact, undo, erase and export: one handler per action, for clients and for operators.
 
+Clients can also list compactions.
+
 A handler gets `actions`, which are bound to a tenant. Under `/v1` it is the tenant of the key. Under `/admin/api` it is
 the tenant of the conversation, as far as the key may act on it, and the actions are audited. The pages under `/admin`
 use the same `actions` (`OPERATOR_ACTIONS`) and answer with redirects.
@@ -7,40 +9,41 @@ use the same `actions` (`OPERATOR_ACTIONS`) and answer with redirects.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from litestar import Response, delete, get, post
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from server.archive.file import ARCHIVE_MEDIA_TYPE
 from server.compaction.compactor import Compactor
-from server.compaction.report import CompactionOutcome, CompactionReport
+from server.compaction.report import CompactionOutcome
 from server.conversation.api_key import ApiKey
 from server.conversation.audit import Actor, AuditLog
 from server.conversation.errors import (
     CompactionNotFound,
     ConversationBusy,
     ConversationNotFound,
+    CursorInvalid,
     EpochMoved,
     StrataError,
     SummaryUnavailable,
     TurnNotFound,
     TurnNotRunning,
 )
+from server.conversation.page import PAGE_LIMIT
 from server.conversation.store import ErasureReport, Store
 from server.inspection.actions import Archives, Audit, ConversationActions
 from server.inspection.port import Inspector
 from server.turns.service import TurnService
-from server.web.api.block_views import View
 from server.web.api.inspection import tenant_scope
 from server.web.api.turns import ACCEPTED, answer_running, view_end
-from server.web.api.views import CONVERSATION_ID, ConversationView, TurnAnswer
+from server.web.api.views import CONVERSATION_ID, CompactionView, ConversationView, PageView, TurnAnswer, View
 from server.web.auth import admin_only, client_only
 from server.web.body import MAX_BIGINT, Body
 from server.web.errors import document_admin_errors, document_client_errors
@@ -95,9 +98,7 @@ class CompactionBody(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"dry_run": True}, {"force": True}]})
 
     dry_run: bool = Field(default=False, description="Change nothing; report what would be done.")
-    force: bool = Field(
-        default=False, description="Move every exchange that may be moved, whatever the policy decides."
-    )
+    force: bool = Field(default=False, description="Move every exchange that may be moved, regardless of the policy.")
 
 
 class CompactionReportView(View):
@@ -108,7 +109,7 @@ class CompactionReportView(View):
     conversation_id: str
     outcome: CompactionOutcome = Field(description="The result.")
     reason: str = Field(description="Why the conversation was compacted, or why not.")
-    dry_run: bool
+    dry_run: bool = Field(validation_alias="is_dry_run")
     epoch: int = Field(description="The epoch of the conversation afterwards.")
     first_seq: int | None = Field(description="First of the turns that were moved.")
     last_seq: int | None = Field(description="Last of the turns that were moved.")
@@ -118,29 +119,16 @@ class CompactionReportView(View):
     saved_tokens_per_call: float = Field(description="In uncached input tokens.")
     saved_usd_per_call: float | None = Field(description="Null if the price is not known.")
     thinking_kept: bool = Field(description="False: the remaining turns are sent without their thinking.")
-    window_short: bool = Field(description="Requests are close to the size of the model's window.")
-    blocked: bool = Field(description="The conversation has to be compacted and cannot be.")
+    window_short: bool = Field(
+        validation_alias="is_window_short", description="Requests are close to the size of the model's window."
+    )
+    blocked: bool = Field(
+        validation_alias="is_blocked", description="The conversation has to be compacted and cannot be."
+    )
 
-    @classmethod
-    def of(cls, report: CompactionReport) -> Self:
-        saved = report.saved_usd_per_call
-        return cls(
-            conversation_id=report.conversation_id,
-            outcome=report.outcome,
-            reason=report.reason,
-            dry_run=report.is_dry_run,
-            epoch=report.epoch,
-            first_seq=report.first_seq,
-            last_seq=report.last_seq,
-            moved_tokens=report.moved_tokens,
-            segment_tokens=report.segment_tokens,
-            request_tokens=report.request_tokens,
-            saved_tokens_per_call=report.saved_tokens_per_call,
-            saved_usd_per_call=None if saved is None else float(saved),
-            thinking_kept=report.thinking_kept,
-            window_short=report.is_window_short,
-            blocked=report.is_blocked,
-        )
+
+class CompactionPage(PageView[CompactionView]):
+    """Compactions, newest first."""
 
 
 class ErasureView(View):
@@ -153,7 +141,7 @@ class ErasureView(View):
     )
 
     @classmethod
-    def of(cls, report: ErasureReport, *, dry_run: bool) -> Self:
+    def showing(cls, report: ErasureReport, *, dry_run: bool) -> Self:
         return cls(dry_run=dry_run, rows=dict(report.rows), stored_bytes=report.stored_bytes)
 
 
@@ -230,7 +218,7 @@ async def fork_conversation(
     """Answer 201 with the new conversation."""
     fork = await actions.fork(conversation_id, data.at_seq)
     headers = {"etag": write_etag(fork.revision), "location": links.conversation.format(conversation_id=fork.id)}
-    return answer_json(ConversationView.showing(fork), 201, headers)
+    return answer_json(ConversationView.of(fork), 201, headers)
 
 
 async def cancel_turn(
@@ -269,7 +257,7 @@ async def erase_conversation(
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
-    return answer_json(ErasureView.of(await actions.erase(conversation_id, dry_run=dry_run), dry_run=dry_run))
+    return answer_json(ErasureView.showing(await actions.erase(conversation_id, dry_run=dry_run), dry_run=dry_run))
 
 
 async def export_conversation(
@@ -291,6 +279,28 @@ async def export_conversation(
         "x-content-type-options": "nosniff",
     }
     return Stream(all_lines(), media_type=ARCHIVE_MEDIA_TYPE, headers=headers)
+
+
+@get(
+    "/v1/conversations/{conversation_id:str}/compactions",
+    guards=[client_only],
+    summary="List the compactions of a conversation",
+    response_description="A page of compactions.",
+    description="Newest first, including summaries and compactions that were undone.",
+    tags=["conversations"],
+    responses=document_client_errors(ConversationNotFound, CursorInvalid),
+)
+async def list_compactions(
+    conversation_id: FromPath[str],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+    store: NamedDependency[SkipValidation[Store]],
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)] = 20,
+) -> Response[CompactionPage]:
+    page = await store.list_epochs(caller.tenant_id, conversation_id, cursor=cursor, limit=limit)
+    return answer_json(
+        CompactionPage(data=[CompactionView.of(item) for item in page.items], next_cursor=page.next_cursor)
+    )
 
 
 _Handler = Callable[..., Any]
@@ -340,6 +350,7 @@ def _route_for_both(  # noqa: PLR0913  reason: the texts of the OpenAPI document
 
 
 ROUTES: Final = (
+    list_compactions,
     *_route_for_both(
         post,
         "/fork",

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated
 
 from litestar import Response, get, post
 from litestar.di import NamedDependency
@@ -13,41 +13,29 @@ from server.conversation.api_key import ApiKey
 from server.conversation.assistant import Assistant, Instructions
 from server.conversation.errors import (
     AssistantNotFound,
-    BodyMalformed,
-    BodyTooLarge,
     ConversationNotFound,
     CursorInvalid,
-    DatabaseUnavailable,
-    KeyRejected,
-    MediaTypeUnsupported,
-    ScopeMissing,
     TemplateWorkersBusy,
-    ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
-from server.inspection.assistant_difference import compare_definitions
 from server.inspection.assistant_editor import AssistantEditor
+from server.inspection.assistants import compare_definitions
 from server.inspection.port import Inspector
 from server.web.api.assistant_views import (
     AssistantOutlinePage,
-    AssistantOutlineView,
     CheckView,
     ComparedVersionView,
     DifferenceView,
     InspectedAssistantView,
     PromptView,
     VersionPage,
-    VersionView,
 )
 from server.web.api.assistants import InstructionsBody
 from server.web.api.inspection import choose_tenant, tenant_scope
 from server.web.auth import admin_only
 from server.web.body import MAX_INTEGER, Body, JsonObject
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
-
-_ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
-_BODY_ERRORS: Final = (*_ERRORS, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, AssistantNotFound)
 
 
 class DraftBody(Body):
@@ -88,7 +76,7 @@ class RenderBody(DraftBody):
     description="The newest version of each assistant, newest assistant first. `tenant` selects another tenant, or "
     "`all`, and requires the scope `superadmin`.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, CursorInvalid),
+    responses=document_admin_errors(CursorInvalid),
 )
 async def inspect_assistants(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -99,8 +87,7 @@ async def inspect_assistants(
 ) -> Response[AssistantOutlinePage]:
     """List assistants."""
     page = await inspector.list_assistants(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
-    data = [AssistantOutlineView.of(outline) for outline in page.items]
-    return answer_json(AssistantOutlinePage(data=data, next_cursor=page.next_cursor))
+    return answer_json(AssistantOutlinePage.of(page))
 
 
 @get(
@@ -110,7 +97,7 @@ async def inspect_assistants(
     response_description="Its newest version.",
     description="The newest version, and the number of conversations by version.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, AssistantNotFound),
+    responses=document_admin_errors(AssistantNotFound),
 )
 async def inspect_assistant(
     assistant_id: FromPath[str],
@@ -128,7 +115,7 @@ async def inspect_assistant(
     response_description="A page of the list.",
     description="Newest first.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, AssistantNotFound, CursorInvalid),
+    responses=document_admin_errors(AssistantNotFound, CursorInvalid),
 )
 async def list_versions(
     assistant_id: FromPath[str],
@@ -139,9 +126,7 @@ async def list_versions(
 ) -> Response[VersionPage]:
     """List versions."""
     page = await inspector.list_versions(tenant_scope(caller), assistant_id, cursor=cursor, limit=limit)
-    return answer_json(
-        VersionPage(data=[VersionView.of(outline) for outline in page.items], next_cursor=page.next_cursor)
-    )
+    return answer_json(VersionPage.of(page))
 
 
 @get(
@@ -151,7 +136,7 @@ async def list_versions(
     response_description="The version.",
     description="With `against`, also the difference from that version: field by field, texts line by line.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, AssistantNotFound),
+    responses=document_admin_errors(AssistantNotFound),
 )
 async def inspect_version(
     assistant_id: FromPath[str],
@@ -167,7 +152,7 @@ async def inspect_version(
         other = await inspector.load_assistant(tenant_scope(caller), assistant_id, against)
         # Large definitions would block the event loop.
         compared = await asyncio.to_thread(compare_definitions, other.assistant.definition, found.assistant.definition)
-        difference = DifferenceView.of(against, compared)
+        difference = DifferenceView.comparing(against, compared)
     view = InspectedAssistantView.of(found)
     return answer_json(ComparedVersionView(**dict(view), difference=difference))
 
@@ -181,7 +166,7 @@ async def inspect_version(
     description="The static layer at the start of a conversation with these args, without history. Nothing is saved. "
     "If a template fails, its source is used, and `problems` names it.",
     tags=["inspection"],
-    responses=document_errors(*_BODY_ERRORS, ConversationNotFound, TemplateWorkersBusy),
+    responses=document_admin_errors(AssistantNotFound, ConversationNotFound, TemplateWorkersBusy, body=True),
 )
 async def render_prompt(
     assistant_id: FromPath[str],
@@ -195,7 +180,7 @@ async def render_prompt(
     prompt = await assistant_editor.render(
         found.tenant_id, data.apply_to(found.assistant), args=data.args, conversation_id=data.conversation_id
     )
-    return answer_json(PromptView.of(found.assistant.version, prompt))
+    return answer_json(PromptView.showing(found.assistant.version, prompt))
 
 
 @post(
@@ -207,7 +192,7 @@ async def render_prompt(
     description="All errors with their lines: syntax errors, and names that change with every turn; and warnings for "
     "unknown names. Nothing is saved.",
     tags=["inspection"],
-    responses=document_errors(*_BODY_ERRORS, TemplateWorkersBusy),
+    responses=document_admin_errors(AssistantNotFound, TemplateWorkersBusy, body=True),
 )
 async def check_instructions(
     assistant_id: FromPath[str],

@@ -5,15 +5,19 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from server.inspection.assistant_difference import AssistantDifference, CacheEffect, ChangeKind, FieldChange
-from server.inspection.assistant_editor import CheckedInstructions, RenderedPrompt
-from server.inspection.assistants import COUNT_CAP, AssistantOutline, InspectedAssistant, VersionOutline
-from server.inspection.template_checks import Severity, TemplateProblem
-from server.inspection.text_difference import DifferenceLine, LineChange
+from server.inspection.assistant_editor import RenderedPrompt, Severity
+from server.inspection.assistants import (
+    COUNT_CAP,
+    AssistantDifference,
+    CacheEffect,
+    ChangeKind,
+    FieldChange,
+    InspectedAssistant,
+)
+from server.inspection.differences import LineChange
 from server.web.api.assistants import AssistantView
-from server.web.api.block_views import View
 from server.web.api.inspection_views import TENANT_ID
-from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME
+from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME, PageView, View
 
 _MODEL: Final = "gemini-3.1-pro-preview"
 _COUNTED: Final = f"Counted up to {COUNT_CAP}."
@@ -29,33 +33,14 @@ class AssistantOutlineView(View):
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=[_MODEL])
     version: int = Field(examples=[3])
-    versions: int = Field(description=f"Number of versions. {_COUNTED}", examples=[3])
-    conversations: int = Field(description=_COUNTED, examples=[12])
+    versions: int = Field(validation_alias="version_count", description=f"Number of versions. {_COUNTED}", examples=[3])
+    conversations: int = Field(validation_alias="conversation_count", description=_COUNTED, examples=[12])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     changed_at: datetime = Field(examples=[EXAMPLE_TIME])
 
-    @classmethod
-    def of(cls, outline: AssistantOutline) -> Self:
-        return cls(
-            id=outline.id,
-            tenant_id=outline.tenant_id,
-            tenant_name=outline.tenant_name,
-            name=outline.name,
-            provider=outline.provider,
-            model=outline.model,
-            version=outline.version,
-            versions=outline.version_count,
-            conversations=outline.conversation_count,
-            created_at=outline.created_at,
-            changed_at=outline.changed_at,
-        )
 
-
-class AssistantOutlinePage(View):
+class AssistantOutlinePage(PageView[AssistantOutlineView]):
     """Assistants, newest first."""
-
-    data: list[AssistantOutlineView]
-    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class InspectedAssistantView(View):
@@ -89,45 +74,29 @@ class VersionView(View):
     name: str = Field(examples=["helper"])
     provider: str = Field(examples=["gemini"])
     model: str = Field(examples=[_MODEL])
-    tools: int = Field(description="Number of tools.", examples=[1])
-
-    @classmethod
-    def of(cls, outline: VersionOutline) -> Self:
-        return cls(
-            version=outline.version,
-            created_at=outline.created_at,
-            name=outline.name,
-            provider=outline.provider,
-            model=outline.model,
-            tools=outline.tool_count,
-        )
+    tools: int = Field(validation_alias="tool_count", description="Number of tools.", examples=[1])
 
 
-class VersionPage(View):
+class VersionPage(PageView[VersionView]):
     """Versions, newest first."""
-
-    data: list[VersionView]
-    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class LineView(View):
     """A line of one of the texts, or of both if it is the same."""
 
     change: LineChange
-    old_line: int | None = Field(description="Line number in the older text.", examples=[2])
-    new_line: int | None = Field(description="Line number in the newer text.", examples=[2])
+    old_line: int | None = Field(
+        validation_alias="old_number", description="Line number in the older text.", examples=[2]
+    )
+    new_line: int | None = Field(
+        validation_alias="new_number", description="Line number in the newer text.", examples=[2]
+    )
     text: str = Field(examples=["Be kind."])
-    left_out: int = Field(description="For `left_out`: the number of equal lines that are not listed.", examples=[0])
-
-    @classmethod
-    def of(cls, row: DifferenceLine) -> Self:
-        return cls(
-            change=row.change,
-            old_line=row.old_number,
-            new_line=row.new_number,
-            text=row.text,
-            left_out=row.left_out_count,
-        )
+    left_out: int = Field(
+        validation_alias="left_out_count",
+        description="For `left_out`: the number of equal lines that are not listed.",
+        examples=[0],
+    )
 
 
 class FieldChangeView(View):
@@ -168,7 +137,7 @@ class DifferenceView(View):
     )
 
     @classmethod
-    def of(cls, against: int, difference: AssistantDifference) -> Self:
+    def comparing(cls, against: int, difference: AssistantDifference) -> Self:
         return cls(
             against=against,
             changes=[FieldChangeView.of(change) for change in difference.changes],
@@ -193,17 +162,6 @@ class ProblemView(View):
     line: int | None = Field(examples=[2])
     source: str = Field(description="The line.", examples=["Today is {{ system.day_of_week }}."])
 
-    @classmethod
-    def of(cls, problem: TemplateProblem) -> Self:
-        return cls(
-            template=problem.template,
-            severity=problem.severity,
-            kind=problem.kind,
-            message=problem.message,
-            line=problem.line,
-            source=problem.source,
-        )
-
 
 class CheckView(View):
     """The result of a check without rendering."""
@@ -211,14 +169,6 @@ class CheckView(View):
     is_valid: bool = Field(description="Whether the instructions can be saved.", examples=[False])
     problems: list[ProblemView]
     args: list[str] = Field(description="Args that a conversation can set.", examples=[["city"]])
-
-    @classmethod
-    def of(cls, checked: CheckedInstructions) -> Self:
-        return cls(
-            is_valid=checked.is_valid,
-            problems=[ProblemView.of(problem) for problem in checked.problems],
-            args=list(checked.args),
-        )
 
 
 class PromptView(View):
@@ -234,7 +184,7 @@ class PromptView(View):
     missing: list[str] = Field(description="Names that had no value.", examples=[[]])
 
     @classmethod
-    def of(cls, version: int, prompt: RenderedPrompt) -> Self:
+    def showing(cls, version: int, prompt: RenderedPrompt) -> Self:
         return cls(
             version=version,
             text=prompt.text,

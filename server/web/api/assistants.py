@@ -19,8 +19,7 @@ from server.conversation.store import Store
 from server.payload.renderer import Renderer
 from server.payload.settings import check_settings
 from server.providers.choice import DEFAULT_MODELS
-from server.web.api.block_views import View
-from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME
+from server.web.api.views import ASSISTANT_ID, EXAMPLE_TIME, PageView, View
 from server.web.auth import client_only
 from server.web.body import MAX_INTEGER, Body, JsonObject, TextLimit
 from server.web.errors import document_client_errors
@@ -144,11 +143,8 @@ class AssistantView(View):
         )
 
 
-class AssistantPage(View):
+class AssistantPage(PageView[AssistantView]):
     """Assistants in their newest versions, newest assistant first."""
-
-    data: list[AssistantView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
 
 
 @post(

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from litestar import Response, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter, SkipValidation
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from server.conversation.api_key import ApiKey
-from server.conversation.audit import AuditEntry, AuditFilter, AuditLog, Outcome
-from server.conversation.errors import CursorInvalid, DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
-from server.conversation.page import PAGE_LIMIT, Page
-from server.web.api.block_views import View
+from server.conversation.audit import AuditFilter, AuditLog, Outcome
+from server.conversation.errors import CursorInvalid
+from server.conversation.page import PAGE_LIMIT
 from server.web.api.inspection import choose_tenant
-from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, PageView, View
 from server.web.auth import admin_only
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
 from server.web.validation import in_utc
 
@@ -35,38 +34,21 @@ class AuditEntryView(View):
     outcome: Outcome = Field(examples=["done"])
     object_id: str | None = Field(description="The object of the action.", examples=[CONVERSATION_ID])
     api_key_id: str | None = Field(
+        validation_alias=AliasPath("actor", "key_id"),
         description="The key of the operator; null for the command line and for unknown keys.",
         examples=["key_01jd0z8s3bf6h9kq2m4n6p8r0t"],
     )
-    session_id: str | None = Field(description="Null if no page was used.", examples=[None])
-    address: str | None = Field(description="Null for the command line.", examples=["192.0.2.7"])
+    session_id: str | None = Field(
+        validation_alias=AliasPath("actor", "session_id"), description="Null if no page was used.", examples=[None]
+    )
+    address: str | None = Field(
+        validation_alias=AliasPath("actor", "address"), description="Null for the command line.", examples=["192.0.2.7"]
+    )
     details: Mapping[str, Any] = Field(description="Details, without content or secrets.", examples=[{}])
 
-    @classmethod
-    def of(cls, entry: AuditEntry) -> Self:
-        return cls(
-            id=entry.id,
-            happened_at=entry.happened_at,
-            tenant_id=entry.tenant_id,
-            action=entry.action,
-            outcome=entry.outcome,
-            object_id=entry.object_id,
-            api_key_id=entry.actor.key_id,
-            session_id=entry.actor.session_id,
-            address=entry.actor.address,
-            details=entry.details,
-        )
 
-
-class AuditPage(View):
+class AuditPage(PageView[AuditEntryView]):
     """Entries of the log, newest first."""
-
-    data: list[AuditEntryView]
-    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
-
-    @classmethod
-    def of(cls, page: Page[AuditEntry]) -> Self:
-        return cls(data=[AuditEntryView.of(entry) for entry in page.items], next_cursor=page.next_cursor)
 
 
 def provide_wanted(
@@ -101,7 +83,7 @@ def provide_wanted(
     "`all`, which includes entries without a tenant, such as logins with unknown keys. It requires the scope "
     "`superadmin`.",
     tags=["inspection"],
-    responses=document_errors(ValidationFailed, CursorInvalid, KeyRejected, ScopeMissing, DatabaseUnavailable),
+    responses=document_admin_errors(CursorInvalid),
 )
 async def list_audit_entries(
     caller: NamedDependency[SkipValidation[ApiKey]],

@@ -12,15 +12,13 @@ from pydantic import Field
 
 from server.conversation.call import CallEnd, CallStart
 from server.conversation.event import ProviderEvent
-from server.conversation.payload import Layer, LayerOrder, ManifestEntry
+from server.conversation.payload import Layer, LayerOrder
 from server.conversation.turn import StopReason
 from server.inspection.calls import FoldedAnswer, InspectedCall, RebuiltRequest, RequestProof, SentBlock
-from server.inspection.manifest_difference import ComparedBlock, LayerShare
-from server.inspection.signatures import BlockSignature, SignatureState
-from server.providers.pricing import Cost
-from server.web.api.block_views import BlockView, View, view_blocks
+from server.inspection.manifest_difference import ComparedBlock
+from server.inspection.signatures import SignatureState
 from server.web.api.inspection_views import TENANT_ID, CallOutlineView
-from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, BlockView, UsageView, View, view_blocks
 
 _HASH: Final = "9f86d081884c7d659a2feaa0c55ad015"
 _LONG_HASH: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -45,13 +43,9 @@ class LayerView(View):
     """The size of one layer of the request."""
 
     layer: Layer = Field(examples=["static"])
-    blocks: int = Field(examples=[2])
-    bytes: int = Field(examples=[8200])
-    tokens: int = Field(examples=[2100])
-
-    @classmethod
-    def of(cls, share: LayerShare) -> Self:
-        return cls(layer=share.layer, blocks=share.block_count, bytes=share.size_bytes, tokens=share.token_count)
+    blocks: int = Field(validation_alias="block_count", examples=[2])
+    bytes: int = Field(validation_alias="size_bytes", examples=[8200])
+    tokens: int = Field(validation_alias="token_count", examples=[2100])
 
 
 class ManifestEntryView(View):
@@ -64,18 +58,6 @@ class ManifestEntryView(View):
     hash: str = Field(examples=[_HASH])
     length: int = Field(description="Bytes.", examples=[120])
     marked: bool = Field(description="Whether a cache marker follows it.", examples=[False])
-
-    @classmethod
-    def of(cls, entry: ManifestEntry) -> Self:
-        return cls(
-            layer=entry.layer,
-            kind=entry.kind,
-            role=entry.role,
-            seq=entry.seq,
-            hash=entry.hash,
-            length=entry.length,
-            marked=entry.marked,
-        )
 
 
 class SentBlockView(ManifestEntryView):
@@ -133,10 +115,6 @@ class SignatureView(View):
     fingerprint: str | None = Field(examples=["0123456789abcdef"])
     reason: str | None = Field(description="Why it was withheld.", examples=[None])
 
-    @classmethod
-    def of(cls, signature: BlockSignature) -> Self:
-        return cls(**asdict(signature))
-
 
 class EventView(View):
     """An event of the folded response."""
@@ -174,26 +152,12 @@ class FoldedView(View):
 class CostView(View):
     """The cost by bucket, in USD. Null if the price is not known."""
 
-    fresh_input: float | None = Field(examples=[0.00024])
-    cache_read: float | None = Field(examples=[0.00082])
-    cache_write: float | None = Field(examples=[0.0])
-    output: float | None = Field(examples=[0.0005])
-    reasoning: float | None = Field(examples=[0.0002])
-    total: float | None = Field(examples=[0.00176])
-
-    @classmethod
-    def of(cls, cost: Cost) -> Self:
-        buckets = (cost.fresh_input_usd, cost.cache_read_usd, cost.cache_write_usd, cost.output_usd, cost.reasoning_usd)
-        fresh, read, write, output, reasoning = [None if usd is None else float(usd) for usd in buckets]
-        total = cost.total_usd
-        return cls(
-            fresh_input=fresh,
-            cache_read=read,
-            cache_write=write,
-            output=output,
-            reasoning=reasoning,
-            total=None if total is None else float(total),
-        )
+    fresh_input: float | None = Field(validation_alias="fresh_input_usd", examples=[0.00024])
+    cache_read: float | None = Field(validation_alias="cache_read_usd", examples=[0.00082])
+    cache_write: float | None = Field(validation_alias="cache_write_usd", examples=[0.0])
+    output: float | None = Field(validation_alias="output_usd", examples=[0.0005])
+    reasoning: float | None = Field(validation_alias="reasoning_usd", examples=[0.0002])
+    total: float | None = Field(validation_alias="total_usd", examples=[0.00176])
 
 
 class CallRef(View):

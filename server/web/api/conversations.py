@@ -20,8 +20,7 @@ from server.conversation.errors import (
 from server.conversation.page import PAGE_LIMIT
 from server.conversation.store import ConversationChange, ConversationFilter, Store
 from server.web.api.actions import ETAG
-from server.web.api.block_views import View
-from server.web.api.views import ASSISTANT_ID, ConversationView
+from server.web.api.views import ASSISTANT_ID, ConversationView, PageView
 from server.web.auth import client_only
 from server.web.body import (
     CONTEXT_LIMIT,
@@ -106,11 +105,8 @@ class ConversationEdit(Body):
         return self
 
 
-class ConversationPage(View):
+class ConversationPage(PageView[ConversationView]):
     """Conversations, newest first."""
-
-    data: list[ConversationView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
 
 
 _NOT_MODIFIED: Final = ResponseSpec(
@@ -163,9 +159,7 @@ async def list_conversations(
         created_before=in_utc("created_before", created_before),
     )
     page = await store.list_conversations(caller.tenant_id, filters=filters, cursor=cursor, limit=limit)
-    return answer_json(
-        ConversationPage(data=[ConversationView.showing(item) for item in page.items], next_cursor=page.next_cursor)
-    )
+    return answer_json(ConversationPage.of(page))
 
 
 @get(
@@ -274,4 +268,4 @@ def _answer(conversation: Conversation, *, created: bool = False) -> Response[An
     headers = {"etag": write_etag(conversation.revision)}
     if created:
         headers["location"] = f"/v1/conversations/{conversation.id}"
-    return answer_json(ConversationView.showing(conversation), 201 if created else 200, headers)
+    return answer_json(ConversationView.of(conversation), 201 if created else 200, headers)

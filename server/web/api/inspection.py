@@ -12,10 +12,7 @@ from server.conversation.errors import (
     CallNotFound,
     ConversationNotFound,
     CursorInvalid,
-    DatabaseUnavailable,
-    KeyRejected,
     ScopeMissing,
-    ValidationFailed,
 )
 from server.conversation.page import PAGE_LIMIT
 from server.inspection.calls import CallInspector
@@ -26,13 +23,12 @@ from server.web.api.call_views import CallView
 from server.web.api.inspection_filters import FILTERS
 from server.web.api.inspection_views import InspectionPageView, TimelineView
 from server.web.auth import admin_only
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
 from server.web.validation import refuse
 
 ALL_TENANTS: Final = "all"
 _OCTETS: Final = "application/octet-stream"
-_ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
 
 
 def choose_tenant(caller: ApiKey, tenant: str | None) -> str | None:
@@ -59,7 +55,7 @@ def tenant_scope(caller: ApiKey) -> str | None:
     "is a literal text. Facts are counted a few seconds after the turns. Counts are estimates unless `count_exact` is "
     "true. `tenant` selects another tenant, or `all`, and requires the scope `superadmin`.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, CursorInvalid),
+    responses=document_admin_errors(CursorInvalid),
 )
 async def inspect_conversations(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -85,7 +81,7 @@ async def inspect_conversations(
     "calls and its context; the running turn; and the compactions. Fewer turns than `limit` are returned if they are "
     "very large.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, ConversationNotFound),
+    responses=document_admin_errors(ConversationNotFound),
 )
 async def inspect_conversation(
     conversation_id: FromPath[str],
@@ -114,7 +110,7 @@ async def inspect_conversation(
     "frames and events, signatures, repairs, caching, cost by bucket, and the difference from the request of the "
     "previous call. `turn_seq` is negative for calls that belong to no turn.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS, ConversationNotFound, CallNotFound),
+    responses=document_admin_errors(ConversationNotFound, CallNotFound),
 )
 async def inspect_call(
     conversation_id: FromPath[str],
@@ -128,21 +124,6 @@ async def inspect_call(
     return answer_json(CallView.of(found))
 
 
-_BYTES: Final = ResponseSpec(
-    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes."
-)
-
-
-@get(
-    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/response",
-    guards=[admin_only],
-    media_type=_OCTETS,
-    summary="Download the raw response of a call",
-    response_description="The bytes as received.",
-    description="All bytes of the body, including signatures. Empty if none were received or retention removed them.",
-    tags=["inspection"],
-    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
-)
 async def show_response(
     conversation_id: FromPath[str],
     turn_seq: FromPath[int],
@@ -153,20 +134,10 @@ async def show_response(
     """Download the raw response."""
     stored = await inspector.load_stored_call(tenant_scope(caller), conversation_id, turn_seq, attempt)
     end = stored.call.end
-    return answer_bytes(b"" if end is None or end.raw_response is None else end.raw_response, "response")
+    raw = b"" if end is None or end.raw_response is None else end.raw_response
+    return answer_bytes(raw, f"response-{turn_seq}-{attempt}")
 
 
-@get(
-    "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}/request",
-    guards=[admin_only],
-    media_type=_OCTETS,
-    summary="Download the request of a call",
-    response_description="The bytes, rebuilt from stored data.",
-    description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
-    "`impossible` if the request cannot be rebuilt: the body is then empty.",
-    tags=["inspection"],
-    responses={200: _BYTES, **document_errors(*_ERRORS, ConversationNotFound, CallNotFound)},
-)
 async def show_request(
     conversation_id: FromPath[str],
     turn_seq: FromPath[int],
@@ -175,8 +146,9 @@ async def show_request(
     call_inspector: NamedDependency[SkipValidation[CallInspector]],
 ) -> Response[bytes]:
     """Download the rebuilt request."""
-    request = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
-    return answer_bytes(request.body or b"", "request", {"x-strata-proof": request.proof.value})
+    rebuilt = await call_inspector.rebuild_request(tenant_scope(caller), conversation_id, turn_seq, attempt)
+    name = f"request-{turn_seq}-{attempt}"
+    return answer_bytes(rebuilt.body or b"", name, {"x-strata-proof": rebuilt.proof.value})
 
 
 def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) -> Response[bytes]:
@@ -187,3 +159,37 @@ def answer_bytes(body: bytes, name: str, headers: dict[str, str] | None = None) 
         "x-content-type-options": "nosniff",
     }
     return Response(content=body, media_type=_OCTETS, headers={**shared, **(headers or {})})
+
+
+_CALL_PATH: Final = "/admin/api/conversations/{conversation_id:str}/calls/{turn_seq:int}/{attempt:int}"
+_BYTES: Final = ResponseSpec(
+    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes."
+)
+ROUTES: Final = (
+    inspect_conversations,
+    inspect_conversation,
+    inspect_call,
+    # The pages serve the same handlers under their own paths.
+    get(
+        f"{_CALL_PATH}/response",
+        guards=[admin_only],
+        media_type=_OCTETS,
+        summary="Download the raw response of a call",
+        response_description="The bytes as received.",
+        description="All bytes of the body, including signatures. Empty if none were received or retention removed "
+        "them.",
+        tags=["inspection"],
+        responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
+    )(show_response),
+    get(
+        f"{_CALL_PATH}/request",
+        guards=[admin_only],
+        media_type=_OCTETS,
+        summary="Download the request of a call",
+        response_description="The bytes, rebuilt from stored data.",
+        description="The header `x-strata-proof` is `equal` if the bytes have the stored hash, `different` if not, and "
+        "`impossible` if the request cannot be rebuilt: the body is then empty.",
+        tags=["inspection"],
+        responses={200: _BYTES, **document_admin_errors(ConversationNotFound, CallNotFound)},
+    )(show_request),
+)

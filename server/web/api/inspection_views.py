@@ -6,20 +6,19 @@ from typing import Any, Final, Self
 from pydantic import Field
 
 from server.conversation.block import JsonValue
-from server.conversation.conversation import ConversationFacts, ConversationState
+from server.conversation.conversation import ConversationState
 from server.conversation.epoch import EpochReason
 from server.conversation.payload import LayerOrder
-from server.inspection.conversation_list import InspectedConversation, InspectionPage
-from server.inspection.timeline import CallOutline, EpochMark, RunningTurn, Timeline, TimelineTurn
-from server.web.api.block_views import View
-from server.web.api.compactions import CompactionView
+from server.inspection.timeline import Timeline, TimelineTurn
 from server.web.api.views import (
     ASSISTANT_ID,
     CONVERSATION_ID,
     EXAMPLE_TIME,
+    CompactionView,
     ConversationView,
     TurnView,
     UsageView,
+    View,
     view_turn,
 )
 
@@ -31,8 +30,12 @@ class FactsView(View):
     """Totals of a conversation, as far as they are counted."""
 
     last_indexed_seq: int = Field(description="Seq of the newest counted turn.", examples=[4])
-    turns: int = Field(examples=[4])
-    calls: int = Field(description="Every attempt counts. Calls that a fork copied do not.", examples=[2])
+    turns: int = Field(validation_alias="turn_count", examples=[4])
+    calls: int = Field(
+        validation_alias="call_count",
+        description="Every attempt counts. Calls that a fork copied do not.",
+        examples=[2],
+    )
     models: list[str] = Field(examples=[[_MODEL]])
     providers: list[str] = Field(examples=[["gemini"]])
     states: list[str] = Field(description="States of its answers.", examples=[["complete"]])
@@ -48,35 +51,12 @@ class FactsView(View):
     )
     usage: UsageView
     cost_usd: float = Field(description="Cost of the calls whose price is known.", examples=[0.0042])
-    unpriced_calls: int = Field(description="Calls without a known price.", examples=[0])
+    unpriced_calls: int = Field(
+        validation_alias="unpriced_count", description="Calls without a known price.", examples=[0]
+    )
     slowest_call_ms: int | None = Field(examples=[1830])
     last_activity_at: datetime = Field(examples=[EXAMPLE_TIME])
     excerpt: str = Field(description="The start of the first user task.", examples=["What is the weather in Oslo?"])
-
-    @classmethod
-    def of(cls, facts: ConversationFacts) -> Self:
-        return cls(
-            last_indexed_seq=facts.last_indexed_seq,
-            turns=facts.turn_count,
-            calls=facts.call_count,
-            models=list(facts.models),
-            providers=list(facts.providers),
-            states=list(facts.states),
-            stop_reasons=list(facts.stop_reasons),
-            error_codes=list(facts.error_codes),
-            tool_names=list(facts.tool_names),
-            has_repairs=facts.has_repairs,
-            has_missing_signature=facts.has_missing_signature,
-            has_withheld_signature=facts.has_withheld_signature,
-            has_prefix_break=facts.has_prefix_break,
-            was_recovered=facts.was_recovered,
-            usage=UsageView.of(facts.usage),
-            cost_usd=float(facts.cost_usd),
-            unpriced_calls=facts.unpriced_count,
-            slowest_call_ms=facts.slowest_call_ms,
-            last_activity_at=facts.last_activity_at,
-            excerpt=facts.excerpt,
-        )
 
 
 class InspectedConversationView(View):
@@ -91,45 +71,24 @@ class InspectedConversationView(View):
     state: ConversationState = Field(examples=["idle"])
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     facts: FactsView
-    counted: bool = Field(description="Whether `facts` include the newest turn.", examples=[True])
-
-    @classmethod
-    def of(cls, found: InspectedConversation) -> Self:
-        return cls(
-            id=found.id,
-            tenant_id=found.tenant_id,
-            tenant_name=found.tenant_name,
-            assistant_id=found.assistant_id,
-            assistant_name=found.assistant_name,
-            identifier=found.identifier,
-            state=found.state,
-            created_at=found.created_at,
-            facts=FactsView.of(found.facts),
-            counted=found.is_counted,
-        )
+    counted: bool = Field(
+        validation_alias="is_counted", description="Whether `facts` include the newest turn.", examples=[True]
+    )
 
 
 class InspectionPageView(View):
     """A page of conversations, latest activity first."""
 
-    data: list[InspectedConversationView]
+    data: list[InspectedConversationView] = Field(validation_alias="items")
     next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
     estimated_count: int = Field(description="Number of all matching conversations.", examples=[1200])
-    count_exact: bool = Field(description="Whether `estimated_count` is exact.", examples=[False])
+    count_exact: bool = Field(
+        validation_alias="is_count_exact", description="Whether `estimated_count` is exact.", examples=[False]
+    )
     searched_until: datetime | None = Field(
         description="Set if the search stopped early: how far back it went. The cursor continues it.",
         examples=[None],
     )
-
-    @classmethod
-    def of(cls, page: InspectionPage) -> Self:
-        return cls(
-            data=[InspectedConversationView.of(item) for item in page.items],
-            next_cursor=page.next_cursor,
-            estimated_count=page.estimated_count,
-            count_exact=page.is_count_exact,
-            searched_until=page.searched_until,
-        )
 
 
 class CallOutlineView(View):
@@ -151,41 +110,18 @@ class CallOutlineView(View):
     cost_usd: float | None = Field(description="Null if the price is not known.", examples=[0.0021])
     cache_expected_tokens: int | None = Field(examples=[4096])
     cache_miss_reason: str | None = Field(examples=[None])
-    raw_bytes: int | None = Field(description="Length of the raw response.", examples=[2210])
-    repairs: int = Field(examples=[0])
-    template_failures: int = Field(examples=[0])
-    warnings: list[str] = Field(description="Kinds of the warnings.", examples=[[]])
-
-    @classmethod
-    def of(cls, call: CallOutline) -> Self:
-        return cls(
-            turn_seq=call.turn_seq,
-            attempt=call.attempt,
-            provider=call.provider,
-            model=call.model,
-            epoch=call.epoch,
-            layer_order=call.layer_order,
-            dynamic=call.dynamic,
-            started_at=call.started_at,
-            first_byte_at=call.first_byte_at,
-            ended_at=call.ended_at,
-            status=call.status,
-            error_code=call.error_code,
-            usage=None if call.usage is None else UsageView.of(call.usage),
-            cost_usd=None if call.cost_usd is None else float(call.cost_usd),
-            cache_expected_tokens=call.cache_expected_tokens,
-            cache_miss_reason=call.cache_miss_reason,
-            raw_bytes=call.raw_length,
-            repairs=call.repair_count,
-            template_failures=call.template_failure_count,
-            warnings=list(call.warning_kinds),
-        )
+    raw_bytes: int | None = Field(
+        validation_alias="raw_length", description="Length of the raw response.", examples=[2210]
+    )
+    repairs: int = Field(validation_alias="repair_count", examples=[0])
+    template_failures: int = Field(validation_alias="template_failure_count", examples=[0])
+    warnings: list[str] = Field(validation_alias="warning_kinds", description="Kinds of the warnings.", examples=[[]])
 
 
 class EpochMarkView(View):
     """An epoch of the calls."""
 
-    epoch: int = Field(examples=[1])
+    epoch: int = Field(validation_alias="number", examples=[1])
     reason: EpochReason = Field(description="Why the epoch began.", examples=["started"])
     assistant_version: int = Field(examples=[1])
     buffer_start_seq: int = Field(description="The first turn that was sent as a message.", examples=[1])
@@ -194,17 +130,6 @@ class EpochMarkView(View):
         description="The conversation's args that the static text was rendered with; null if they were not stored.",
         examples=[{"tone": "formal"}],
     )
-
-    @classmethod
-    def of(cls, mark: EpochMark) -> Self:
-        return cls(
-            epoch=mark.number,
-            reason=mark.reason,
-            assistant_version=mark.assistant_version,
-            buffer_start_seq=mark.buffer_start_seq,
-            created_at=mark.created_at,
-            args=None if mark.args is None else dict(mark.args),
-        )
 
 
 class TimelineTurnView(View):
@@ -243,16 +168,6 @@ class RunningView(View):
     cancel_requested_at: datetime | None = Field(examples=[None])
     calls: list[CallOutlineView]
 
-    @classmethod
-    def of(cls, running: RunningTurn) -> Self:
-        return cls(
-            seq=running.seq,
-            owner=running.owner,
-            lease_expires_at=running.lease_expires_at,
-            cancel_requested_at=running.cancel_requested_at,
-            calls=[CallOutlineView.of(call) for call in running.calls],
-        )
-
 
 class TimelineView(View):
     """Consecutive turns of a conversation."""
@@ -281,7 +196,7 @@ class TimelineView(View):
         return cls(
             tenant_id=timeline.tenant_id,
             tenant_name=timeline.tenant_name,
-            conversation=ConversationView.showing(conversation),
+            conversation=ConversationView.of(conversation),
             assistant_name=timeline.assistant_name,
             epoch=conversation.epoch,
             buffer_start_seq=conversation.buffer_start_seq,

@@ -1,7 +1,7 @@
 """Background jobs of a tenant."""
 
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 from litestar import Response, get
 from litestar.di import NamedDependency
@@ -10,10 +10,8 @@ from pydantic import Field
 
 from server.conversation.api_key import ApiKey
 from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing
-from server.inspection.job_report import JobStatus
 from server.inspection.port import Inspector
-from server.web.api.block_views import View
-from server.web.api.views import EXAMPLE_TIME
+from server.web.api.views import EXAMPLE_TIME, View
 from server.web.auth import admin_only
 from server.web.errors import document_errors
 from server.web.json_text import answer_json
@@ -23,13 +21,19 @@ class JobStatusView(View):
     """The tenant's jobs of one name."""
 
     name: str = Field(examples=["compaction"])
-    waiting: int = Field(description="Jobs that could start now.", examples=[2])
+    waiting: int = Field(validation_alias="waiting_count", description="Jobs that could start now.", examples=[2])
     running: int = Field(
-        description="Includes the jobs of a worker that has died, until another takes them over.", examples=[1]
+        validation_alias="running_count",
+        description="Includes the jobs of a worker that has died, until another takes them over.",
+        examples=[1],
     )
-    later: int = Field(description="Jobs scheduled for a later time.", examples=[0])
-    postponed: int = Field(description="Queued jobs that were tried before.", examples=[0])
-    failed: int = Field(description="Jobs given up in the last 24 hours.", examples=[0])
+    later: int = Field(validation_alias="later_count", description="Jobs scheduled for a later time.", examples=[0])
+    postponed: int = Field(
+        validation_alias="postponed_count", description="Queued jobs that were tried before.", examples=[0]
+    )
+    failed: int = Field(
+        validation_alias="failed_count", description="Jobs given up in the last 24 hours.", examples=[0]
+    )
     oldest_waiting_at: datetime | None = Field(
         description="Since when the oldest waiting job could have started.", examples=[EXAMPLE_TIME]
     )
@@ -38,20 +42,6 @@ class JobStatusView(View):
         examples=["summary_unavailable"],
     )
     last_error_at: datetime | None = Field(examples=[EXAMPLE_TIME])
-
-    @classmethod
-    def of(cls, status: JobStatus) -> Self:
-        return cls(
-            name=status.name,
-            waiting=status.waiting_count,
-            running=status.running_count,
-            later=status.later_count,
-            postponed=status.postponed_count,
-            failed=status.failed_count,
-            oldest_waiting_at=status.oldest_waiting_at,
-            last_error=status.last_error,
-            last_error_at=status.last_error_at,
-        )
 
 
 class JobListView(View):

@@ -1,39 +1,33 @@
 """Routes to load, list and revoke API keys. Keys are created with `strata keys create`."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Self
 
-from litestar import delete, get
+from litestar import Response, delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from server.conversation.api_key import ApiKey, KeyRing, Scope
 from server.conversation.audit import Actor
 from server.conversation.errors import ApiKeyNotFound, DatabaseUnavailable, KeyRejected, RateLimited, ScopeMissing
+from server.web.api.views import View
 from server.web.auth import admin_only, any_live_key
 from server.web.errors import document_errors
+from server.web.json_text import answer_json
 
 _KEY_ID = "key_01jd0z8s3bf6h9kq2m4n6p8r0t"
 
 
-def _utc(moment: datetime | None) -> datetime | None:
-    return None if moment is None else moment.astimezone(UTC)
-
-
-class TenantView(BaseModel):
+class TenantView(View):
     """The tenant of a key."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str = Field(examples=["tenant_01jd0z8s3bf6h9kq2m4n6p8r0t"])
     name: str = Field(examples=["acme"])
 
 
-class KeyView(BaseModel):
+class KeyView(View):
     """An API key without its secret, which is shown once, when the key is created."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str = Field(examples=[_KEY_ID])
     name: str = Field(description="The name that the operator chose.", examples=["billing service"])
@@ -53,17 +47,15 @@ class KeyView(BaseModel):
             name=key.name,
             tenant=TenantView(id=key.tenant_id, name=key.tenant_name),
             scopes=sorted(key.scopes),
-            created_at=key.created_at.astimezone(UTC),
-            expires_at=_utc(key.expires_at),
-            revoked_at=_utc(key.revoked_at),
-            last_used_at=_utc(key.last_used_at),
+            created_at=key.created_at,
+            expires_at=key.expires_at,
+            revoked_at=key.revoked_at,
+            last_used_at=key.last_used_at,
         )
 
 
-class KeyPage(BaseModel):
+class KeyPage(View):
     """Keys, oldest first."""
-
-    model_config = ConfigDict(frozen=True)
 
     data: list[KeyView]
     next_cursor: str | None = Field(default=None, description="Null: there are no more.", examples=[None])
@@ -78,8 +70,8 @@ class KeyPage(BaseModel):
     tags=["keys"],
     responses=document_errors(KeyRejected, RateLimited, DatabaseUnavailable),
 )
-async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> KeyView:
-    return KeyView.of(caller)
+async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> Response[KeyView]:
+    return answer_json(KeyView.of(caller))
 
 
 @get(
@@ -93,9 +85,10 @@ async def show_own_key(caller: NamedDependency[SkipValidation[ApiKey]]) -> KeyVi
 )
 async def list_keys(
     caller: NamedDependency[SkipValidation[ApiKey]], key_ring: NamedDependency[SkipValidation[KeyRing]]
-) -> KeyPage:
+) -> Response[KeyPage]:
     """Return all keys on one page: a tenant has few."""
-    return KeyPage(data=[KeyView.of(key) for key in await key_ring.list_keys(caller.tenant_id)])
+    keys = await key_ring.list_keys(caller.tenant_id)
+    return answer_json(KeyPage(data=[KeyView.of(key) for key in keys]))
 
 
 @get(
@@ -111,8 +104,8 @@ async def show_key(
     key_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
-) -> KeyView:
-    return KeyView.of(await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id))
+) -> Response[KeyView]:
+    return answer_json(KeyView.of(await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id)))
 
 
 @delete(
@@ -131,7 +124,7 @@ async def revoke_key(
     caller: NamedDependency[SkipValidation[ApiKey]],
     key_ring: NamedDependency[SkipValidation[KeyRing]],
     actor: NamedDependency[SkipValidation[Actor]],
-) -> KeyView:
+) -> Response[KeyView]:
     """Revoke a key after checking that it belongs to the tenant of the caller."""
     key = await key_ring.load_key(tenant_id=caller.tenant_id, key_id=key_id)
-    return KeyView.of(await key_ring.revoke_key(key.id, actor))
+    return answer_json(KeyView.of(await key_ring.revoke_key(key.id, actor)))

@@ -1,7 +1,8 @@
 """The overview: tokens, cost, cache share, errors and latency over time, and alarms."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Self
+from dataclasses import fields
+from datetime import datetime
+from typing import Annotated
 
 from litestar import Response, get
 from litestar.di import NamedDependency
@@ -9,29 +10,21 @@ from litestar.params import FromQuery, QueryParameter, SkipValidation
 from pydantic import Field
 
 from server.conversation.api_key import ApiKey
-from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
 from server.inspection.overview import (
     CELL_KEY_LIMIT,
     DEFAULT_PERIOD,
     MAX_PERIOD,
-    Alarm,
-    ErrorCount,
-    Overview,
     OverviewBy,
-    OverviewCell,
     OverviewStep,
-    StuckCompaction,
-    TopConversation,
 )
 from server.inspection.port import Inspector
-from server.web.api.block_views import View
 from server.web.api.inspection import choose_tenant
 from server.web.api.inspection_views import InspectedConversationView
-from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, UsageView, View
 from server.web.auth import admin_only
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
-from server.web.validation import in_utc, refuse
+from server.web.validation import read_period
 
 
 class OverviewCellView(View):
@@ -40,32 +33,15 @@ class OverviewCellView(View):
     at: datetime | None = Field(description="Start of the step; null for the whole period.", examples=[EXAMPLE_TIME])
     key: str | None = Field(description="Null for all.", examples=["gemini-3.1-pro-preview"])
     name: str | None = Field(description="The current name of an assistant.", examples=[None])
-    calls: int = Field(examples=[12])
-    errors: int = Field(description="Failed attempts.", examples=[1])
+    calls: int = Field(validation_alias="call_count", examples=[12])
+    errors: int = Field(validation_alias="error_count", description="Failed attempts.", examples=[1])
     usage: UsageView
     cache_share: float | None = Field(examples=[0.93])
     cost_usd: float = Field(description="Cost of the calls whose price is known.", examples=[0.0123])
-    unpriced_calls: int = Field(examples=[0])
+    unpriced_calls: int = Field(validation_alias="unpriced_count", examples=[0])
     median_seconds: float | None = Field(examples=[1.8])
-    p95_seconds: float | None = Field(examples=[6.2])
+    p95_seconds: float | None = Field(validation_alias="slow_seconds", examples=[6.2])
     first_byte_seconds: float | None = Field(description="Median time to the first byte.", examples=[0.6])
-
-    @classmethod
-    def of(cls, cell: OverviewCell) -> Self:
-        return cls(
-            at=cell.at,
-            key=cell.key,
-            name=cell.name,
-            calls=cell.call_count,
-            errors=cell.error_count,
-            usage=UsageView.of(cell.usage),
-            cache_share=cell.cache_share,
-            cost_usd=float(cell.cost_usd),
-            unpriced_calls=cell.unpriced_count,
-            median_seconds=cell.median_seconds,
-            p95_seconds=cell.slow_seconds,
-            first_byte_seconds=cell.first_byte_seconds,
-        )
 
 
 class TopConversationView(View):
@@ -73,19 +49,9 @@ class TopConversationView(View):
 
     id: str = Field(examples=[CONVERSATION_ID])
     assistant_name: str = Field(examples=["helper"])
-    calls: int = Field(examples=[40])
+    calls: int = Field(validation_alias="call_count", examples=[40])
     cost_usd: float = Field(examples=[1.25])
     slowest_seconds: float | None = Field(examples=[31.5])
-
-    @classmethod
-    def of(cls, top: TopConversation) -> Self:
-        return cls(
-            id=top.id,
-            assistant_name=top.assistant_name,
-            calls=top.call_count,
-            cost_usd=float(top.cost_usd),
-            slowest_seconds=top.slowest_seconds,
-        )
 
 
 class StuckCompactionView(View):
@@ -96,26 +62,13 @@ class StuckCompactionView(View):
     request_tokens: int = Field(examples=[210000])
     began_at: datetime = Field(examples=[EXAMPLE_TIME])
 
-    @classmethod
-    def of(cls, stuck: StuckCompaction) -> Self:
-        return cls(
-            conversation_id=stuck.conversation_id,
-            reason=stuck.reason,
-            request_tokens=stuck.request_tokens,
-            began_at=stuck.began_at,
-        )
-
 
 class ErrorCountView(View):
     """Failed calls by error code."""
 
     code: str = Field(examples=["provider_overloaded"])
-    calls: int = Field(examples=[3])
+    calls: int = Field(validation_alias="call_count", examples=[3])
     last_at: datetime = Field(description="Start of the newest call.", examples=[EXAMPLE_TIME])
-
-    @classmethod
-    def of(cls, error: ErrorCount) -> Self:
-        return cls(code=error.code, calls=error.call_count, last_at=error.last_at)
 
 
 class AlarmView(View):
@@ -123,15 +76,7 @@ class AlarmView(View):
 
     kind: str = Field(description="The name of the filter that finds all of them.", examples=["has_prefix_break"])
     estimated_count: int = Field(examples=[0])
-    data: list[InspectedConversationView] = Field(description="The newest ones.")
-
-    @classmethod
-    def of(cls, alarm: Alarm) -> Self:
-        return cls(
-            kind=alarm.kind,
-            estimated_count=alarm.estimated_count,
-            data=[InspectedConversationView.of(item) for item in alarm.conversations],
-        )
+    data: list[InspectedConversationView] = Field(validation_alias="conversations", description="The newest ones.")
 
 
 class OverviewView(View):
@@ -153,24 +98,6 @@ class OverviewView(View):
     stuck_compactions: list[StuckCompactionView]
     alarms: list[AlarmView]
 
-    @classmethod
-    def of(cls, overview: Overview, by: OverviewBy, since: datetime, until: datetime) -> Self:
-        return cls(
-            by=by,
-            since=since,
-            until=until,
-            step=overview.step,
-            total=OverviewCellView.of(overview.total),
-            by_step=[OverviewCellView.of(cell) for cell in overview.by_step],
-            by_key=[OverviewCellView.of(cell) for cell in overview.by_key],
-            cells=[OverviewCellView.of(cell) for cell in overview.cells],
-            errors=[ErrorCountView.of(error) for error in overview.errors],
-            most_expensive=[TopConversationView.of(top) for top in overview.most_expensive],
-            slowest=[TopConversationView.of(top) for top in overview.slowest],
-            stuck_compactions=[StuckCompactionView.of(stuck) for stuck in overview.stuck_compactions],
-            alarms=[AlarmView.of(alarm) for alarm in overview.alarms],
-        )
-
 
 @get(
     "/admin/api/overview",
@@ -180,7 +107,7 @@ class OverviewView(View):
     description="Covers the calls that started at `from` or later and before `to`; by default the last 7 days, at most "
     "a year. A step is an hour for up to three days, otherwise a day. `tenant` works as for the list of conversations.",
     tags=["inspection"],
-    responses=document_errors(ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable),
+    responses=document_admin_errors(),
 )
 async def show_overview(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -193,18 +120,7 @@ async def show_overview(
     tenant: FromQuery[str | None] = None,
 ) -> Response[OverviewView]:
     """Load the overview of a tenant, or of all."""
-    first, end = read_time(in_utc("from", since), in_utc("to", until))
+    first, end = read_period(since, until, default=DEFAULT_PERIOD, longest=MAX_PERIOD)
     overview = await inspector.load_overview(choose_tenant(caller, tenant), by, since=first, until=end)
-    return answer_json(OverviewView.of(overview, by, first, end))
-
-
-def read_time(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
-    """Return the period. Raises `ValidationFailed`."""
-    end = until or datetime.now(UTC)
-    try:
-        first = since or end - DEFAULT_PERIOD
-    except OverflowError:
-        raise refuse("to", "Expected a later time", source="query") from None
-    if not timedelta() < end - first <= MAX_PERIOD:
-        raise refuse("from", "Expected a time before `to`, at most a year earlier", source="query")
-    return first, end
+    members = {field.name: getattr(overview, field.name) for field in fields(overview)}
+    return answer_json(OverviewView.of({"by": by, "since": first, "until": end, **members}))

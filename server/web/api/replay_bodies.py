@@ -1,10 +1,10 @@
-"""What is sent to make a replay."""
+"""Request bodies of replays."""
 
 from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from server.conversation.assistant import Instructions, Tool
 from server.conversation.payload import LayerOrder
@@ -28,7 +28,7 @@ from server.web.api.views import CONVERSATION_ID
 from server.web.body import MAX_BIGINT, MAX_INTEGER, Body, JsonObject, Moment, TextLimit, one_of
 from server.web.validation import in_utc
 
-_Words = Annotated[str, TextLimit(500)]
+_Filter = Annotated[str, TextLimit(500)]
 _Name = Annotated[str, TextLimit(200, blank=False)]
 _Usd = Annotated[float, Field(gt=0, le=1e9)]
 _Sum = Annotated[float, Field(ge=0, le=1e9)]
@@ -51,15 +51,15 @@ EXAMPLE: Final[dict[str, Any]] = {
 
 
 class FiltersBody(Body):
-    """Filters as an operator's list of conversations has them. What is left out does not matter."""
+    """The filters of the list of conversations. A filter that is left out selects all."""
 
-    assistant_id: _Words | None = None
-    model: _Words | None = None
-    provider: _Words | None = None
+    assistant_id: _Filter | None = None
+    model: _Filter | None = None
+    provider: _Filter | None = None
     state: _State | None = None
     stop_reason: _StopReason | None = None
-    error_code: _Words | None = None
-    tool_name: _Words | None = None
+    error_code: _Filter | None = None
+    tool_name: _Filter | None = None
     has_repairs: bool = False
     has_missing_signature: bool = False
     has_withheld_signature: bool = False
@@ -71,11 +71,11 @@ class FiltersBody(Body):
     tokens_to: _Tokens | None = None
     active_after: Moment | None = None
     active_before: Moment | None = None
-    text: _Words | None = None
-    phrase: _Words | None = None
+    text: _Filter | None = None
+    phrase: _Filter | None = None
 
     def to_filter(self) -> InspectionFilter:
-        """Raises `ValidationFailed` for a time without its offset."""
+        """Build the filter. Raises `ValidationFailed` for a time without an offset."""
         values = self.model_dump()
         for name in ("cost_from", "cost_to"):
             values[name] = None if values[name] is None else Decimal(str(values[name]))
@@ -85,25 +85,25 @@ class FiltersBody(Body):
 
 
 class SelectionBody(Body):
-    """Which conversations: by their ids, or all that the filters let through; of these, all or a random sample."""
+    """The conversations: by id or by filters, all of them or a random sample."""
 
     conversation_ids: list[str] | None = Field(
         default=None, min_length=1, max_length=CONVERSATION_LIMIT, examples=[[CONVERSATION_ID]]
     )
     filters: FiltersBody = Field(default_factory=FiltersBody)
-    sample_count: int | None = Field(default=None, ge=1, le=CONVERSATION_LIMIT, description="Null: all of them.")
+    sample_count: int | None = Field(default=None, ge=1, le=CONVERSATION_LIMIT, description="Null selects all.")
     sample_seed: int = Field(default=0, ge=-MAX_BIGINT, le=MAX_BIGINT)
 
 
 class CandidateBody(Body):
-    """What is tried. What is left out is as it was recorded."""
+    """The configuration under test. Members that are left out keep the recorded values."""
 
-    provider: _Words | None = None
+    provider: _Filter | None = None
     model: _Name | None = None
-    assistant_id: _Words | None = Field(default=None, description="Another assistant in place of each one's own.")
+    assistant_id: _Filter | None = Field(default=None, description="Replaces the assistant of each conversation.")
     assistant_version: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
     settings: JsonObject | None = Field(
-        default=None, description="Laid over the assistant's; null leaves a member to the model."
+        default=None, description="Merged into the assistant's settings. A null member removes the setting."
     )
     instructions: InstructionsBody | None = None
     variables: JsonObject | None = None
@@ -111,11 +111,11 @@ class CandidateBody(Body):
     layer_order: _Order | None = None
     compaction: JsonObject | None = Field(default=None, description="As in an assistant's settings.")
     templates: dict[str, _Text] = Field(
-        default_factory=dict, max_length=20, description="Sources of layers' templates by the name of their file."
+        default_factory=dict, max_length=20, description="Template sources of layers by file name."
     )
 
     def to_candidate(self) -> Candidate:
-        """The words of it."""
+        """Build the candidate."""
         instructions = self.instructions
         tools = self.tools
         return Candidate(
@@ -134,18 +134,20 @@ class CandidateBody(Body):
 
 
 class LimitsBody(Body):
-    """How much of everything, over all processes together. What is null has no limit."""
+    """Limits that hold over all processes together. Null means no limit."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE["limits"]]})
 
     repetitions: int = Field(default=1, ge=1, le=REPETITION_LIMIT)
-    parallelism: int = Field(default=4, ge=1, le=PARALLELISM_LIMIT, description="Conversations at a time.")
+    parallelism: int = Field(
+        default=4, ge=1, le=PARALLELISM_LIMIT, description="Conversations that run at the same time."
+    )
     calls_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
     budget_usd: _Usd | None = None
     budget_tokens: int | None = Field(default=None, ge=1, le=2**62)
 
     def to_limits(self) -> ReplayLimits:
-        """The words of it."""
+        """Build the limits."""
         usd = self.budget_usd
         return ReplayLimits(
             repetitions=self.repetitions,
@@ -155,37 +157,39 @@ class LimitsBody(Body):
             budget_tokens=self.budget_tokens,
         )
 
-    def lay_over(self, limits: ReplayLimits) -> ReplayLimits:
-        """These limits with what is said here. What is left out stays, and so do the repetitions."""
-        said = self.to_limits()
-        return replace(limits, **{name: getattr(said, name) for name in self.model_fields_set - {"repetitions"}})
+    def merge_into(self, limits: ReplayLimits) -> ReplayLimits:
+        """Return the limits with the members of this body. `repetitions` and omitted members do not change."""
+        given = self.to_limits()
+        return replace(limits, **{name: getattr(given, name) for name in self.model_fields_set - {"repetitions"}})
 
 
 class AssertionBody(Body):
-    """What has to hold for each answer: an expression or a JSON schema, exactly one of them."""
+    """A condition for each answer: either an expression or a JSON schema."""
 
     name: _Name
     expression: Annotated[str, TextLimit(2000)] | None = Field(default=None, examples=["'Oslo' in text"])
-    # `schema` is a name of pydantic's own; the member is called so.
+    # `schema` is a reserved name of pydantic, so only the alias has it.
     json_schema: JsonObject | None = Field(default=None, alias="schema")
-    tool_name: _Words | None = Field(default=None, description="The schema is for the arguments of this tool's calls.")
+    tool_name: _Filter | None = Field(
+        default=None, description="The schema applies to the arguments of this tool's calls."
+    )
 
     def to_assertion(self) -> Assertion:
-        """The words of it."""
+        """Build the assertion."""
         return Assertion(name=self.name, expression=self.expression, schema=self.json_schema, tool_name=self.tool_name)
 
 
 class JudgeBody(Body):
-    """A model that says how good an answer is. Its calls are stored, and their cost counts."""
+    """A model that rates each answer. Its calls are stored and count toward the budget."""
 
-    provider: _Words
+    provider: _Filter
     model: _Name
     prompt: _Text
     settings: JsonObject = Field(default_factory=dict)
 
 
 class ReplayBody(Body):
-    """A replay."""
+    """The definition of a replay."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -198,15 +202,16 @@ class ReplayBody(Body):
     candidate: CandidateBody = Field(default_factory=CandidateBody)
     mode: _Mode = ReplayMode.TEACHER_FORCED
     on_missing_result: _Policy = Field(
-        default=OnMissingResult.STOP, description="For a call of a tool that nobody has made before."
+        default=OnMissingResult.STOP,
+        description="The result of a free-running candidate's tool call that was not recorded.",
     )
     limits: LimitsBody = Field(default_factory=LimitsBody)
     assertions: list[AssertionBody] = Field(default_factory=list, max_length=100)
     judge: JudgeBody | None = None
-    dry_run: bool = Field(default=False, description="Only tell what it would come to.")
+    dry_run: bool = Field(default=False, description="Only return the estimate.")
 
     def to_draft(self) -> ReplayDraft:
-        """Raises `ValidationFailed`."""
+        """Build the draft. Raises `ValidationFailed`."""
         chosen, judge = self.selection, self.judge
         ids = chosen.conversation_ids
         return ReplayDraft(
@@ -227,11 +232,17 @@ class ReplayBody(Body):
 
 
 class ContinueBody(Body):
-    """With what limits to go on."""
+    """The limits of a replay that is continued."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"limits": {"budget_usd": 10.0}}]})
 
     limits: LimitsBody | None = Field(
         default=None,
-        description="Laid over the replay's: what is left out stays, null takes a limit away. Repetitions stay.",
+        description="Members that are left out do not change; null removes a limit. `repetitions` cannot change.",
     )
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Return the path and the message of the first fault of a body that a form or a command has built."""
+    fault = error.errors()[0]
+    return ".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, ")

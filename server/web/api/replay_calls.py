@@ -1,9 +1,9 @@
-"""What replays have asked and been answered, over HTTP: each item's conversation, and its calls to the byte."""
+"""Replay conversations and their calls for operators, under `/admin/api`."""
 
 from typing import Annotated, Final
 
 from litestar import Response, get
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
@@ -18,7 +18,7 @@ from server.conversation.errors import (
     ValidationFailed,
 )
 from server.inspection.timeline import TIMELINE_LIMIT
-from server.replay.rerun.calls import ReplayCalls
+from server.replay.rerun.calls import ReplayCallKey, ReplayCalls
 from server.web.api.call_views import CallView
 from server.web.api.inspection import answer_bytes, tenant_scope
 from server.web.api.inspection_views import TimelineView
@@ -34,18 +34,34 @@ _ERRORS: Final = (
 )  # fmt: skip
 _TAGS: Final = ["replays"]
 _BYTES: Final = ResponseSpec(
-    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The bytes, as they are."
+    data_container=bytes, generate_examples=False, media_type=_OCTETS, description="The unchanged bytes."
 )
+
+
+def provide_call_key(
+    replay_id: FromPath[str],
+    number: FromPath[int],
+    turn_seq: FromPath[int],
+    attempt: FromPath[int],
+    caller: NamedDependency[SkipValidation[ApiKey]],
+) -> ReplayCallKey:
+    """Build the key of the call that the path names."""
+    return ReplayCallKey(
+        tenant_id=tenant_scope(caller), replay_id=replay_id, number=number, turn_seq=turn_seq, attempt=attempt
+    )
+
+
+_CALL_KEY: Final = {"call_key": Provide(provide_call_key, sync_to_thread=False)}
 
 
 @get(
     f"{_ITEM}/conversation",
     guards=[admin_only],
-    summary="A replayed conversation as it went",
-    response_description="A part of its timeline.",
-    description="What the candidate was asked and said, with the calls that were made for each turn and those of no "
-    "turn, such as a judge's. Turns of a teacher-forced replay say what was recorded. The newest turns, or those "
-    "behind `after`.",
+    summary="Show the timeline of a replay conversation",
+    response_description="A part of the timeline.",
+    description="The inputs and answers of an item, with the calls of each turn and the background calls, such as "
+    "those of a judge. Turns of a teacher-forced replay contain the recorded answers. Returns the newest turns, or "
+    "those after `after`.",
     tags=_TAGS,
     responses=document_errors(*_ERRORS),
 )
@@ -57,7 +73,7 @@ async def show_replayed_conversation(
     after: Annotated[int | None, QueryParameter(ge=0)] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=TIMELINE_LIMIT)] = 50,
 ) -> Response[TimelineView]:
-    """A part of the timeline."""
+    """Return a part of the timeline."""
     timeline = await replay_calls.load_timeline(tenant_scope(caller), replay_id, number, after_seq=after, limit=limit)
     return answer_json(TimelineView.of(timeline))
 
@@ -65,68 +81,58 @@ async def show_replayed_conversation(
 @get(
     _CALL,
     guards=[admin_only],
-    summary="One call of a replay",
-    response_description="All that is known of it.",
-    description="As for a call of a live conversation. A result names its call: `replay_seq` and `attempt`. "
-    "`turn_seq` is below zero for calls of no turn.",
+    dependencies=_CALL_KEY,
+    summary="Show a call of a replay",
+    response_description="The call.",
+    description="The same as for a call of a live conversation. A result names its call by `replay_seq` and `attempt`. "
+    "`turn_seq` is negative for background calls.",
     tags=_TAGS,
     responses=document_errors(*_ERRORS, CallNotFound),
 )
 async def inspect_replayed_call(
-    replay_id: FromPath[str],
-    number: FromPath[int],
-    turn_seq: FromPath[int],
-    attempt: FromPath[int],
-    caller: NamedDependency[SkipValidation[ApiKey]],
+    call_key: NamedDependency[SkipValidation[ReplayCallKey]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[CallView]:
-    """The call."""
-    found = await replay_calls.inspect_call(tenant_scope(caller), replay_id, number, turn_seq, attempt)
-    return answer_json(CallView.of(found))
+    """Return the call."""
+    return answer_json(CallView.of(await replay_calls.inspect_call(call_key)))
 
 
 @get(
     f"{_CALL}/response",
     guards=[admin_only],
+    dependencies=_CALL_KEY,
     media_type=_OCTETS,
-    summary="The raw response of a replay's call",
-    response_description="The bytes, as they came from the wire.",
-    description="Every byte of the body, signatures included. Empty where nothing came, or retention has removed it.",
+    summary="Show the raw response of a replay's call",
+    response_description="The bytes of the body, as received.",
+    description="Every byte of the body, including signatures. Empty if there was no response, or if retention has "
+    "removed it.",
     tags=_TAGS,
     responses={200: _BYTES, **document_errors(*_ERRORS, CallNotFound)},
 )
 async def show_replayed_response(
-    replay_id: FromPath[str],
-    number: FromPath[int],
-    turn_seq: FromPath[int],
-    attempt: FromPath[int],
-    caller: NamedDependency[SkipValidation[ApiKey]],
+    call_key: NamedDependency[SkipValidation[ReplayCallKey]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
-    """The raw bytes."""
-    raw = await replay_calls.load_response(tenant_scope(caller), replay_id, number, turn_seq, attempt)
-    return answer_bytes(raw, "response")
+    """Return the raw response."""
+    return answer_bytes(await replay_calls.load_response(call_key), "response")
 
 
 @get(
     f"{_CALL}/request",
     guards=[admin_only],
+    dependencies=_CALL_KEY,
     media_type=_OCTETS,
-    summary="The request of a replay's call",
-    response_description="The bytes, made again from what is stored.",
-    description="`x-strata-proof` says whether they have the stored hash: `equal`, `different`, or `impossible`, then "
-    "there are none.",
+    summary="Show the request of a replay's call",
+    response_description="The bytes of the body, rebuilt from the store.",
+    description="`x-strata-proof` says whether the bytes have the stored hash: `equal`, `different`, or `impossible` "
+    "if the request cannot be rebuilt. Then the body is empty.",
     tags=_TAGS,
     responses={200: _BYTES, **document_errors(*_ERRORS, CallNotFound)},
 )
 async def show_replayed_request(
-    replay_id: FromPath[str],
-    number: FromPath[int],
-    turn_seq: FromPath[int],
-    attempt: FromPath[int],
-    caller: NamedDependency[SkipValidation[ApiKey]],
+    call_key: NamedDependency[SkipValidation[ReplayCallKey]],
     replay_calls: NamedDependency[SkipValidation[ReplayCalls]],
 ) -> Response[bytes]:
-    """The bytes of the request."""
-    made = await replay_calls.rebuild_request(tenant_scope(caller), replay_id, number, turn_seq, attempt)
-    return answer_bytes(made.body or b"", "request", {"x-strata-proof": made.proof.value})
+    """Return the rebuilt request."""
+    rebuilt = await replay_calls.rebuild_request(call_key)
+    return answer_bytes(rebuilt.body or b"", "request", {"x-strata-proof": rebuilt.proof.value})

@@ -1,11 +1,11 @@
-"""What operators' programs see of replays."""
+"""Response bodies of replays."""
 
 from datetime import datetime
 from typing import Any, Final, Self
 
 from pydantic import ConfigDict, Field
 
-from server.replay.rerun.projection import (
+from server.replay.rerun.json_codec import (
     estimate_to_json,
     item_to_json,
     replay_to_json,
@@ -15,9 +15,8 @@ from server.replay.rerun.projection import (
 from server.replay.rerun.replay import ItemState, Replay, ReplayEstimate, ReplayItem, ReplayMode, ReplayState
 from server.replay.rerun.report import ReplayReport
 from server.replay.rerun.result import DivergenceKind, Outcome, StoredResult
-from server.web.api.block_views import View
 from server.web.api.replay_bodies import EXAMPLE
-from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME
+from server.web.api.views import CONVERSATION_ID, EXAMPLE_TIME, View
 
 REPLAY_ID: Final = "replay_01jd0z8s3bf6h9kq2m4n6p8r0t"
 _COUNTS: Final[dict[str, Any]] = {"waiting": 396, "running": 4, "done": 200, "failed": 0, "cancelled": 0, "skipped": 0}
@@ -47,7 +46,7 @@ _SPREAD: Final[dict[str, Any]] = {
 
 
 class ReplayView(View):
-    """A replay as it stands."""
+    """A replay with its progress and spending."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -76,15 +75,15 @@ class ReplayView(View):
     name: str
     state: ReplayState
     mode: ReplayMode
-    draft: dict[str, Any] = Field(description="What was asked for. Its items name the conversations.")
+    draft: dict[str, Any] = Field(description="The definition of the replay. The conversations are named by the items.")
     item_count: int = Field(description="Conversations times repetitions.")
-    items: dict[ItemState, int] = Field(description="By state, now.")
-    spent_usd: float = Field(description="Of calls that have ended, and estimates of lost ones.")
+    items: dict[ItemState, int] = Field(description="The current number of items by state.")
+    spent_usd: float = Field(description="The cost of ended calls, and the estimates of lost calls.")
     spent_tokens: int
-    reserved_usd: float = Field(description="What calls on their way may come to.")
-    unpriced_count: int = Field(description="Calls whose price is not known: the spending is at least that.")
+    reserved_usd: float = Field(description="The estimates of open calls.")
+    unpriced_count: int = Field(description="Calls without a known price, which the spending does not include.")
     created_at: datetime
-    created_by: str | None = Field(description="A key's id. Null: somebody at the command line.")
+    created_by: str | None = Field(description="The id of an API key; null for the command line.")
     ended_at: datetime | None
 
     @classmethod
@@ -93,25 +92,31 @@ class ReplayView(View):
 
 
 class ReplayPage(View):
-    """Replays, newest first."""
+    """A page of replays, newest first."""
 
     data: list[ReplayView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class ReplayEstimateView(View):
-    """What a replay would come to, from what its sources have recorded."""
+    """The estimated size and cost of a replay, from the recorded usage."""
 
     conversation_count: int = Field(examples=[200])
     item_count: int = Field(examples=[600])
-    call_count: int = Field(description="With the judge's; compactions are not foreseen.", examples=[2400])
+    call_count: int = Field(description="Including the judge's calls. Compactions are not estimated.", examples=[2400])
     input_tokens: int = Field(examples=[5_200_000])
     output_tokens: int = Field(examples=[310_000])
-    cost_usd: float | None = Field(description="As if the cache did what it did. Null: no price.", examples=[2.41])
-    uncached_cost_usd: float | None = Field(description="As if nothing came from a cache.", examples=[5.02])
-    unpriced_count: int = Field(description="Calls that the costs leave out.", examples=[0])
-    unmeasured_count: int = Field(description="Calls of which no usage was recorded.", examples=[0])
-    is_rough: bool = Field(description="A free-running candidate takes as many turns as it likes.", examples=[False])
+    cost_usd: float | None = Field(
+        description="With the recorded cache reads; null if no price is known.", examples=[2.41]
+    )
+    uncached_cost_usd: float | None = Field(description="The same without cache reads.", examples=[5.02])
+    unpriced_count: int = Field(
+        description="Calls without a known price, which the costs do not include.", examples=[0]
+    )
+    unmeasured_count: int = Field(description="Calls without recorded usage.", examples=[0])
+    is_rough: bool = Field(
+        description="Whether the replay is free-running, so that the number of turns is not known.", examples=[False]
+    )
 
     @classmethod
     def of(cls, estimate: ReplayEstimate) -> Self:
@@ -122,14 +127,16 @@ class ReplayItemView(View):
     """One source conversation in one repetition."""
 
     number: int = Field(examples=[1])
-    conversation_id: str = Field(description="The source.", examples=[CONVERSATION_ID])
+    conversation_id: str = Field(description="The source conversation.", examples=[CONVERSATION_ID])
     repetition: int = Field(examples=[1])
     state: ItemState = Field(examples=["done"])
     error_code: str | None = Field(examples=[None])
-    diverged_at_seq: int | None = Field(description="The first answer that differs.", examples=[4])
+    diverged_at_seq: int | None = Field(
+        description="The first recorded answer that the candidate's differs from.", examples=[4]
+    )
     spent_usd: float = Field(examples=[0.0031])
     spent_tokens: int = Field(examples=[9120])
-    lost_count: int = Field(description="Calls of processes that died; asked once more.", examples=[0])
+    lost_count: int = Field(description="Calls whose process died, which were sent again.", examples=[0])
     started_at: datetime | None = Field(examples=[EXAMPLE_TIME])
     ended_at: datetime | None = Field(examples=[EXAMPLE_TIME])
 
@@ -139,32 +146,36 @@ class ReplayItemView(View):
 
 
 class ReplayItemPage(View):
-    """Items by their numbers."""
+    """A page of items, by number."""
 
     data: list[ReplayItemView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class ReplayResultView(View):
-    """What became of one answer of the candidate's, beside the recorded one."""
+    """The result of one answer of the candidate, compared with the recorded answer."""
 
     item: int = Field(examples=[1])
     conversation_id: str = Field(examples=[CONVERSATION_ID])
     repetition: int = Field(examples=[1])
-    place: int = Field(description="1, 2, 3 within the item.", examples=[2])
-    source_seq: int | None = Field(description="The recorded answer. Null: there is none.", examples=[4])
-    replay_seq: int | None = Field(description="The turn of the replayed conversation.", examples=[4])
-    attempt: int | None = Field(description="The call of that turn that gave it. Null: nobody was asked.", examples=[1])
+    position: int = Field(description="1, 2, 3, in the order of the item's answers.", examples=[2])
+    source_seq: int | None = Field(description="The recorded answer; null if there is none.", examples=[4])
+    replay_seq: int | None = Field(description="The turn of the replay conversation.", examples=[4])
+    attempt: int | None = Field(
+        description="The call of that turn that gave the answer; null if no call was made.", examples=[1]
+    )
     outcome: Outcome = Field(examples=["different"])
-    kinds: list[DivergenceKind] = Field(description="In what they differ.", examples=[["text"]])
-    similarity: float | None = Field(description="Of the texts, 0 to 1.", examples=[0.86])
-    severity: float = Field(description="0 to 1: worst first is by this.", examples=[0.056])
+    kinds: list[DivergenceKind] = Field(description="How the answers differ.", examples=[["text"]])
+    similarity: float | None = Field(description="Of the texts, from 0 to 1.", examples=[0.86])
+    severity: float = Field(description="From 0, the same, to 1. `order=worst` sorts by this.", examples=[0.056])
     note: str | None = Field(examples=[None])
-    recorded: dict[str, Any] | None = Field(description="What it took.", examples=[_FACTS])
-    candidate: dict[str, Any] | None = Field(examples=[_FACTS])
+    recorded: dict[str, Any] | None = Field(
+        description="Stop reason, usage, cost and times of the recorded answer.", examples=[_FACTS]
+    )
+    candidate: dict[str, Any] | None = Field(description="The same of the candidate's answer.", examples=[_FACTS])
     assertions: list[dict[str, Any]] = Field(
         examples=[[{"name": "answers briefly", "passed": True, "message": "", "error_code": None}]],
-        description="How each went. An `error_code` says why it could not be decided.",
+        description="The result of each assertion. `error_code` says why it could not be evaluated.",
     )
     judge: dict[str, Any] | None = Field(examples=[{"score": 0.9, "reason": "As good.", "error_code": None}])
 
@@ -174,19 +185,21 @@ class ReplayResultView(View):
 
 
 class ReplayResultPage(View):
-    """Results of a replay."""
+    """A page of results."""
 
     data: list[ReplayResultView]
-    next_cursor: str | None = Field(description="Null: there are no more.", examples=[None])
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
 
 
 class ReplayReportView(View):
-    """What came out, as numbers. Intervals are Student's 95 %, over the means of the repetitions."""
+    """The numbers of a replay. Intervals are 95 % intervals by Student's t, over the means of the repetitions."""
 
     result_count: int = Field(examples=[600])
-    same_share: float | None = Field(description="Of the answers that were compared.", examples=[0.82])
+    same_share: float | None = Field(
+        description="The share of same answers among those that were compared.", examples=[0.82]
+    )
     same_interval: dict[str, float] | None = Field(
-        description="Of the share, over the repetitions; null with a single one.",
+        description="The interval of the share; null with fewer than two complete repetitions.",
         examples=[{"low": 0.8, "high": 0.84}],
     )
     outcomes: dict[Outcome, int] = Field(examples=[{"same": 490, "different": 108, "not_compared": 2, "failed": 0}])
@@ -194,7 +207,7 @@ class ReplayReportView(View):
     assertions: list[dict[str, Any]] = Field(examples=[[{"name": "answers briefly", "passed": 598, "failed": 2}]])
     measures: list[dict[str, Any]] = Field(
         description="Distributions: the quantiles 5, 25, 50, 75 and 95 %, and counts of 16 equal bins from `low` to "
-        "`high`. `recorded` is null for what only a candidate has.",
+        "`high`. `recorded` is null for measures that only the candidate's answers have.",
         examples=[[{"measure": "similarity", "low": 0.2, "high": 1.0, "recorded": None, "candidate": _SPREAD}]],
     )
 

@@ -1,7 +1,7 @@
-"""Replays over HTTP: made, looked at, stopped, taken away. For operators, under `/admin/api`."""
+"""Replays for operators, under `/admin/api`."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from litestar import Response, delete, get, post
 from litestar.di import NamedDependency, Provide
@@ -24,6 +24,7 @@ from server.conversation.errors import (
     ReplayEnded,
     ReplayNotFound,
     ScopeMissing,
+    StrataError,
     TemplateWorkersBusy,
     ValidationFailed,
 )
@@ -52,9 +53,8 @@ from server.web.errors import document_errors
 from server.web.json_text import answer_json
 
 _ERRORS: Final = (ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable)
-_ONE: Final = document_errors(*_ERRORS, ReplayNotFound)
 _BODY: Final = (BodyMalformed, BodyTooLarge, MediaTypeUnsupported)
-_TAGS: Final = ["replays"]
+_REPLAY: Final = "/{replay_id:str}"
 _Limit = Annotated[int, QueryParameter(ge=1, le=PAGE_LIMIT)]
 _FILE: Final = ResponseSpec(
     data_container=bytes,
@@ -64,15 +64,23 @@ _FILE: Final = ResponseSpec(
 )
 
 
+def _route(path: str, *errors: type[StrataError], **options: Any) -> dict[str, Any]:
+    """Return the options of a route under `/admin/api/replays`, which fails with these errors."""
+    return {
+        "path": f"/admin/api/replays{path}",
+        "guards": [admin_only],
+        "tags": ["replays"],
+        "responses": document_errors(*_ERRORS, *errors),
+        **options,
+    }
+
+
 @post(
-    "/admin/api/replays",
-    guards=[admin_only],
-    summary="Make a replay",
-    response_description="The replay, or with `dry_run` what it would come to, as status 200.",
-    description="Stored conversations once more, through a candidate. The conversations are fixed now, and workers run "
-    "it from now on. With `dry_run` nothing is written and nobody is asked.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, *_BODY, ConversationNotFound, AssistantNotFound, TemplateWorkersBusy),
+    **_route("", *_BODY, ConversationNotFound, AssistantNotFound, TemplateWorkersBusy),
+    summary="Create a replay",
+    response_description="The replay, or with `dry_run` its estimate, with status 200.",
+    description="Sends stored conversations to a candidate and compares the answers. The conversations are selected "
+    "now, and workers start to run the replay. With `dry_run` nothing is written and no provider is called.",
 )
 async def create_replay(
     data: JSONBody[ReplayBody],
@@ -80,7 +88,7 @@ async def create_replay(
     replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView | ReplayEstimateView]:
-    """The replay, or its estimate."""
+    """Create the replay, or return its estimate."""
     draft = data.to_draft()
     if data.dry_run:
         plan = await replay_service.plan(caller.tenant_id, draft)
@@ -90,14 +98,10 @@ async def create_replay(
 
 
 @get(
-    "/admin/api/replays",
-    guards=[admin_only],
-    summary="All replays",
-    response_description="A page of them.",
-    description="Newest first. `tenant` names another tenant than the key's, or `all`: that takes the scope "
-    "`superadmin`.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, CursorInvalid),
+    **_route("", CursorInvalid),
+    summary="List replays",
+    response_description="A page of the list.",
+    description="Newest first. `tenant` selects another tenant, or `all`, and requires the scope `superadmin`.",
 )
 async def list_replays(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -106,66 +110,57 @@ async def list_replays(
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayPage]:
-    """A page of the list."""
+    """Return a page of the list."""
     page = await replay_service.replays.list_replays(choose_tenant(caller, tenant), cursor=cursor, limit=limit)
     return answer_json(ReplayPage(data=[ReplayView.of(item) for item in page.items], next_cursor=page.next_cursor))
 
 
 @get(
-    "/admin/api/replays/{replay_id:str}",
-    guards=[admin_only],
-    summary="One replay",
-    response_description="The replay as it stands.",
-    description="Ask again to see how far it is.",
-    tags=_TAGS,
-    responses=_ONE,
+    **_route(_REPLAY, ReplayNotFound),
+    summary="Show a replay",
+    response_description="The replay.",
+    description="The state, the progress and the spending of a replay.",
 )
 async def show_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[ReplayView]:
-    """The replay."""
+    """Return the replay."""
     return answer_json(ReplayView.of(await replay_service.replays.load_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
-    "/admin/api/replays/{replay_id:str}/report",
-    guards=[admin_only],
-    summary="What came out, as numbers",
-    response_description="The report, as far as the replay is.",
-    description="Counts, distributions of the recorded and the candidate's answers, and how sure their means are.",
-    tags=_TAGS,
-    responses=_ONE,
+    **_route(f"{_REPLAY}/report", ReplayNotFound),
+    summary="Show the report of a replay",
+    response_description="The report of the results that exist now.",
+    description="Counts, distributions of the recorded and the candidate's answers, and confidence intervals of means.",
 )
 async def report_replay(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
 ) -> Response[ReplayReportView]:
-    """The report."""
+    """Return the report."""
     return answer_json(ReplayReportView.of(await replay_service.replays.report_replay(tenant_scope(caller), replay_id)))
 
 
 @get(
-    "/admin/api/replays/{replay_id:str}/items",
-    guards=[admin_only],
-    summary="The items of a replay",
-    response_description="A page of them.",
-    description="Each conversation in each repetition, by number.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, ReplayNotFound, CursorInvalid),
+    **_route(f"{_REPLAY}/items", ReplayNotFound, CursorInvalid),
+    summary="List the items of a replay",
+    response_description="A page of the list.",
+    description="One item per conversation and repetition, by number.",
 )
 async def list_replay_items(
     replay_id: FromPath[str],
     caller: NamedDependency[SkipValidation[ApiKey]],
     replay_service: NamedDependency[SkipValidation[ReplayService]],
-    # `state` is a reserved name of the framework's.
+    # `state` is a reserved name of the framework.
     item_state: Annotated[ItemState | None, QueryParameter(name="state")] = None,
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayItemPage]:
-    """A page of them."""
+    """Return a page of the list."""
     page = await replay_service.replays.list_items(
         tenant_scope(caller), replay_id, state=item_state, cursor=cursor, limit=limit
     )
@@ -178,22 +173,19 @@ def provide_wanted(
     item: Annotated[int | None, QueryParameter(ge=1, le=2**31 - 1)] = None,
     outcome: FromQuery[Outcome | None] = None,
     kind: FromQuery[DivergenceKind | None] = None,
-    order: FromQuery[ResultOrder] = ResultOrder.PLACE,
+    order: FromQuery[ResultOrder] = ResultOrder.POSITION,
     failed_assertion: FromQuery[bool] = False,
 ) -> ResultFilter:
-    """Which results, as a query string says it."""
+    """Build the filter of results from the query string."""
     return ResultFilter(number=item, outcome=outcome, kind=kind, has_failed_assertion=failed_assertion, order=order)
 
 
 @get(
-    "/admin/api/replays/{replay_id:str}/results",
-    guards=[admin_only],
+    **_route(f"{_REPLAY}/results", ReplayNotFound, CursorInvalid),
     dependencies={"wanted": Provide(provide_wanted, sync_to_thread=False)},
-    summary="The results of a replay",
-    response_description="A page of them.",
-    description="An answer of the candidate's each. `order=worst` begins with what differs most.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, ReplayNotFound, CursorInvalid),
+    summary="List the results of a replay",
+    response_description="A page of the list.",
+    description="One result per answer of the candidate. `order=worst` lists the most severe differences first.",
 )
 async def list_replay_results(
     replay_id: FromPath[str],
@@ -203,7 +195,7 @@ async def list_replay_results(
     cursor: FromQuery[str | None] = None,
     limit: _Limit = 20,
 ) -> Response[ReplayResultPage]:
-    """A page of them."""
+    """Return a page of the list."""
     page = await replay_service.replays.list_results(
         tenant_scope(caller), replay_id, wanted=wanted, cursor=cursor, limit=limit
     )
@@ -212,15 +204,12 @@ async def list_replay_results(
 
 
 @get(
-    "/admin/api/replays/{replay_id:str}/export",
-    guards=[admin_only],
+    **_route(f"{_REPLAY}/export", responses={200: _FILE, **document_errors(*_ERRORS, ReplayNotFound)}),
     media_type="application/octet-stream",
     summary="Export a replay",
     response_description="The file.",
-    description="`json`: the replay, its report, and every result with both answers. `csv`: a row an answer. "
-    "`promptfoo`: a test case for each recorded answer.",
-    tags=_TAGS,
-    responses={200: _FILE, **_ONE},
+    description="`json`: the replay, its report, and every result with both answers. `csv`: one row per answer. "
+    "`promptfoo`: one test case per recorded answer.",
 )
 async def export_replay(
     replay_id: FromPath[str],
@@ -228,19 +217,16 @@ async def export_replay(
     replay_service: NamedDependency[SkipValidation[ReplayService]],
     form: Annotated[ExportFormat, QueryParameter(name="format")] = ExportFormat.JSON,
 ) -> Stream:
-    """The file as it is read. What can be refused is refused before its first byte."""
+    """Stream the file. Errors are raised before the first byte is sent."""
     return await answer_export(replay_service.replays, tenant_scope(caller), replay_id, form)
 
 
 @post(
-    "/admin/api/replays/{replay_id:str}/pause",
-    guards=[admin_only],
+    **_route(f"{_REPLAY}/pause", ReplayNotFound, ReplayEnded),
     status_code=200,
     summary="Pause a replay",
     response_description="The replay.",
-    description="Calls on their way are finished, no other leaves. Pausing twice changes nothing.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, ReplayNotFound, ReplayEnded),
+    description="Open calls are finished, and no other call is sent. Pausing twice changes nothing.",
 )
 async def pause_replay(
     replay_id: FromPath[str],
@@ -248,22 +234,18 @@ async def pause_replay(
     replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
-    """The replay."""
-    return answer_json(
-        ReplayView.of(await replay_service.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor))
-    )
+    """Pause the replay and return it."""
+    replay = await replay_service.replays.pause_replay(tenant_scope(caller), replay_id, actor=actor)
+    return answer_json(ReplayView.of(replay))
 
 
 @post(
-    "/admin/api/replays/{replay_id:str}/continue",
-    guards=[admin_only],
+    **_route(f"{_REPLAY}/continue", *_BODY, ReplayNotFound, ReplayEnded),
     status_code=200,
     summary="Continue a replay",
     response_description="The replay.",
-    description="After a pause, or with a larger budget after it was spent: what was skipped waits again. Limits "
-    "that are left out stay as they are; without a body all do.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, *_BODY, ReplayNotFound, ReplayEnded),
+    description="Continues a paused replay, or with a larger budget one that its budget stopped; skipped items then "
+    "wait again. Limits that are left out do not change, and without a body none does.",
 )
 async def continue_replay(
     replay_id: FromPath[str],
@@ -272,24 +254,21 @@ async def continue_replay(
     actor: NamedDependency[SkipValidation[Actor]],
     data: JSONBody[ContinueBody | None] = None,
 ) -> Response[ReplayView]:
-    """The replay."""
+    """Continue the replay and return it."""
     limits = None
     if data is not None and data.limits is not None:
         replay = await replay_service.replays.load_replay(tenant_scope(caller), replay_id)
-        limits = data.limits.lay_over(replay.draft.limits)
+        limits = data.limits.merge_into(replay.draft.limits)
     replay = await replay_service.continue_(tenant_scope(caller), replay_id, actor=actor, limits=limits)
     return answer_json(ReplayView.of(replay))
 
 
 @post(
-    "/admin/api/replays/{replay_id:str}/cancel",
-    guards=[admin_only],
+    **_route(f"{_REPLAY}/cancel", ReplayNotFound, ReplayEnded),
     status_code=200,
     summary="Cancel a replay",
     response_description="The replay.",
-    description="Items that wait are cancelled now, those that run when their call is over. What came out stays.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, ReplayNotFound, ReplayEnded),
+    description="Waiting items are cancelled now, running items when their call has ended. Results are kept.",
 )
 async def cancel_replay(
     replay_id: FromPath[str],
@@ -297,22 +276,18 @@ async def cancel_replay(
     replay_service: NamedDependency[SkipValidation[ReplayService]],
     actor: NamedDependency[SkipValidation[Actor]],
 ) -> Response[ReplayView]:
-    """The replay."""
-    return answer_json(
-        ReplayView.of(await replay_service.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor))
-    )
+    """Cancel the replay and return it."""
+    replay = await replay_service.replays.cancel_replay(tenant_scope(caller), replay_id, actor=actor)
+    return answer_json(ReplayView.of(replay))
 
 
 @delete(
-    "/admin/api/replays/{replay_id:str}",
-    guards=[admin_only],
+    **_route(_REPLAY, ReplayNotFound, ReplayBusy),
     status_code=200,
     summary="Erase a replay",
-    response_description="The rows by table.",
-    description="With its results and all that its candidate was asked and said. The sources are not touched. With "
-    "`dry_run` nothing is erased.",
-    tags=_TAGS,
-    responses=document_errors(*_ERRORS, ReplayNotFound, ReplayBusy),
+    response_description="The number of erased rows by table.",
+    description="Erases the replay, its results and its replay conversations. The recorded conversations are not "
+    "changed. With `dry_run` nothing is erased.",
 )
 async def erase_replay(
     replay_id: FromPath[str],
@@ -322,23 +297,23 @@ async def erase_replay(
     *,
     dry_run: FromQuery[bool] = False,
 ) -> Response[ErasureView]:
-    """What went with it."""
+    """Erase the replay and return the numbers of erased rows."""
     report = await replay_service.replays.erase_replay(tenant_scope(caller), replay_id, actor=actor, dry_run=dry_run)
-    return answer_json(ErasureView.of(report, dry_run=dry_run))
+    return answer_json(ErasureView.showing(report, dry_run=dry_run))
 
 
 async def answer_export(replays: Replays, tenant_id: str | None, replay_id: str, form: ExportFormat) -> Stream:
-    """The answer with a file. Raises `ReplayNotFound` before anything is sent."""
+    """Answer with a file. Raises `ReplayNotFound` before anything is sent."""
     replay = await replays.load_replay(tenant_id, replay_id)
-    pieces = write_export(replays, replay, form)
-    first = await anext(pieces)
-    # An id that was found is one of ours, and safe in a header.
+    parts = write_export(replays, replay, form)
+    first = await anext(parts)
+    # The id of an existing replay is safe in a header.
     name = f"{replay.id}.{FILE_ENDINGS[form]}"
     headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
-    return Stream(_from(first, pieces), media_type=MEDIA_TYPES[form], headers=headers)
+    return Stream(_stream(first, parts), media_type=MEDIA_TYPES[form], headers=headers)
 
 
-async def _from(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _stream(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield first
-    async for piece in others:
-        yield piece
+    async for part in others:
+        yield part

@@ -12,30 +12,24 @@ from pydantic import ConfigDict, Field
 from server.conversation.api_key import ApiKey
 from server.conversation.audit import Actor
 from server.conversation.errors import (
-    BodyMalformed,
-    BodyTooLarge,
     DatabaseUnavailable,
     KeyRejected,
-    MediaTypeUnsupported,
     ScopeMissing,
-    ValidationFailed,
     ViewExists,
     ViewLimitReached,
     ViewNotFound,
 )
-from server.inspection.saved_views import NAME_LIMIT, SavedView, SavedViews, clean_name
+from server.inspection.conversation_list import NAME_LIMIT, SavedView, SavedViews, clean_name
 from server.web.admin.conversation_filters import FILTER_NAMES, read_filters
-from server.web.api.block_views import View
-from server.web.api.views import EXAMPLE_TIME
+from server.web.api.views import EXAMPLE_TIME, View
 from server.web.auth import admin_only
 from server.web.body import Body, TextLimit
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors, document_errors
 from server.web.json_text import answer_json
 from server.web.validation import refuse
 
 _VIEW_ID: Final = "view_01jd0z8s3bf6h9kq2m4n6p8r0t"
 _EXAMPLE: Final = {"error_code": "provider_overloaded", "active_within": "7d"}
-_ERRORS: Final = (KeyRejected, ScopeMissing, DatabaseUnavailable)
 
 
 class SavedViewBody(Body):
@@ -95,7 +89,7 @@ class SavedViewPage(View):
     response_description="All views of the tenant, by name.",
     description="Named filters of the list of conversations.",
     tags=["inspection"],
-    responses=document_errors(*_ERRORS),
+    responses=document_errors(KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
 async def list_views(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -114,9 +108,7 @@ async def list_views(
     response_description="The view.",
     description="Saves filters under a name. Audited.",
     tags=["inspection"],
-    responses=document_errors(
-        ValidationFailed, BodyMalformed, BodyTooLarge, MediaTypeUnsupported, ViewExists, ViewLimitReached, *_ERRORS
-    ),
+    responses=document_admin_errors(ViewExists, ViewLimitReached, body=True),
 )
 async def save_view(
     data: JSONBody[SavedViewBody],
@@ -143,7 +135,7 @@ async def save_view(
     response_description="The view was deleted.",
     description="Conversations are not affected. Audited.",
     tags=["inspection"],
-    responses=document_errors(ViewNotFound, *_ERRORS),
+    responses=document_errors(ViewNotFound, KeyRejected, ScopeMissing, DatabaseUnavailable),
 )
 async def delete_view(
     view_id: FromPath[str],

@@ -39,7 +39,6 @@ from server.conversation.turn import FAILURE_MEMBERS, TurnState
 from server.turns.handle import TurnHandle
 from server.turns.request import TurnRequest
 from server.turns.service import TurnService
-from server.web.api.block_views import View
 from server.web.api.turn_body import TurnInput, read_turn_request
 from server.web.api.views import (
     InputTurnView,
@@ -48,6 +47,7 @@ from server.web.api.views import (
     RunningTurnView,
     StatusView,
     TurnAnswer,
+    View,
     find_error,
     view_turn,
 )

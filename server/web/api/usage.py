@@ -1,7 +1,7 @@
 """Usage reports: tokens and cost of a tenant's calls."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Self
+from datetime import datetime
+from typing import Annotated, Any
 
 from litestar import Response, get
 from litestar.di import NamedDependency
@@ -9,15 +9,13 @@ from litestar.params import QueryParameter, SkipValidation
 from pydantic import Field
 
 from server.conversation.api_key import ApiKey
-from server.conversation.errors import DatabaseUnavailable, KeyRejected, ScopeMissing, ValidationFailed
 from server.inspection.port import Inspector
-from server.inspection.usage_report import DEFAULT_PERIOD, MAX_PERIOD, ROW_LIMIT, UsageBy, UsageRow
-from server.web.api.block_views import View
-from server.web.api.views import EXAMPLE_TIME, UsageView
+from server.inspection.usage_report import DEFAULT_PERIOD, MAX_PERIOD, ROW_LIMIT, UsageBy
+from server.web.api.views import EXAMPLE_TIME, UsageView, View
 from server.web.auth import admin_only
-from server.web.errors import document_errors
+from server.web.errors import document_admin_errors
 from server.web.json_text import answer_json
-from server.web.validation import in_utc, refuse
+from server.web.validation import read_period
 
 
 class UsageRowView(View):
@@ -25,7 +23,11 @@ class UsageRowView(View):
 
     key: str = Field(description="A day, an id or a model, depending on `by`.", examples=["2026-01-31"])
     name: str | None = Field(description="The current name of an assistant; otherwise null.", examples=[None])
-    calls: int = Field(description="Every attempt counts, and every summary of a compaction.", examples=[12])
+    calls: int = Field(
+        validation_alias="call_count",
+        description="Every attempt counts, and every summary of a compaction.",
+        examples=[12],
+    )
     usage: UsageView
     cache_share: float | None = Field(
         description="Share of input tokens read from the provider's cache; null without input tokens.",
@@ -33,20 +35,9 @@ class UsageRowView(View):
     )
     expected_cache_tokens: int = Field(description="Tokens that were expected from the cache.", examples=[4096])
     cost_usd: float | None = Field(description="Null if the price of any call is not known.", examples=[0.0123])
-    unpriced_calls: int = Field(description="Calls without a known price.", examples=[0])
-
-    @classmethod
-    def of(cls, row: UsageRow) -> Self:
-        return cls(
-            key=row.key,
-            name=row.name,
-            calls=row.call_count,
-            usage=UsageView.of(row.usage),
-            cache_share=row.cache_share,
-            expected_cache_tokens=row.expected_cache_tokens,
-            cost_usd=None if row.cost_usd is None else float(row.cost_usd),
-            unpriced_calls=row.unpriced_count,
-        )
+    unpriced_calls: int = Field(
+        validation_alias="unpriced_count", description="Calls without a known price.", examples=[0]
+    )
 
 
 class UsageReportView(View):
@@ -68,7 +59,7 @@ class UsageReportView(View):
     description="Covers the calls that started at `from` or later and before `to`; by default the last 30 days, at "
     "most a year. Days are in UTC. For a fork, calls copied from its source do not count.",
     tags=["usage"],
-    responses=document_errors(ValidationFailed, KeyRejected, ScopeMissing, DatabaseUnavailable),
+    responses=document_admin_errors(),
 )
 async def report_usage(
     caller: NamedDependency[SkipValidation[ApiKey]],
@@ -81,7 +72,7 @@ async def report_usage(
     limit: Annotated[int, QueryParameter(ge=1, le=ROW_LIMIT)] = 100,
 ) -> Response[UsageReportView]:
     """Report the usage of the caller's tenant."""
-    first, end = _read_range(in_utc("from", since), in_utc("to", until))
+    first, end = read_period(since, until, default=DEFAULT_PERIOD, longest=MAX_PERIOD)
     report = await inspector.report_usage(caller.tenant_id, by, since=first, until=end, limit=limit)
     answer: Response[Any] = answer_json(
         UsageReportView(
@@ -94,14 +85,3 @@ async def report_usage(
         )
     )
     return answer
-
-
-def _read_range(since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
-    end = until or datetime.now(UTC)
-    try:
-        first = since or end - DEFAULT_PERIOD
-    except OverflowError:
-        raise refuse("to", "Expected a later time", source="query") from None
-    if not timedelta() < end - first <= MAX_PERIOD:
-        raise refuse("from", "Expected a time before `to`, by a year at most", source="query")
-    return first, end

@@ -1,16 +1,30 @@
-"""Views of conversations and turns."""
+"""Views of blocks, turns and conversations, and the base class of all views.
+
+Clients do not see signatures. Blocks of a type that this release does not know are shown without the members in which
+providers send signatures and encrypted data.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, assert_never
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from server.conversation.conversation import Conversation, ConversationState, ConversationStatus
+from server.conversation.block import (
+    Block,
+    ImageBlock,
+    JsonValue,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+)
+from server.conversation.conversation import ConversationState
+from server.conversation.epoch import EpochReason
 from server.conversation.errors import StrataError, every_error
+from server.conversation.store import EpochOutline
 from server.conversation.turn import STOP_DETAILS, ModelResponseTurn, StopReason, ToolResponseTurn, Turn, TurnState
-from server.conversation.usage import Usage
-from server.web.api.block_views import BlockView, ToolCallView, View, view_blocks
 from server.web.errors import source_of
 
 CONVERSATION_ID: Final = "conv_01jd0z8s3bf6h9kq2m4n6p8r0t"
@@ -50,6 +64,133 @@ _ANSWER_EXAMPLE: Final[dict[str, Any]] = {
 }
 _BY_CODE: Final[Mapping[str, type[StrataError]]] = {kind.code: kind for kind in every_error()}
 
+_SEALED: Final = frozenset({"signature", "thoughtsignature", "data", "encryptedcontent"})
+"""Members of unknown blocks that are not shown, in lower case and without underscores."""
+
+Item = TypeVar("Item")
+
+
+class View(BaseModel):
+    """A part of an answer.
+
+    `of` reads the members from the attributes of a value of the domain, and nested views from the values that it
+    contains. `validation_alias` names the attribute if its name differs from the member's.
+    """
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, populate_by_name=True)
+
+    @classmethod
+    def of(cls, value: Any, /) -> Self:
+        return cls.model_validate(value)
+
+
+class PageView(View, Generic[Item]):
+    """A page of a list."""
+
+    data: list[Item] = Field(validation_alias="items")
+    next_cursor: str | None = Field(description="Null on the last page.", examples=[None])
+
+
+class TextBlockView(View):
+    """Text of the user or the model."""
+
+    type: Literal["text"] = "text"
+    text: str = Field(examples=["It rains in Oslo."])
+
+
+class ImageBlockView(View):
+    """An image. Its bytes are at `/v1/conversations/{conversation_id}/images/{sha256}`."""
+
+    type: Literal["image"] = "image"
+    media_type: str = Field(examples=["image/png"])
+    sha256: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
+    size_bytes: int = Field(examples=[10240])
+
+
+class ThinkingBlockView(View):
+    """The model's reasoning, as far as the provider shows it."""
+
+    type: Literal["thinking"] = "thinking"
+    text: str = Field(examples=["The user asks about the weather."])
+    redacted: bool = Field(default=False, description="The provider encrypted it; the text is empty.")
+
+
+class ToolCallView(View):
+    """A tool call of the model. Run the tool and send its result with the id."""
+
+    id: str = Field(examples=["call_1f0c"])
+    name: str = Field(examples=["get_weather"])
+    arguments: dict[str, Any] = Field(examples=[{"city": "Oslo"}])
+
+
+class ToolCallBlockView(ToolCallView):
+    """A tool call of the model. Run the tool and send its result with the id."""
+
+    type: Literal["tool_call"] = "tool_call"
+
+
+class ToolResultBlockView(View):
+    """The result of one tool call."""
+
+    type: Literal["tool_result"] = "tool_result"
+    tool_call_id: str = Field(examples=["call_1f0c"])
+    output: Any = Field(examples=[{"celsius": 4}])
+    is_error: bool = False
+
+
+class UnknownBlockView(View):
+    """A block of a type that this release does not know, without signatures and encrypted data."""
+
+    type: Literal["unknown"] = "unknown"
+    data: dict[str, Any] = Field(examples=[{"type": "server_tool_use", "name": "web_search"}])
+
+
+BlockView: TypeAlias = Annotated[
+    TextBlockView | ImageBlockView | ThinkingBlockView | ToolCallBlockView | ToolResultBlockView | UnknownBlockView,
+    Field(discriminator="type"),
+]
+
+
+def view_blocks(blocks: tuple[Block, ...]) -> list[BlockView]:
+    """Build the views of blocks, in order. An empty text block, which only carries a signature, is left out."""
+    return [
+        _view_block(block)
+        for block in blocks
+        if not (isinstance(block, TextBlock) and not block.text and block.signature is not None)
+    ]
+
+
+def _view_block(block: Block) -> BlockView:
+    match block:
+        case TextBlock():
+            return TextBlockView(text=block.text)
+        case ImageBlock():
+            return ImageBlockView(media_type=block.media_type, sha256=block.sha256, size_bytes=block.size_bytes)
+        case ThinkingBlock():
+            return ThinkingBlockView(text=block.text, redacted=block.redacted)
+        case ToolCallBlock():
+            return ToolCallBlockView(id=block.id, name=block.name, arguments=dict(block.arguments))
+        case ToolResultBlock():
+            return ToolResultBlockView(tool_call_id=block.tool_call_id, output=block.output, is_error=block.is_error)
+        case UnknownBlock():
+            return UnknownBlockView(data=_remove_sealed(block.data))
+        case _:
+            assert_never(block)
+
+
+def _remove_sealed(value: JsonValue) -> JsonValue:
+    match value:
+        case Mapping():
+            return {
+                name: _remove_sealed(inner)
+                for name, inner in value.items()
+                if name.lower().replace("_", "") not in _SEALED
+            }
+        case list() | tuple():
+            return [_remove_sealed(inner) for inner in value]
+        case _:
+            return value
+
 
 def find_error(code: str) -> type[StrataError] | None:
     """Return the class of a stored error code; None for a code of another release."""
@@ -64,16 +205,6 @@ class UsageView(View):
     cache_write_tokens: int = Field(examples=[0])
     output_tokens: int = Field(examples=[42])
     reasoning_tokens: int = Field(examples=[16])
-
-    @classmethod
-    def of(cls, usage: Usage) -> Self:
-        return cls(
-            fresh_input_tokens=usage.fresh_input_tokens,
-            cache_read_tokens=usage.cache_read_tokens,
-            cache_write_tokens=usage.cache_write_tokens,
-            output_tokens=usage.output_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-        )
 
 
 class TurnErrorView(View):
@@ -172,16 +303,9 @@ class StatusView(View):
     id: str = Field(examples=[CONVERSATION_ID])
     revision: int = Field(description="Increases with every change.", examples=[2])
     state: ConversationState = Field(examples=["idle"])
-    pending_tool_calls: list[ToolCallView] = Field(description="Tool calls that wait for results.", examples=[[]])
-
-    @classmethod
-    def of(cls, status: ConversationStatus) -> Self:
-        return cls(
-            id=status.id,
-            revision=status.revision,
-            state=status.state,
-            pending_tool_calls=[ToolCallView.of(call) for call in status.pending_calls],
-        )
+    pending_tool_calls: list[ToolCallView] = Field(
+        validation_alias="pending_calls", description="Tool calls that wait for results.", examples=[[]]
+    )
 
 
 class OriginView(View):
@@ -207,26 +331,33 @@ class ConversationView(StatusView):
     created_at: datetime = Field(examples=[EXAMPLE_TIME])
     updated_at: datetime = Field(examples=[EXAMPLE_TIME])
 
+
+class CompactionView(View):
+    """A change of the compacted history, which began an epoch."""
+
+    epoch: int = Field(examples=[2])
+    reason: EpochReason = Field(examples=["compacted"])
+    generation: int = Field(description="Within a generation segments are only added.", examples=[0])
+    segment_count: int = Field(description="Number of segments since then.", examples=[1])
+    buffer_start_seq: int = Field(description="The first turn that is sent as a message.", examples=[13])
+    first_seq: int | None = Field(description="First turn of the newest segment.", examples=[1])
+    last_seq: int | None = Field(description="Last turn of the newest segment.", examples=[12])
+    segment_tokens: int | None = Field(description="Estimated size of the newest segment.", examples=[1300])
+    created_at: datetime = Field(examples=[EXAMPLE_TIME])
+
     @classmethod
-    def showing(cls, conversation: Conversation) -> Self:
-        origin = conversation.forked_from
+    def of(cls, outline: EpochOutline) -> Self:
+        newest = outline.last_segment
         return cls(
-            id=conversation.id,
-            revision=conversation.revision,
-            state=conversation.state,
-            pending_tool_calls=[ToolCallView.of(call) for call in conversation.pending_calls],
-            assistant_id=conversation.assistant_id,
-            assistant_version=conversation.assistant_version,
-            identifier=conversation.identifier,
-            source=conversation.source,
-            direction=conversation.direction,
-            mode=conversation.mode,
-            args=dict(conversation.args),
-            context=dict(conversation.context),
-            metadata=dict(conversation.metadata),
-            forked_from=None if origin is None else OriginView(conversation_id=origin.conversation_id, seq=origin.seq),
-            created_at=conversation.created_at,
-            updated_at=conversation.updated_at,
+            epoch=outline.number,
+            reason=outline.reason,
+            generation=outline.generation,
+            segment_count=outline.segment_count,
+            buffer_start_seq=outline.buffer_start_seq,
+            first_seq=None if newest is None else newest.first_seq,
+            last_seq=None if newest is None else newest.last_seq,
+            segment_tokens=None if newest is None else newest.token_count,
+            created_at=outline.created_at,
         )
 
 

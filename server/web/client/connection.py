@@ -81,7 +81,7 @@ class Retries:
         self._wait_seconds = budget.first_wait_seconds
 
     def reset(self) -> None:
-        """Start the budget anew, after progress."""
+        """Reset the budget after progress."""
         self._deadline = None
         self._wait_seconds = self._budget.first_wait_seconds
 

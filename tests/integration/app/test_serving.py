@@ -1,4 +1,4 @@
-"""The server as a process: it starts, says where, and stops in order."""
+"""The server as a process: it starts, prints its URL, and stops in order."""
 
 import asyncio
 import os
@@ -37,9 +37,9 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_server_says_where_it_is_and_ends_cleanly(env: dict[str, str], number: int) -> None:
+def test_a_server_prints_its_url_and_ends_cleanly(env: dict[str, str], number: int) -> None:
     with StrataProcess("serve", env=env) as server:
-        url = server.find(r"Strata serves on (http://127\.0\.0\.1:\d+)")
+        url = server.find(r"Strata is listening on (http://127\.0\.0\.1:\d+)")
         for path in ("/healthz", "/readyz", "/metrics", "/schema"):
             answered = httpx2.get(url + path)
             assert answered.status_code == 200, path
@@ -67,7 +67,7 @@ def test_a_server_needs_one_provider(
     assert "sk-hidden" not in result.stderr
 
 
-def test_a_taken_port_is_said_at_once(env: dict[str, str]) -> None:
+def test_a_port_in_use_is_reported_at_once(env: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -102,7 +102,7 @@ async def test_a_stopping_server_lets_running_turns_finish(database: Database, s
         assert task.result() == "finished"
 
 
-async def test_a_stopped_process_hands_its_leases_back(
+async def test_a_stopped_process_surrenders_its_leases(
     database: Database, server_settings: Settings, store: PostgresStore, tenant: Tenant
 ) -> None:
     assert database is not None

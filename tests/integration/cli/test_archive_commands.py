@@ -1,4 +1,4 @@
-"""`strata export` and `strata import`, and the export over HTTP, as people use them."""
+"""`strata export`, `strata import` and the export over HTTP."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.gz", "all.jsonl.zst"])
-async def test_a_file_of_all_conversations_brings_them_back(
+async def test_an_export_of_all_conversations_can_be_imported(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, tmp_path: Path, name: str
 ) -> None:
     ids = [await talked(store, tenant, f"{NASTY} {number}") for number in range(3)]
@@ -65,7 +65,7 @@ async def test_a_file_of_all_conversations_brings_them_back(
     assert not set(ids) & {line.split("\t")[1] for line in printed.splitlines()}
 
 
-async def test_what_comes_back_is_found_at_once_and_the_log_tells_of_both_ways(
+async def test_imported_conversations_are_found_at_once_and_both_actions_are_audited(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, tmp_path: Path
 ) -> None:
     ids = [await talked(store, tenant, f"Where is order number{number}?") for number in range(2)]
@@ -91,7 +91,7 @@ async def test_what_comes_back_is_found_at_once_and_the_log_tells_of_both_ways(
     assert (failed.action, failed.outcome, failed.details) == (Action.EXPORT, "failed", {"code": "conversation_busy"})
 
 
-async def test_an_export_goes_through_a_pipe(
+async def test_an_export_can_be_piped(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, key_ring: KeyRing
 ) -> None:
     ours = await talked(store, tenant)
@@ -106,7 +106,7 @@ async def test_an_export_goes_through_a_pipe(
     assert imported.split("\t")[:2] == [theirs, theirs]
 
 
-async def test_a_conversation_whose_turn_runs_is_passed_over_and_named(
+async def test_a_conversation_with_a_running_turn_is_skipped_and_reported(
     env: dict[str, str], store: PostgresStore, tenant: Tenant, tmp_path: Path
 ) -> None:
     ready, busy = await talked(store, tenant), await talked(store, tenant)
@@ -120,7 +120,7 @@ async def test_a_conversation_whose_turn_runs_is_passed_over_and_named(
     assert not [name for name in ("one.jsonl", "one.jsonl.part") if (tmp_path / name).exists()]
 
 
-async def test_a_file_that_cannot_be_read_leaves_nothing_behind(
+async def test_an_unreadable_file_imports_nothing(
     env: dict[str, str], store: PostgresStore, tenant: Tenant, tmp_path: Path
 ) -> None:
     ids = [await talked(store, tenant), await talked(store, tenant)]
@@ -145,22 +145,22 @@ async def test_a_file_that_cannot_be_read_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["export"], 2, "or say --all"),
-        (["export", "--all", "conv_x"], 2, "or say --all"),
+        (["export"], 2, "ids or --all"),
+        (["export", "--all", "conv_x"], 2, "ids or --all"),
         (["export", "conv_x"], 66, "no conversation with this id"),
         (["export", "--all", "--tenant", "nobody"], 66, "no tenant called nobody"),
         (["export", "--all", "-o", "/nowhere/at/all.jsonl"], 1, "cannot be written"),
-        (["import", "/nowhere.jsonl"], 2, "There is no file"),
+        (["import", "/nowhere.jsonl"], 2, "is not a file"),
         (["import", "pyproject.toml", "--tenant", "nobody"], 66, "no tenant called nobody"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence(
+def test_an_invalid_command_line_is_rejected_with_a_message(
     env: dict[str, str], arguments: list[str], code: int, sentence: str
 ) -> None:
     assert sentence in " ".join(run(env, *arguments, code=code)[1].split())
 
 
-async def test_an_admin_key_downloads_its_tenants_conversations_alone(
+async def test_an_admin_key_exports_only_conversations_of_its_tenant(
     strata_server: StrataServer, database: Database, store: PostgresStore
 ) -> None:
     conversation_id = await talked(store, strata_server.tenant)

@@ -61,7 +61,7 @@ async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProvi
         terminal.press("Tell me a story.\r")
         await terminal.shows("The user asks")
         terminal.press(CTRL_C)
-        await terminal.shows("Cancelled. What had arrived is kept.")
+        await terminal.shows("Cancelled. The partial answer is kept.")
 
         await terminal.shows(PROMPT)
         terminal.press("And now?\r")
@@ -79,7 +79,7 @@ async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProvi
         assert await terminal.process.wait() == 0
 
 
-async def test_a_demo_tool_runs_beside_the_chat(env: dict[str, str], emulated: EmulatedProviders) -> None:
+async def test_a_demo_tool_runs_in_the_chat(env: dict[str, str], emulated: EmulatedProviders) -> None:
     emulated.gemini.says(Reply(tool_calls=(ToolCall(name="get_time", arguments={}),)))
     async with open_terminal("chat", "--tools", "demo", env={**env, "NO_COLOR": "1"}) as terminal:
         await terminal.shows(PROMPT)
@@ -93,7 +93,7 @@ async def test_a_demo_tool_runs_beside_the_chat(env: dict[str, str], emulated: E
     assert "\x1b[36m" not in terminal.written
 
 
-async def test_a_running_turn_is_joined(env: dict[str, str], emulated: EmulatedProviders) -> None:
+async def test_a_running_turn_is_followed(env: dict[str, str], emulated: EmulatedProviders) -> None:
     emulated.gemini.fails(FaultKind.SILENCE, after_chunks=4)
     async with open_terminal("chat", env=env) as first:
         conversation = await first.shows(r"(conv_\w+) · ")
@@ -105,8 +105,8 @@ async def test_a_running_turn_is_joined(env: dict[str, str], emulated: EmulatedP
             await second.shows("Turn 2 is running.")
             await second.shows("The user asks")
             second.press(CTRL_C)
-            await second.shows("Cancelled. What had arrived is kept.")
-        await first.shows("Cancelled. What had arrived is kept.")
+            await second.shows("Cancelled. The partial answer is kept.")
+        await first.shows("Cancelled. The partial answer is kept.")
 
 
 async def test_a_pipe_gets_an_answer_per_line(env: dict[str, str], emulated: EmulatedProviders) -> None:
@@ -130,13 +130,13 @@ async def test_a_turn_that_fails_ends_a_pipe_with_1(env: dict[str, str], emulate
         ([], {"STRATA_URL": "http://127.0.0.1:1"}, 69, "Cannot connect to http://127.0.0.1:1"),
         ([], {"STRATA_URL": "nonsense"}, 69, "'nonsense' is not the address of a server."),
         ([], {"STRATA_API_KEY": "strata_wrong"}, 77, "[key_rejected]"),
-        ([], {"STRATA_API_KEY": ""}, 78, "There is no API key."),
+        ([], {"STRATA_API_KEY": ""}, 78, "No API key is set."),
         (["--conversation", "conv_none"], {}, 66, "[conversation_not_found]"),
-        (["--conversation", "conv_1", "--model", "m"], {}, 2, "are for a new assistant"),
+        (["--conversation", "conv_1", "--model", "m"], {}, 2, "apply only to a new assistant"),
     ],
     ids=["no server", "no address", "wrong key", "no key", "no conversation", "contradiction"],
 )
-async def test_what_is_wrong_is_said_in_a_sentence(
+async def test_an_error_is_printed_on_one_line(
     env: dict[str, str], options: list[str], extra: dict[str, str], code: int, sentence: str
 ) -> None:
     ended, out, err = await pipe(*options, lines="Hi\n", env=env | extra)

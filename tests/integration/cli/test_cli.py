@@ -21,7 +21,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
     return {"STRATA_DATABASE_URL": database_options.url, "STRATA_DATA_DIR": str(tmp_path)}
 
 
-async def test_a_created_key_opens_the_door_until_it_is_revoked(
+async def test_a_created_key_is_accepted_until_it_is_revoked(
     env: dict[str, str], key_ring: PostgresKeyRing, database: Database
 ) -> None:
     created = strata("keys", "create", "--tenant", "acme", "--name", "ci", "--scope", "admin", env=env)
@@ -71,7 +71,7 @@ async def test_a_key_can_expire_and_be_read_by_programs(env: dict[str, str]) -> 
         (["serve", "--port", "99999"], 2, "is not in the range"),
     ],
 )
-def test_a_wrong_command_is_refused_with_a_sentence(
+def test_a_wrong_command_is_rejected_with_a_message(
     env: dict[str, str], arguments: list[str], code: int, sentence: str
 ) -> None:
     result = strata_here(*arguments, env=env)
@@ -88,7 +88,7 @@ def test_a_wrong_command_is_refused_with_a_sentence(
         ({"STRATA_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1/x?sslmode=maybe"}, 78, "STRATA_DATABASE_URL"),
     ],
 )
-def test_a_wrong_setting_is_refused_without_its_value(
+def test_an_invalid_setting_is_rejected_without_its_value(
     env: dict[str, str], extra: dict[str, str], code: int, sentence: str
 ) -> None:
     result = strata_here("keys", "list", env=env | extra)
@@ -110,7 +110,7 @@ def test_the_schema_is_shown_checked_and_left_alone(env: dict[str, str]) -> None
     assert strata_here("migrate", "check", env=env).returncode == 0
 
 
-async def test_doctor_says_what_is_wrong_and_how_to_mend_it(env: dict[str, str], key_ring: PostgresKeyRing) -> None:
+async def test_doctor_reports_problems_and_how_to_fix_them(env: dict[str, str], key_ring: PostgresKeyRing) -> None:
     await key_ring.create_tenant("acme")
     result = strata_here("doctor", env=env | {"GEMINI_API_KEY": "sk-not-to-be-shown"})
     assert result.returncode == 0, result.stdout
@@ -142,7 +142,7 @@ async def test_doctor_finds_an_old_schema(env: dict[str, str], database: Databas
     assert "[schema_behind]" in served.stderr
 
 
-def test_every_command_explains_itself(env: dict[str, str]) -> None:
+def test_every_command_has_a_help_text(env: dict[str, str]) -> None:
     _, _, listed = strata_here("--help", env=env).stdout.partition("Commands:")
     names = re.findall(r"^  (\w+) ", listed, re.MULTILINE)
     assert {"serve", "demo", "chat", "worker", "inspect", "export", "import", "seed"} < set(names)

@@ -32,7 +32,7 @@ def shown(env: dict[str, str], *arguments: str) -> str:
     return result.stdout
 
 
-async def test_conversations_are_listed_with_filters_and_nothing_that_a_terminal_obeys(
+async def test_conversations_are_listed_with_filters_and_without_controls(
     env: dict[str, str], database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -85,7 +85,7 @@ async def test_a_call_is_shown_with_its_proof_and_its_bytes(
     assert shown(env, "call", walk.conversation_id, "4", "--response").startswith("data: ")
 
 
-async def test_a_call_that_went_wrong_says_so_and_nothing_that_a_terminal_obeys(
+async def test_a_failed_call_is_shown_without_controls(
     strata_server: StrataServer, emulated: EmulatedProviders, env: dict[str, str], database: Database
 ) -> None:
     walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
@@ -122,7 +122,9 @@ async def test_a_call_that_went_wrong_says_so_and_nothing_that_a_terminal_obeys(
         (("conversation", "conv_x", "--after", "1", "--around", "2"), "not both"),
     ],
 )
-def test_what_cannot_be_shown_is_said(env: dict[str, str], arguments: tuple[str, ...], said: str) -> None:
+def test_an_unknown_conversation_or_call_is_an_error(
+    env: dict[str, str], arguments: tuple[str, ...], said: str
+) -> None:
     result = strata_here("inspect", *arguments, env=env)
 
     assert result.returncode != 0

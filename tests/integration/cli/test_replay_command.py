@@ -1,4 +1,4 @@
-"""`strata replay verify` as people run it: choices, exit codes, reports, several processes, and going on."""
+"""`strata replay verify`: options, exit codes, reports, several processes, and resuming."""
 
 import json
 import os
@@ -70,7 +70,7 @@ async def flip(database: Database, walk: Walk) -> None:
         )
 
 
-async def test_all_that_is_stored_is_proven_and_one_flipped_byte_is_named(
+async def test_everything_stored_is_verified_and_one_changed_byte_is_reported(
     env: dict[str, str], database: Database, walks: list[Walk]
 ) -> None:
     report, said = verify(env, "--workers", "2")
@@ -101,7 +101,7 @@ async def test_all_that_is_stored_is_proven_and_one_flipped_byte_is_named(
     assert (report["counts"]["answer_count"], report["counts"]["request_count"]) == (2, 0)
 
 
-async def test_a_choice_takes_those_conversations_alone(database: Database, walks: list[Walk]) -> None:
+async def test_only_chosen_conversations_are_verified(database: Database, walks: list[Walk]) -> None:
     ids = sorted(walk.conversation_id for walk in walks)
     last_id = await find_last_id(database)
     assert last_id == ids[-1]
@@ -129,10 +129,10 @@ async def test_a_choice_takes_those_conversations_alone(database: Database, walk
     assert await draw_sample(database, state, 9, 1) == tuple(ids)
 
 
-def test_what_cannot_be_done_is_refused_with_a_sentence(env: dict[str, str]) -> None:
+def test_an_invalid_command_line_is_rejected_with_a_message(env: dict[str, str]) -> None:
     for options, code, sentence in (
-        (["--resume"], 2, "nothing to go on with"),
-        (["--resume", "--tenant", "acme"], 2, "say no other choice"),
+        (["--resume"], 2, "no run to continue"),
+        (["--resume", "--tenant", "acme"], 2, "cannot be combined"),
         (["--conversation", "conv_x", "--sample", "2"], 2, "not both"),
         (["--no-requests", "--no-answers"], 2, "nothing to compare"),
         (["--conversation", "conv_x"], 66, "no conversation conv_x"),
@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(env: dict[str, str]) -> 
         assert sentence in " ".join(said.output.split()), options
 
 
-def test_a_run_is_not_gone_on_with_from_a_file_that_is_not_its_own(env: dict[str, str]) -> None:
+def test_a_run_is_not_resumed_from_an_unsuitable_file(env: dict[str, str]) -> None:
     file = Path(env["STRATA_DATA_DIR"]) / "replay-verify.json"
     save_state(file, VerifyState(database_mark="", choice=ConversationChoice()))
     whole = json.loads(file.read_text())
@@ -166,7 +166,7 @@ def test_a_run_is_not_gone_on_with_from_a_file_that_is_not_its_own(env: dict[str
         assert file.read_text() == text
 
 
-async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
+async def test_a_stopped_run_is_resumed_with_its_counts(
     env: dict[str, str], database: Database, walks: list[Walk]
 ) -> None:
     await flip(database, walks[0])
@@ -184,14 +184,14 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
             wait_until(is_there, f"{third} to be passed in {process.output}")
             process.send(signal.SIGINT)
             assert process.wait() == 130, process.output
-        assert "--resume goes on" in process.output
+        assert "--resume continues" in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
             wait_until(lambda: _has_worker(process), "a worker to begin")
             # The newest is the worker; the other one looks after what processes share.
             os.kill(_processes_of(process.pid)[-1], signal.SIGKILL)
             assert process.wait() == 70, process.output
-        assert "A worker process has died. --resume goes on" in process.output
+        assert "A worker process ended unexpectedly. Use --resume to continue" in process.output
         assert "never retrieved" not in process.output
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
@@ -203,7 +203,7 @@ async def test_a_run_that_was_stopped_goes_on_and_counts_the_whole(
         wait_until(lambda: not _processes_of(process.pid), "its workers to leave")
     report, _ = verify(env, "--resume", "--workers", "1", code=1)
     assert (report["counts"]["conversation_count"], report["counts"]["call_count"]) == (4, 6)
-    flipped = [each["conversation_id"] for each in report["mismatches"] if each["place"] == "raw_response"]
+    flipped = [each["conversation_id"] for each in report["mismatches"] if each["position"] == "raw_response"]
     assert flipped == [walks[0].conversation_id]
     # Beside it, none of the conversations is as long as it says.
     assert report["counts"]["mismatch_count"] == 1 + len(walks)

@@ -51,7 +51,7 @@ def report(env: dict[str, str], *options: str) -> dict[str, Any]:
     return read
 
 
-async def test_the_table_shows_who_spent_what_and_the_sum(
+async def test_the_table_shows_usage_by_group_and_the_total(
     env: dict[str, str], store: PostgresStore, tenant: Tenant
 ) -> None:
     large, _ = await spend(store, tenant, "Large [one]\x1b[31m", calls=3)
@@ -101,7 +101,7 @@ async def test_programs_get_json_and_csv(
         (["--tenant", "nobody"], 66, "There is no tenant called nobody"),
     ],
 )
-def test_a_report_that_cannot_be_made_is_refused_with_a_sentence(
+def test_an_impossible_report_is_rejected_with_a_message(
     env: dict[str, str], options: list[str], code: int, sentence: str
 ) -> None:
     result = strata_here("usage", *options, env=env)

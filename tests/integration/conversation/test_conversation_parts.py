@@ -9,7 +9,7 @@ import pytest
 from server.conversation.api_key import Scope
 from server.inspection.timeline import TIMELINE_BYTES
 from server.providers.choice import GEMINI
-from server.web.admin.conversation_parts import BriefReader
+from server.web.admin.conversation_pages import BriefReader
 from tests.conftest import StrataServer
 from tests.support.builders import accept, create_conversation, take_exchange, user_input
 from tests.support.conversation_driver import PICTURE, PNG, Walk, begin_walk, tells

@@ -1,4 +1,4 @@
-"""The indexer counts what turns leave behind, once, whoever runs it and whenever."""
+"""The indexer counts each turn once, in any process and at any time."""
 
 import asyncio
 import math

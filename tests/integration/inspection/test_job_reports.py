@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from server.conversation.api_key import KeyRing, Scope, Tenant
 from server.conversation.errors import CallNotFound, DatabaseUnavailable
-from server.inspection.job_report import JobStatus
-from server.inspection.watch import Watch, report_all_jobs
+from server.inspection.jobs import JobStatus, Watch, report_all_jobs
 from server.jobs.job import Job
 from server.jobs.queue import JobSender
 from server.jobs.worker import StopRequest, Worker, WorkerOptions
@@ -60,7 +59,7 @@ async def send(database: Database, tenant_id: str, key: str, *, delay_seconds: f
 
 
 async def send_scheduled(database: Database, *names: str) -> None:
-    """Jobs of nobody, as schedules queue them."""
+    """Jobs without a tenant, as schedules queue them."""
     async with database.connection() as connection:
         for name in names:
             await connection.execute(
@@ -277,7 +276,7 @@ class TestInTheTerminal:
         assert (job["name"], job["waiting"], job["failed"], job["last_error"]) == (NAME, 1, 0, None)
 
     async def test_an_empty_queue_says_so(self, env: dict[str, str]) -> None:
-        assert strata_here("jobs", env=env).stdout == "The queue is empty, and nothing has failed lately.\n"
+        assert strata_here("jobs", env=env).stdout == "The queue is empty, and no job failed recently.\n"
         refused = strata_here("jobs", "--tenant", "nobody", env=env)
         assert refused.returncode != 0
         assert "nobody" in refused.stderr

@@ -1,4 +1,4 @@
-"""What operators do to conversations, over HTTP and on pages: done once, told in the log, refused in words."""
+"""Actions of operators on conversations, over HTTP and on pages: carried out once, audited, refused with a reason."""
 
 import asyncio
 import re
@@ -42,7 +42,7 @@ async def operator(strata_server: StrataServer) -> AsyncIterator[Operator]:
         yield opened
 
 
-async def told(database: Database, conversation_id: str) -> list[AuditEntry]:
+async def list_audited(database: Database, conversation_id: str) -> list[AuditEntry]:
     """The log of a conversation, oldest first."""
     page = await PostgresAuditLog(database).list_entries(None, AuditFilter(object_id=conversation_id))
     return list(reversed(page.items))
@@ -72,7 +72,7 @@ async def test_programs_do_what_clients_do_and_the_log_tells_of_it(
         assert doomed["stored_bytes"] > 1000
         assert (await talk.expect(200, "DELETE", here))["rows"] == doomed["rows"]
         assert (await talk.expect(404, "DELETE", here))["code"] == "conversation_not_found"
-    entries = await told(database, walk.conversation_id)
+    entries = await list_audited(database, walk.conversation_id)
     assert [(entry.action, entry.outcome, entry.details.get("code")) for entry in entries] == [
         (Action.FORK, "done", None),
         (Action.COMPACT, "done", None),
@@ -100,7 +100,9 @@ async def test_a_running_turn_is_cancelled_and_what_had_come_is_kept(
         assert (await talk.expect(409, "POST", f"{here}/cancel", {"turn_seq": 2}))["code"] == "turn_not_running"
         ended = await talk.expect(200, "POST", f"{here}/cancel")
     assert (ended["turn"]["seq"], ended["turn"]["state"]) == (8, "cancelled")
-    assert [(entry.outcome, entry.details.get("seq")) for entry in await told(database, walk.conversation_id)] == [
+    assert [
+        (entry.outcome, entry.details.get("seq")) for entry in await list_audited(database, walk.conversation_id)
+    ] == [
         ("failed", None),
         ("done", 8),
     ]
@@ -108,7 +110,7 @@ async def test_a_running_turn_is_cancelled_and_what_had_come_is_kept(
 
 
 async def test_keys_are_made_at_the_command_line_alone(strata_server: StrataServer) -> None:
-    """So nobody makes a superadmin's without the database's credentials, whatever key they hold."""
+    """A superadmin key can only be created with the credentials of the database."""
     async with open_talk(strata_server) as talk:
         paths = (await talk.expect(200, "GET", "/schema"))["paths"]
     writing = {(method, path) for path, item in paths.items() if "/keys" in path for method in item if method != "get"}
@@ -135,7 +137,7 @@ async def state_of(store: PostgresStore, database: Database, tenant_id: str, con
     """What an action would change."""
     conversation = await store.load_conversation(tenant_id, conversation_id)
     page = await store.list_conversations(tenant_id)
-    return conversation, len(page.items), [entry.action for entry in await told(database, conversation_id)]
+    return conversation, len(page.items), [entry.action for entry in await list_audited(database, conversation_id)]
 
 
 async def test_a_form_of_another_site_or_without_its_token_does_nothing(
@@ -151,12 +153,12 @@ async def test_a_form_of_another_site_or_without_its_token_does_nothing(
             await operator.send(path, form(walk.conversation_id, csrf_token=token), origin="https://elsewhere.test"),
         ]
         assert [answer.status_code for answer in answers] == [403, 403, 403], action
-        async with open_operator(strata_server.url) as nobody:
-            assert (await nobody.get(path)).headers["location"].startswith("/admin/login")
-            assert (await nobody.send(path, form(walk.conversation_id))).headers["location"] == "/admin/login"
-            # A key is no session, whatever it opens elsewhere.
+        async with open_operator(strata_server.url) as visitor:
+            assert (await visitor.get(path)).headers["location"].startswith("/admin/login")
+            assert (await visitor.send(path, form(walk.conversation_id))).headers["location"] == "/admin/login"
+            # A key is not accepted in place of a session.
             bearer = {"authorization": f"Bearer {strata_server.client_key}"}
-            assert (await nobody.get(path, **bearer)).headers["location"].startswith("/admin/login")
+            assert (await visitor.get(path, **bearer)).headers["location"].startswith("/admin/login")
     assert await state_of(store, database, walk.tenant_id, walk.conversation_id) == before
 
 
@@ -184,7 +186,7 @@ async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superad
     conversation, count, log = await state_of(store, database, walk.tenant_id, walk.conversation_id)
     assert (conversation, count) == before[:2]
     assert len(log) == len(ACTIONS)
-    assert {entry.tenant_id for entry in await told(database, walk.conversation_id)} == {other.id}
+    assert {entry.tenant_id for entry in await list_audited(database, walk.conversation_id)} == {other.id}
 
     before = await state_of(store, database, walk.tenant_id, walk.conversation_id)
     async with open_operator(strata_server.url) as superadmin:
@@ -199,7 +201,7 @@ async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superad
             assert (answer.status_code, "other_tenant_read_only" in answer.text) == (403, True)
     conversation, count, _ = await state_of(store, database, walk.tenant_id, walk.conversation_id)
     assert (conversation, count) == before[:2]
-    assert (await told(database, walk.conversation_id))[-1].tenant_id == walk.tenant_id
+    assert (await list_audited(database, walk.conversation_id))[-1].tenant_id == walk.tenant_id
 
 
 async def test_what_cannot_be_done_is_a_page_that_says_what_to_do(
@@ -223,12 +225,12 @@ async def test_what_cannot_be_done_is_a_page_that_says_what_to_do(
     await accept(store, walk.tenant_id, user_input(walk.conversation_id, "Again"))
     for action in ("erase", "export"):
         assert await refused(action) == (409, "conversation_busy")
-        assert "until it ends nothing can be" in (await operator.get(f"{here}/{action}")).text
+        assert "after it has ended" in (await operator.get(f"{here}/{action}")).text
     assert f'href="{here}/cancel"' in (await operator.get(here)).text
 
 
 async def test_a_notice_is_one_of_ours_or_none(operator: Operator) -> None:
-    assert "was deleted" in (await operator.get("/admin/conversations?notice=erased")).text
+    assert "were deleted" in (await operator.get("/admin/conversations?notice=erased")).text
     assert "Send me" not in (await operator.get("/admin/conversations?notice=Send+me+your+key")).text
 
 
@@ -238,7 +240,7 @@ async def test_a_notice_is_one_of_ours_or_none(operator: Operator) -> None:
 async def test_a_client_that_leaves_in_the_middle_of_an_export_leaves_nothing_behind(
     strata_server: StrataServer, store: PostgresStore, database: Database, operator: Operator
 ) -> None:
-    """Neither a connection that is held nor a task that goes on reading for nobody."""
+    """No connection is held and no task keeps reading."""
     conversation = await create_conversation(store, strata_server.tenant.id)
     random = Random(1)  # noqa: S311  reason: bytes that do not compress
     for number in range(24):
@@ -270,8 +272,8 @@ async def test_a_client_that_leaves_in_the_middle_of_an_export_leaves_nothing_be
         return pool.pool_counts()[1] == 0 and tasks() <= before
 
     await eventually(quiet)
-    # Each of them is told, since each had the first lines.
-    assert [entry.action for entry in await told(database, conversation.id)] == [Action.EXPORT] * 6
+    # Each of them is audited, because each returned the first lines.
+    assert [entry.action for entry in await list_audited(database, conversation.id)] == [Action.EXPORT] * 6
     async with httpx2.AsyncClient(base_url=strata_server.url, timeout=60) as client:
         whole = await client.get(f"/admin/api/conversations/{conversation.id}/export", headers=bearer)
     assert whole.content.endswith(b'"conversations":1}\n')

@@ -24,10 +24,10 @@ from tests.support.database_source import with_database
 
 SMALL, LARGE = 5_000, 15_000
 OVERVIEW = timedelta(hours=1)
-"""An overview reads the calls of its time: of the same time the same number, whatever lies before it."""
+"""An overview reads the calls of its period. Earlier calls do not change how many."""
 GROWTH = 1.25
 FEW = 300
-"""Below this nobody counts: an index has become a level deeper, a page of it is fuller."""
+"""Smaller differences are ignored: an index may have one level more, or a fuller page."""
 
 # All rows of one conversation once more, under ids of their own and further back in time. What it said varies: every
 # copy has common words, every second one another word and a label, the newest few something that is rare.

@@ -1,4 +1,4 @@
-"""Saved views: kept by name for a tenant, bounded, and told to the audit log."""
+"""Saved views: stored by name for a tenant, limited in number, and audited."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import pytest
 from server.conversation.api_key import Scope, Tenant
 from server.conversation.audit import OPERATOR
 from server.conversation.errors import ViewExists, ViewLimitReached, ViewNotFound
-from server.inspection.saved_views import VIEW_LIMIT
+from server.inspection.conversation_list import VIEW_LIMIT
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.engine import Database
 from server.postgres.inspection.saved_views import PostgresSavedViews

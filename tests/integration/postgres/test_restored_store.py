@@ -31,7 +31,7 @@ from server.payload.signatures import WithheldReason
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
-from server.postgres.migrations import find_drift, migrate_up, read_schema_state
+from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, read_schema_state
 from server.replay.rerun.result import Outcome as ReplayOutcome
 from tests.support.database_source import with_database
 from tests.support.emulators import EmulatedProviders
@@ -336,6 +336,20 @@ async def test_flags_filters_and_labels_keep_their_meaning(restored: DatabaseOpt
     [stored] = await fetch(restored, "SELECT DISTINCT draft::text AS draft FROM replays")
     # The name of a replay is its creator's.
     assert json.loads(stored["draft"]) == json.loads(draft.replace('"was_reaped"', '"was_recovered"'))
+
+
+async def test_results_and_notes_of_judges_have_positions(restored: DatabaseOptions) -> None:
+    results = "SELECT replay_id, number, {} AS position FROM replay_results ORDER BY 1, 2, 3"
+    notes = """SELECT conversation_id, turn_seq, attempt, note->>'{}' AS position, note->>'question' AS question
+    FROM replay.calls, jsonb_array_elements(warnings) AS note WHERE note->>'kind' = 'judge' ORDER BY 1, 2, 3"""
+    before = [await fetch(restored, sql.format("place")) for sql in (results, notes)]
+    assert all(row["position"] is not None for rows in before for row in rows)
+    await migrate_up(restored)
+    assert [await fetch(restored, sql.format("position")) for sql in (results, notes)] == before
+    assert {row["position"] for row in await fetch(restored, notes.format("place"))} == {None}
+    while (await read_schema_state(restored)).current != "20261118_30":
+        await migrate_down_one(restored)
+    assert [await fetch(restored, sql.format("place")) for sql in (results, notes)] == before
 
 
 async def test_every_conversation_call_and_replay_is_shown(

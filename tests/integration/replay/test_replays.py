@@ -141,7 +141,7 @@ async def test_no_more_items_run_than_may_and_one_that_ends_makes_room(rig: Repl
     await rig.replays.end_item(first.lease, ItemState.DONE)
     third = await rig.claim(made)
     assert third.item.number == 3
-    # Whoever died runs nothing: the place is free, and the item comes first.
+    # Whoever died runs nothing: the slot is free, and the item comes first.
     await rig.replays.renew_lease(second.lease, lease_seconds=0)
     assert (await rig.claim(made)).item.number == second.item.number
     assert await rig.find(made) is None
@@ -283,7 +283,7 @@ async def test_a_result_is_written_once_and_read_back_whole(rig: ReplayRig) -> N
     (stored,) = (await rig.replays.list_results(rig.tenant.id, made.id)).items
     assert (stored.result, stored.number, stored.repetition) == (written, 1, 1)
     said = await rig.replays.load_answers(rig.tenant.id, made.id, [(1, 1), (1, 2)])
-    assert {place: exchanged.candidate for place, exchanged in said.items()} == {(1, 1): (TextBlock(text=NASTY),)}
+    assert {position: exchanged.candidate for position, exchanged in said.items()} == {(1, 1): (TextBlock(text=NASTY),)}
     assert (await rig.replays.load_item(None, made.id, 1)).diverged_at_seq == 2
 
 
@@ -303,14 +303,14 @@ async def test_results_come_in_their_order_or_worst_first_and_by_what_they_are(r
     for number, worst in severities.items():
         claimed = await rig.claim(made)
         assert claimed.item.number == number
-        for place, severity in enumerate(worst, start=1):
+        for position, severity in enumerate(worst, start=1):
             outcome = Outcome.DIFFERENT if severity else Outcome.SAME
             kinds = (DivergenceKind.TEXT,) if severity > 0.5 else ()
             checks = (AssertionResult(name="a", passed=severity < 1),)
-            written = result(place, outcome=outcome, severity=severity, kinds=kinds, assertions=checks)
+            written = result(position, outcome=outcome, severity=severity, kinds=kinds, assertions=checks)
             await rig.replays.record_result(claimed.lease, written, [])
 
-    async def places(**wanted: object) -> list[tuple[int, int]]:
+    async def positions(**wanted: object) -> list[tuple[int, int]]:
         found, cursor = [], None
         while True:
             page = await rig.replays.list_results(
@@ -320,16 +320,16 @@ async def test_results_come_in_their_order_or_worst_first_and_by_what_they_are(r
                 cursor=cursor,
                 limit=2,
             )
-            found += [(stored.number, stored.result.place) for stored in page.items]
+            found += [(stored.number, stored.result.position) for stored in page.items]
             cursor = page.next_cursor
             if cursor is None:
                 return found
 
-    assert await places() == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
-    assert await places(order=ResultOrder.WORST) == [(2, 3), (1, 2), (2, 1), (1, 3), (1, 1), (2, 2)]
-    assert await places(outcome=Outcome.SAME) == [(1, 1), (2, 2)]
-    assert await places(kind=DivergenceKind.TEXT, number=2) == [(2, 1), (2, 3)]
-    assert await places(has_failed_assertion=True, order=ResultOrder.WORST) == [(2, 3)]
+    assert await positions() == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    assert await positions(order=ResultOrder.WORST) == [(2, 3), (1, 2), (2, 1), (1, 3), (1, 1), (2, 2)]
+    assert await positions(outcome=Outcome.SAME) == [(1, 1), (2, 2)]
+    assert await positions(kind=DivergenceKind.TEXT, number=2) == [(2, 1), (2, 3)]
+    assert await positions(has_failed_assertion=True, order=ResultOrder.WORST) == [(2, 3)]
     with pytest.raises(CursorInvalid):
         await rig.replays.list_results(None, made.id, cursor="MQ")
 

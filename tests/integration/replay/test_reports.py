@@ -36,10 +36,10 @@ def facts(luck: random.Random) -> AnswerFacts:
     )
 
 
-def some_result(luck: random.Random, place: int) -> TurnResult:
+def some_result(luck: random.Random, position: int) -> TurnResult:
     outcome = luck.choice(list(Outcome))
     return result(
-        place,
+        position,
         outcome=outcome,
         kinds=(DivergenceKind.TEXT,) if outcome is Outcome.DIFFERENT else (),
         similarity=luck.random() if outcome in {Outcome.SAME, Outcome.DIFFERENT} else None,
@@ -78,7 +78,7 @@ def check_distribution(found: Distribution, values: list[float], low: float, hig
     assert (found.count, found.least, found.most) == (len(values), min(values), max(values))
     assert found.mean == pytest.approx(statistics.fmean(values))
     cuts = statistics.quantiles(values, n=20, method="inclusive")
-    assert found.quantiles == pytest.approx([cuts[place] for place in (0, 4, 9, 14, 18)])
+    assert found.quantiles == pytest.approx([cuts[position] for position in (0, 4, 9, 14, 18)])
     bins = [0] * 16
     for value in values:
         bins[min(int((value - low) / (high - low) * 16), 15) if high > low else 0] += 1
@@ -99,8 +99,8 @@ async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
     written: list[tuple[int, TurnResult]] = []
     for _ in range(replay.item_count):
         claimed = await rig.claim(replay)
-        for place in range(1, 6):
-            told = some_result(luck, place)
+        for position in range(1, 6):
+            told = some_result(luck, position)
             await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
             written.append((claimed.item.repetition, told))
         await rig.replays.end_item(claimed.lease, ItemState.DONE)
@@ -183,15 +183,15 @@ async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: Repla
         replay = await rig.begin(item_count)
         for _ in range(item_count):
             claimed = await rig.claim(replay)
-            for place in range(1, answer_count + 1):
-                await rig.replays.record_result(claimed.lease, result(place), [TextBlock(text=f"{place}")])
+            for position in range(1, answer_count + 1):
+                await rig.replays.record_result(claimed.lease, result(position), [TextBlock(text=f"{position}")])
             await rig.replays.end_item(claimed.lease, ItemState.DONE)
         watched.queries = 0
         read = [full async for full in iterate_full_results(replays, replay)]
         needed.append(watched.queries)
         assert [full.candidate.text for full in read] == [f"{n}" for n in range(1, answer_count + 1)] * item_count
         assert {full.task for full in read} == {"Hello"}
-        assert {full.stored.result.place for full in read if full.recorded is not None} == {1}
+        assert {full.stored.result.position for full in read if full.recorded is not None} == {1}
     await watched.close()
     # A page of three answers, one of sixty from ten conversations, and two pages.
     assert needed == [needed[0], needed[0], 2 * needed[0]]
@@ -200,11 +200,11 @@ async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: Repla
 async def test_a_verdict_leads_to_the_call_that_gave_it(rig: ReplayRig) -> None:
     replay = await rig.begin()
     shadow = await rig.shadow((await rig.claim(replay)).lease)
-    # The first place at the second attempt, the second at none, the third before and after a compaction.
+    # The first position at the second attempt, the second at none, the third before and after a compaction.
     made = ((-1, 1, 1, "x"), (-1, 2, 1, None), (-1, 3, 2, "x"), (-1, 4, 2, "x"), (-1, 5, 3, None), (-2, 1, 3, None))
-    for turn_seq, attempt, place, error in made:
-        note = {"kind": "judge", "place": place, "question": "?"}
-        start = call_start(attempt=attempt, epoch=-turn_seq, warnings=({"kind": "other", "place": "x"}, note))
+    for turn_seq, attempt, position, error in made:
+        note = {"kind": "judge", "position": position, "question": "?"}
+        start = call_start(attempt=attempt, epoch=-turn_seq, warnings=({"kind": "other", "position": "x"}, note))
         call = Call(turn_seq=turn_seq, start=start, end=call_end(error_code=error))
         await PostgresStore(rig.replay_store).record_call(rig.tenant.id, shadow.id, call)
     find = rig.replays.find_judge_calls

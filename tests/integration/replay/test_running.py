@@ -21,7 +21,6 @@ from server.conversation.usage import add_usages
 from server.emulator.reply import Fault, FaultKind
 from server.postgres.engine import Database
 from server.providers.continuation import continued_attempts
-from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.replay import (
     Assertion,
     Candidate,
@@ -231,7 +230,7 @@ class TestFreeRunning:
         replay = await run_replay(strata_server.program, walk.tenant_id, draft)
 
         results = await results_of(strata_server.program, replay)
-        assert [(result.place, result.source_seq, result.outcome) for result in results] == [
+        assert [(result.position, result.source_seq, result.outcome) for result in results] == [
             (1, 2, Outcome.DIFFERENT),
             (2, 4, Outcome.DIFFERENT),
             (3, 8, Outcome.DIFFERENT),
@@ -543,8 +542,9 @@ class TestAssertionsAndJudges:
         judge = Judge(provider="anthropic", model=MODELS["anthropic"], prompt="Which one is better?")
         replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id], judge=judge))
         asked_before = len(emulated.gemini.requests())
-        tools = program.replays.items._tools  # noqa: SLF001  reason: the same process, but for a key
-        await ReplayItems(replace(tools, providers={"gemini": tools.providers["gemini"]})).run_all(replay.id)
+        items_runner = program.replays.items
+        providers = {"gemini": items_runner.providers["gemini"]}
+        await replace(items_runner, providers=providers).run_all(replay.id)
         items = await items_of(program, replay)
         assert [(item.state, item.error_code) for item in items] == [(ItemState.FAILED, "provider_not_configured")]
         assert len(emulated.gemini.requests()) == asked_before

@@ -37,7 +37,7 @@ async def change(database: Database, sql: str, *values: Any) -> None:
 
 
 def told(verified: Verified) -> list[tuple[Subject, int | None, str]]:
-    return [(each.subject, each.turn_seq, each.place) for each in verified.mismatches]
+    return [(each.subject, each.turn_seq, each.position) for each in verified.mismatches]
 
 
 @settings(max_examples=12)
@@ -179,17 +179,17 @@ async def test_damage_of_what_many_requests_share_is_named_where_it_is(database:
         database, [walk.conversation_id], "UPDATE segments SET text = overlay(text placing '~' from 3)"
     )
     [text, *requests] = verified.mismatches
-    assert (text.subject, text.turn_seq, text.place) == (Subject.BYTES, None, "epoch 2")
+    assert (text.subject, text.turn_seq, text.position) == (Subject.BYTES, None, "epoch 2")
     assert [(each.subject, each.turn_seq) for each in requests] == [(Subject.REQUEST, seq) for seq in (8, 10, 12)]
     assert {each.note for each in requests} == {"The first block that differs is the static layer's static."}
     sql = "UPDATE turns SET native = overlay(native placing 'x' from 12) WHERE seq = 6"
     [answer, *requests] = (await verify_damaged(database, [walk.conversation_id], sql)).mismatches
-    assert (answer.subject, answer.turn_seq, answer.place) == (Subject.ANSWER, 6, "native at byte 11")
+    assert (answer.subject, answer.turn_seq, answer.position) == (Subject.ANSWER, 6, "native at byte 11")
     assert [each.turn_seq for each in requests] == [8, 10, 12]
     assert {each.note for each in requests} == {
         "The first block that differs is the buffered layer's message of turn 6."
     }
-    assert all(", at byte " in each.place for each in requests)
+    assert all(", at byte " in each.position for each in requests)
 
 
 async def test_what_cannot_be_compared_is_counted_and_no_mismatch(database: Database, walk: Walk) -> None:

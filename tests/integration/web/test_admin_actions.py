@@ -1,4 +1,4 @@
-"""What operators do is done, and told in the audit log, whatever becomes of it."""
+"""Actions of operators are carried out and audited, also if they fail."""
 
 from collections.abc import Mapping
 

@@ -284,7 +284,7 @@ async def test_wrong_secrets_are_slowed_down_and_the_owner_gets_in_all_the_same(
         # From the same address, as behind a shared one, while wrong secrets have to wait.
         assert (await other.log_in(strata_server.admin_key)).status_code == 303
         assert (await operator.get("/admin")).status_code == 200
-    # Five failures are told, the last one that it locked; what came while it was locked is not.
+    # Five failures are audited, the last of them with the lock; failures during the lock are not.
     assert await audited(database) == [
         ("login", "done", None),
         *[("login", "refused", None)] * 5,
@@ -306,6 +306,6 @@ async def test_a_failure_is_told_to_the_tenant_whose_key_it_claims(
     await operator.log_in("nonsense")
     async with database.connection() as connection:
         rows = await connection.fetch(
-            "SELECT tenant_id IS NOT NULL AS told FROM audit_log WHERE action = 'login' ORDER BY id"
+            "SELECT tenant_id IS NOT NULL AS has_tenant FROM audit_log WHERE action = 'login' ORDER BY id"
         )
-    assert [row["told"] for row in rows] == [True, False, False]
+    assert [row["has_tenant"] for row in rows] == [True, False, False]

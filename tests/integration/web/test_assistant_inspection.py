@@ -166,16 +166,16 @@ async def test_a_form_is_checked_and_saved_without_script(strata_server: StrataS
     answer = await operator.send(f"{here}/check", form_of(token, roles="Hi {{ system }}"))
     assert answer.status_code == 200
     assert "Hi {{ system }}</textarea>" in answer.text
-    assert "It cannot be saved" in answer.text
+    assert "The draft cannot be saved" in answer.text
     for wrong in ({"roles": "{% if %}"}, {"roles": "x" * 200_001}, {"variables": "["}):
         answer = await operator.send(f"{here}/edit", form_of(token, **wrong))
-        assert (answer.status_code, "It cannot be saved" in answer.text) == (422, True), list(wrong)
+        assert (answer.status_code, "The draft cannot be saved" in answer.text) == (422, True), list(wrong)
     # As long as the API takes it, also with characters that take twelve bytes each in a form.
     texts = {"roles": "\U0001f600" * 20_000, "procedure": "x" * 200_000, "constraints": "x" * 200_000}
     long = await operator.send(f"{here}/check", form_of(token, **texts))
-    assert (long.status_code, "It can be saved" in long.text) == (200, True)
+    assert (long.status_code, "The draft can be saved" in long.text) == (200, True)
     unchanged = await operator.send(f"{here}/edit", form_of(token))
-    assert (unchanged.status_code, "Nothing is different" in unchanged.text) == (200, True)
+    assert (unchanged.status_code, "There is no difference" in unchanged.text) == (200, True)
     assert (await operator.send(f"{here}/edit", form_of("forged", roles="Mine."))).status_code == 403
     assert (await operator.send(f"{here}/edit", form_of(token, base_version="x"))).status_code == 400
     assert (await strata_server.program.store.load_assistant(strata_server.tenant.id, assistant_id)).version == 2

@@ -39,7 +39,7 @@ def path_of(walk: Walk, turn_seq: int, attempt: int = 1) -> str:
 
 
 async def page_of(operator: Operator, path: str) -> str:
-    """What somebody reads on a page, its white space made even."""
+    """The text of a page with normalised white space."""
     answer = await operator.get(path)
     assert answer.status_code == 200, answer.text
     assert len(answer.content) < LARGEST_PAGE
@@ -65,9 +65,9 @@ async def test_bytes_and_numbers_are_downloaded_as_they_are(
     assert request.headers["x-strata-proof"] == "equal"
     response = await operator.get(f"{path_of(walk, 4)}/response")
     assert response.content == call.end.raw_response
-    told = await operator.get(f"{path_of(walk, 4)}/json")
-    assert json.loads(told.content)["request"]["proof"] == "equal"
-    for answer in (request, response, told):
+    document = await operator.get(f"{path_of(walk, 4)}/json")
+    assert json.loads(document.content)["request"]["proof"] == "equal"
+    for answer in (request, response, document):
         assert answer.headers["content-disposition"].startswith("attachment")
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-content-type-options"] == "nosniff"

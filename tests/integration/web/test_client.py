@@ -133,10 +133,10 @@ async def test_cuts_of_the_connection_lose_and_double_nothing(
             proxy.cuts.extend(cuts)
             async with StrataClient(proxy.url, strata_server.client_key, retry_budget=QUICK) as far:
                 async with far.stream(conversation.id, f"Story number {round_number}, please.") as stream:
-                    heard = [event async for event in stream]
+                    events = [event async for event in stream]
                 assert stream.seq is not None
                 async with client.follow(conversation.id, stream.seq) as again:
-                    assert heard == [event async for event in again]
+                    assert events == [event async for event in again]
             proxy.cuts.clear()
         assert proxy.connections_made > 5
     assert len(emulated[provider].requests()) == 5

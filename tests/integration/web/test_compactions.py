@@ -131,11 +131,11 @@ async def test_the_command_tells_what_it_would_save_and_does_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "or say --all"),
-        (("conv_x", "--all"), 2, "or say --all"),
-        (("conv_x", "--tenant", "acme"), 2, "go with --all"),
-        (("--all", "--undo"), 2, "takes conversations by their ids"),
-        (("--all", "--older-than", "soon"), 2, "is no span"),
+        ((), 2, "ids or --all"),
+        (("conv_x", "--all"), 2, "ids or --all"),
+        (("conv_x", "--tenant", "acme"), 2, "require --all"),
+        (("--all", "--undo"), 2, "needs conversation ids"),
+        (("--all", "--older-than", "soon"), 2, "is not a span"),
         (("--all", "--tenant", "nobody"), 66, "tenant_not_found"),
         (("--all", "--assistant", "rubbish"), 66, "assistant_not_found"),
         (("conv_01jd0z8s3bf6h9kq2m4n6p8r0t",), 66, "conversation_not_found"),

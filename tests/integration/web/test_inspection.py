@@ -33,7 +33,7 @@ async def super_admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
         yield talk
 
 
-async def told(server: StrataServer, emulated: EmulatedProviders, provider: str, *replies: Reply) -> str:
+async def take_turns(server: StrataServer, emulated: EmulatedProviders, provider: str, *replies: Reply) -> str:
     walk = await begin_walk(server.program, server.tenant.id, emulated, provider)
     await walk.task("How is <b>Oslo</b>?", *(replies or (tells("Cold."),)))
     await index_new(server.program.database)
@@ -44,7 +44,7 @@ async def told(server: StrataServer, emulated: EmulatedProviders, provider: str,
 async def test_a_conversation_is_found_opened_and_its_call_proven(
     strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk, provider: str
 ) -> None:
-    conversation_id = await told(strata_server, emulated, provider)
+    conversation_id = await take_turns(strata_server, emulated, provider)
 
     [listed] = (await admin.expect(200, "GET", f"{CONVERSATIONS}?text=oslo&provider={provider}&state=complete"))["data"]
     assert listed["id"] == conversation_id
@@ -78,7 +78,7 @@ async def test_a_conversation_is_found_opened_and_its_call_proven(
 async def test_a_super_admin_sees_all_tenants_and_an_admin_its_own(
     strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk, super_admin: Talk
 ) -> None:
-    conversation_id = await told(strata_server, emulated, "gemini")
+    conversation_id = await take_turns(strata_server, emulated, "gemini")
 
     assert (await super_admin.expect(200, "GET", CONVERSATIONS))["data"] == []
     for tenant in ("all", strata_server.tenant.id):
@@ -96,7 +96,7 @@ async def test_a_super_admin_sees_all_tenants_and_an_admin_its_own(
 async def test_an_admin_of_another_tenant_finds_nothing(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    conversation_id = await told(strata_server, emulated, "gemini")
+    conversation_id = await take_turns(strata_server, emulated, "gemini")
     tenant = await strata_server.key_ring.create_tenant("other")
     _, key = await strata_server.key_ring.create_key(
         tenant_id=tenant.id, name="other", scopes=frozenset({Scope.ADMIN}), expires_at=None
@@ -137,7 +137,7 @@ async def test_a_filter_that_makes_no_sense_is_refused(admin: Talk, query: str) 
 async def test_places_and_calls_that_are_not_there(
     strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
 ) -> None:
-    conversation_id = await told(strata_server, emulated, "gemini")
+    conversation_id = await take_turns(strata_server, emulated, "gemini")
     path = f"{CONVERSATIONS}/{conversation_id}"
 
     assert (await admin.expect(404, "GET", f"{path}/calls/4/1"))["code"] == "call_not_found"
@@ -150,7 +150,7 @@ async def test_places_and_calls_that_are_not_there(
 async def test_the_overview_tells_the_time_that_was_asked_for(
     strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
 ) -> None:
-    conversation_id = await told(strata_server, emulated, "gemini")
+    conversation_id = await take_turns(strata_server, emulated, "gemini")
 
     shown = await admin.expect(200, "GET", "/admin/api/overview?by=assistant")
     assert shown["step"] == "day"

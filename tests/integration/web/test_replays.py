@@ -141,7 +141,7 @@ async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
     url = f"{REPLAYS}/{(await admin.expect(201, 'POST', REPLAYS, asked))['id']}"
     await strata_server.program.replays.items.run_all(url.rpartition("/")[2])
     results = (await admin.expect(200, "GET", f"{url}/export"))["results"]
-    assert [(told["place"], told["source_seq"], told["task"]) for told in results] == [
+    assert [(told["position"], told["source_seq"], told["task"]) for told in results] == [
         (1, 2, "How is Oslo?"), (2, 4, "How is Oslo?"), (3, None, "How is Oslo?"), (4, 6, "And Rome?"),
     ]  # fmt: skip
     async with open_operator(strata_server.url) as operator:

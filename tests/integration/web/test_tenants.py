@@ -1,4 +1,4 @@
-"""Every route with another tenant's ids: nothing is told, and nothing changes."""
+"""Every route with ids of another tenant: no data is returned, and nothing changes."""
 
 import json
 import re
@@ -99,12 +99,12 @@ async def test_another_tenants_ids_are_not_found_and_nothing_changes(
     before = await everything(strata_server)
     assert before["turns"]
     for method, path, body in FOREIGN_ROUTES:
-        told = []
+        answers = []
         for ids in (foreign, missing):
             answer = await stranger.ask(method, path.format(**ids), body)
-            told.append(re.sub("req_[0-9a-f]+", "", answer.text))
+            answers.append(re.sub("req_[0-9a-f]+", "", answer.text))
             assert answer.status_code == 404, (method, path, answer.text)
-        assert told[0] == told[1], "an answer tells that the object exists"
+        assert answers[0] == answers[1], "an answer reveals that the object exists"
         for key in ("none", strata_server.admin_key):
             answer = await Talk(client=stranger.client, key=key).ask(method, path.format(**foreign), body)
             assert answer.status_code == (401 if key == "none" else 403)
@@ -141,17 +141,17 @@ async def test_another_tenants_ids_are_not_found_by_its_operators_either(
     stranger = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.ADMIN))
     before = await everything(strata_server)
     for method, path, body in ADMIN_ROUTES:
-        told = []
+        answers = []
         for named in (ids, missing):
             answer = await stranger.ask(method, path.format(**named), body)
-            told.append(re.sub("req_[0-9a-f]+", "", answer.text))
+            answers.append(re.sub("req_[0-9a-f]+", "", answer.text))
             assert answer.status_code == 404, (method, path, answer.text)
-        assert told[0] == told[1], "an answer tells that the object exists"
+        assert answers[0] == answers[1], "an answer reveals that the object exists"
         for key in ("none", owner.key):
             answer = await Talk(client=owner.client, key=key).ask(method, path.format(**ids), body)
             assert answer.status_code == (401 if key == "none" else 403)
     after = await everything(strata_server)
-    # That they have tried to export, fork, cancel, compact, undo and erase is told to their own tenant.
+    # The attempts to export, fork, cancel, compact, undo and erase are audited in the tenant of the key.
     tried = set(after.pop("audit_log")) - set(before.pop("audit_log"))
     assert len(tried) == 2 * 6
     assert not [row for row in tried if repr(decode_id(TENANT, strata_server.tenant.id)) in row]
@@ -185,15 +185,15 @@ async def test_a_superadmin_reads_all_of_it_and_changes_nothing_of_another_tenan
     assert {name: table for name, table in after.items() if name != "audit_log"} == {
         name: table for name, table in before.items() if name != "audit_log"
     }
-    # Every reading is told to the tenant that was read, once; the export also as the export that it is.
-    told = [row for row in rows if row["action"] == "tenant.read"]
-    assert {row["details"]["route"] for row in told} == read
-    assert len(told) == len(read)
+    # Every read is audited once in the tenant that was read; the export is also audited as an export.
+    reads = [row for row in rows if row["action"] == "tenant.read"]
+    assert {row["details"]["route"] for row in reads} == read
+    assert len(reads) == len(read)
     assert {row["tenant_id"] for row in rows if row["action"] in {"tenant.read", "conversation.export"}} == {
         strata_server.tenant.id
     }
-    assert {row["object"] for row in told} == {ids["conversation_id"], ids["assistant_id"]}
-    assert [row["details"] for row in told if row["details"]["route"].endswith("/response")] == [
+    assert {row["object"] for row in reads} == {ids["conversation_id"], ids["assistant_id"]}
+    assert [row["details"] for row in reads if row["details"]["route"].endswith("/response")] == [
         {
             "route": f"{_INSPECTED}/calls/{{turn_seq}}/{{attempt}}/response",
             "turn_seq": ids["turn_seq"],

@@ -1,4 +1,4 @@
-"""What a connection may use before the application is called: real sockets against a trivial application."""
+"""Limits that apply before the application is called, with real sockets and a trivial application."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -141,7 +141,7 @@ async def test_a_head_that_is_not_sent_in_time_is_answered_with_408() -> None:
         assert served.refused == ["request_head_timed_out"]
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
+async def test_a_connection_without_a_request_is_closed() -> None:
     async with serving(patient(head_seconds=SHORT)) as served:
         assert await served.send() == b""
         assert served.refused == []
@@ -198,7 +198,7 @@ async def test_a_request_after_a_late_body_is_served() -> None:
         writer.close()
 
 
-async def test_connections_above_the_limit_are_answered_with_503_and_others_go_on() -> None:
+async def test_connections_above_the_limit_get_503_and_others_continue() -> None:
     async with serving(patient(max_connections=2)) as served:
         held = [await served.open() for _ in range(2)]
         for reader, writer in held:
@@ -254,7 +254,7 @@ async def test_a_running_request_gets_the_disconnect_if_others_are_pipelined() -
         assert [scope["path"] for scope in served.requests] == ["/watch"]
 
 
-async def test_bytes_that_are_no_http_are_answered_with_400() -> None:
+async def test_bytes_that_are_not_http_are_answered_with_400() -> None:
     async with serving(patient()) as served:
         assert (await served.send(b"\x16\x03\x01\x02\x00\x01\x00")).startswith(b"HTTP/1.1 400 Bad Request")
         assert served.refused == ["request_malformed"]

@@ -1,4 +1,4 @@
-"""Settings come from the environment, and a wrong one is refused in one sentence without its value."""
+"""Settings come from the environment, and an invalid one is rejected without its value."""
 
 from pathlib import Path
 
@@ -30,17 +30,17 @@ def test_the_environment_is_read_and_an_override_wins(monkeypatch: pytest.Monkey
         ("STRATA_PORT", "none", "STRATA_PORT: Input should be a valid integer"),
         ("STRATA_PORT", "70000", "STRATA_PORT: Input should be less than or equal to 65535"),
         ("STRATA_LOG_FORMAT", "xml", "STRATA_LOG_FORMAT: Input should be 'auto', 'pretty' or 'json'"),
-        ("STRATA_DATABASE_URL", "mysql://u:hunter2@h/d", "has to start with postgresql:// or postgres://"),
+        ("STRATA_DATABASE_URL", "mysql://u:hunter2@h/d", "must start with postgresql:// or postgres://"),
         (
             "STRATA_CORS_ORIGINS",
             "https://app.example/path",
-            "STRATA_CORS_ORIGINS: 'https://app.example/path' is no origin",
+            "STRATA_CORS_ORIGINS: 'https://app.example/path' is not an origin",
         ),
-        ("STRATA_METRICS_TOKEN", "hunter2", "usable: STRATA_METRICS_TOKEN: expected at least 16 characters."),
+        ("STRATA_METRICS_TOKEN", "hunter2", "invalid: STRATA_METRICS_TOKEN: expected at least 16 characters."),
         (
             "STRATA_TRUSTED_PROXIES",
             "127.0.0.1, hunter2, 10.0.0.1/8",
-            "usable: STRATA_TRUSTED_PROXIES: expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8",
+            "invalid: STRATA_TRUSTED_PROXIES: expected addresses or networks, such as 127.0.0.1 or 10.0.0.0/8",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_password_is_not_shown_by_printing_the_settings(monkeypatch: pytest.Mo
     assert "hunter2" not in repr(read_settings())
 
 
-def test_the_data_of_a_user_lies_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_directory_depends_on_the_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     assert default_data_dir() == Path.home() / ".local" / "share" / "strata"

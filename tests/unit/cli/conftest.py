@@ -1,4 +1,4 @@
-"""The scripted server of the client's tests serves the chat's too."""
+"""The chat uses the scripted server of the client's tests."""
 
 from tests.unit.web.client.conftest import client, strata
 

@@ -1,20 +1,20 @@
-"""What is typed is a message, a command, or named as neither."""
+"""Lines are parsed as messages, commands or invalid commands."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cli.chat_commands import (
+from server.cli.chat_session import (
     HELP,
     AnswerCalls,
     CancelTurn,
     Command,
+    Exit,
     Fork,
-    Leave,
-    Misspelt,
+    InvalidCommand,
     ReplaceContext,
-    Say,
     SendImage,
+    SendText,
     ShowHelp,
     parse_command,
 )
@@ -23,9 +23,9 @@ from server.cli.chat_commands import (
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("Hello", Say(text="Hello")),
-        ("  two\nlines ", Say(text="  two\nlines ")),
-        ("//etc is a directory", Say(text="/etc is a directory")),
+        ("Hello", SendText(text="Hello")),
+        ("  two\nlines ", SendText(text="  two\nlines ")),
+        ("//etc is a directory", SendText(text="/etc is a directory")),
         ("/fork 4", Fork(at_seq=4)),
         ("/image cat.png What is this?", SendImage(path="cat.png", text="What is this?")),
         ("/image 'my cat.png' What?", SendImage(path="my cat.png", text="What?")),
@@ -34,25 +34,25 @@ from server.cli.chat_commands import (
         ("/result", AnswerCalls()),
         ("/cancel", CancelTurn()),
         ("/help ", ShowHelp()),
-        ("/exit", Leave()),
+        ("/exit", Exit()),
     ],
 )
-def test_a_line_means(line: str, command: Command) -> None:
+def test_a_line_is_parsed_as_a_command(line: str, command: Command) -> None:
     assert parse_command(line) == command
 
 
 @pytest.mark.parametrize("line", ["", "  ", "\n"])
-def test_a_blank_line_means_nothing(line: str) -> None:
+def test_a_blank_line_is_no_command(line: str) -> None:
     assert parse_command(line) is None
 
 
 @pytest.mark.parametrize("line", ["/fork", "/fork two", "/image", "/context", "/frok 4", "/"])
-def test_a_misspelt_command_is_named_and_not_sent(line: str) -> None:
-    assert isinstance(parse_command(line), Misspelt)
+def test_an_invalid_command_is_not_sent(line: str) -> None:
+    assert isinstance(parse_command(line), InvalidCommand)
 
 
 @given(st.text())
-def test_no_line_breaks_it(line: str) -> None:
+def test_any_line_can_be_parsed(line: str) -> None:
     command = parse_command(line)
     assert (command is None) == (not line.strip())
 

@@ -1,4 +1,4 @@
-"""The prompt, through a pipe in place of a keyboard."""
+"""The prompt, with a pipe instead of a keyboard."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from server.cli.chat_prompt import ChatPrompt
+from server.cli.chat_screen import ChatPrompt
 
 ESCAPE, CTRL_C, CTRL_D, UP = "\x1b", "\x03", "\x04", "\x1b[A"
 PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
@@ -41,7 +41,7 @@ async def test_keys_make_a_line(keyboard: PipeInput, prompt: ChatPrompt, keys: s
     assert await prompt.ask("> ") == line
 
 
-async def test_what_was_typed_can_be_had_again(keyboard: PipeInput, prompt: ChatPrompt) -> None:
+async def test_earlier_lines_can_be_recalled(keyboard: PipeInput, prompt: ChatPrompt) -> None:
     prompt.remember(["long ago"])
     keyboard.send_text("Hello\r")
     await prompt.ask("> ")

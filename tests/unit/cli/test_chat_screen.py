@@ -1,4 +1,4 @@
-"""Events become lines: reasoning, answers and calls apart, and a pipe gets the answers alone."""
+"""Events become lines: reasoning, answers and calls are separate, and a pipe gets only the answers."""
 
 import re
 from io import StringIO
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from server.cli.chat_screen import Look, PipeScreen, TerminalScreen, TurnWriter
-from server.cli.chat_text import harmless
+from server.cli.chat_screen import PipeScreen, Style, TerminalScreen, TurnWriter
+from server.cli.terminal import escape_controls
 from server.conversation.block import TextBlock
 from server.conversation.usage import Usage
 from server.web.client import (
@@ -77,31 +77,31 @@ def test_reasoning_answer_and_calls_have_lines_of_their_own() -> None:
         UsageReported(usage=Usage()),
         DONE,
     )
-    assert text == 'Hm, well.\nIt is cold.\n→ get_weather(city="Oslo")\nturn 2 · price not known\n'
+    assert text == 'Hm, well.\nIt is cold.\n→ get_weather(city="Oslo")\nturn 2 · price unknown\n'
 
 
 def test_reasoning_can_be_left_out() -> None:
     assert shown(ThinkingDelta(text="Hm."), TextDelta(text="Yes."), thinking=False) == "Yes.\n"
 
 
-def test_a_failure_stands_behind_what_had_arrived() -> None:
+def test_a_failure_is_shown_after_the_partial_answer() -> None:
     text = shown(TextDelta(text="Hel"), FAILED)
-    assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price not known\n"
+    assert text == "Hel\nIt broke. Again. [provider_disconnected]\nturn 2 · price unknown\n"
 
 
 @given(st.lists(DELTAS))
-def test_whatever_comes_the_lines_are_whole_and_harmless(events: list[ClientEvent]) -> None:
+def test_any_sequence_of_events_gives_complete_lines_without_controls(events: list[ClientEvent]) -> None:
     writer = TurnWriter(thinking=True)
     pieces = [piece for event in [*events, DONE] for piece in writer.write(event)]
     text = "".join(text for text, _ in pieces)
     assert text.endswith("\n")
     assert "\x1b" not in text
     said = "".join(event.text for event in events if isinstance(event, TextDelta))
-    plain = "".join(text for text, look in pieces if look is Look.PLAIN)
-    assert plain.replace("\n", "") == harmless(said).replace("\n", "")
+    plain = "".join(text for text, style in pieces if style is Style.PLAIN)
+    assert plain.replace("\n", "") == escape_controls(said).replace("\n", "")
 
 
-def test_colours_are_ours_alone() -> None:
+def test_only_the_screen_sets_colours() -> None:
     screen, out = terminal(colours=True)
     for event in (ThinkingDelta(text="Hm."), TextDelta(text="\x1b[31mred"), DONE):
         screen.show(event)
@@ -110,7 +110,7 @@ def test_colours_are_ours_alone() -> None:
     assert sequences == {"\x1b[2;3m", "\x1b[2m", "\x1b[0m"}
 
 
-def test_markup_of_the_model_is_text() -> None:
+def test_markup_of_the_model_is_printed_as_text() -> None:
     assert shown(TextDelta(text="[bold]x[/bold] :smile: [link=file:///]")) == "[bold]x[/bold] :smile: [link=file:///]\n"
 
 
@@ -118,7 +118,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     screen, out = terminal(colours=True)
     screen.show(ToolCallEnd(call_id="c", name="x", arguments={}))
-    screen.complain("No.")
+    screen.show_error("No.")
     assert "\x1b[3" not in out.getvalue()
 
 
@@ -126,7 +126,7 @@ def test_a_long_line_is_not_cut() -> None:
     assert shown(TextDelta(text="word " * 200)) == "word " * 200 + "\n"
 
 
-def test_a_note_in_the_middle_begins_a_line() -> None:
+def test_a_note_within_an_answer_begins_a_line() -> None:
     screen, out = terminal()
     screen.begin_turn()
     screen.show(TextDelta(text="Hel"))
@@ -141,8 +141,8 @@ def test_stored_turns_results_and_errors_are_shown() -> None:
     screen.show_turn(Turn(seq=1, kind="user_task", state="complete", blocks=(TextBlock(text="Hi"),)))
     screen.show_turn(Turn(seq=2, kind="model_response", state="complete", blocks=(TextBlock(text="Hello"),)))
     screen.show_result(ToolResult(tool_call_id="call_1", output={"a": 1}))
-    screen.complain(StrataProblem("No.", code="key_rejected", status=401))
-    assert out.getvalue() == "> Hi\nHello\nturn 2 · price not known\n← {'a': 1}\nNo. [key_rejected]\n"
+    screen.show_error(StrataProblem("No.", code="key_rejected", status=401))
+    assert out.getvalue() == "> Hi\nHello\nturn 2 · price unknown\n← {'a': 1}\nNo. [key_rejected]\n"
 
 
 def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
@@ -160,6 +160,6 @@ def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
     screen.show(TextDelta(text="\x1b[2J"))
     screen.show(FAILED)
     screen.note("Note.")
-    screen.complain("No.")
+    screen.show_error("No.")
     assert out.getvalue().endswith("␛[2J")
     assert err.getvalue() == "strata: It broke. Again. [provider_disconnected]\nstrata: Note.\nstrata: No.\n"

@@ -1,4 +1,4 @@
-"""A chat without a terminal: what is typed becomes turns, tools are answered, Ctrl-C cancels the turn alone."""
+"""A chat without a terminal: messages become turns, tool calls are answered, Ctrl-C cancels only the turn."""
 
 import asyncio
 import json
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.cli.chat_commands import parse_command
+from server.cli.chat import DEMO_FUNCTIONS, DEMO_TOOLS
 from server.cli.chat_screen import TerminalScreen
-from server.cli.chat_session import ChatSession, read_result
-from server.cli.chat_tools import DEMO_FUNCTIONS, DEMO_TOOLS, roll_dice
+from server.cli.chat_session import ChatSession, parse_command, read_result
 from server.web.client import StrataClient, ToolResult
 from tests.support.fakes.scripted_strata import (
     CONVERSATION_ID,
@@ -58,7 +57,7 @@ class Chat:
             self.client,
             self.conversation,
             screen=self.screen,
-            asker=self.typist if self._asks else None,
+            prompt=self.typist if self._asks else None,
             tools=DEMO_FUNCTIONS,
         )
         return self.session
@@ -66,7 +65,7 @@ class Chat:
     async def type(self, line: str) -> bool:
         command = parse_command(line)
         assert command is not None
-        return await self.session.obey(command)
+        return await self.session.run_command(command)
 
     @property
     def shown(self) -> str:
@@ -91,10 +90,10 @@ async def test_a_message_is_a_turn_and_its_answer_is_shown(chat: Chat, strata: S
     assert chat.shown.startswith("Hm.\nHello.\nturn 2 · 1,000 in (80 % cached) · 12 out · $0.0123")
 
 
-async def test_tools_that_are_here_run_and_the_others_are_asked_for(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_local_tools_run_and_the_user_is_prompted_for_other_results(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER, TIME), lambda seq: said(seq, "Cold.")])
     chat.typist.lines.append('{"celsius": 4}')
-    assert await chat.session.say("Weather?")
+    assert await chat.session.send("Weather?")
     weather, time = turns_of(strata)[1]["tool_results"]
     assert weather == {"tool_call_id": "call_1", "output": {"celsius": 4}, "is_error": False}
     assert time["tool_call_id"] == "call_2"
@@ -103,32 +102,32 @@ async def test_tools_that_are_here_run_and_the_others_are_asked_for(chat: Chat, 
     assert "Cold." in chat.shown
 
 
-async def test_calls_that_are_skipped_wait_and_can_be_answered_later(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_skipped_calls_stay_pending_and_can_be_answered_later(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Cold.")])
     chat.typist.lines.append("/skip")
-    assert not await chat.session.say("Weather?")
-    assert "The calls wait." in chat.shown
+    assert not await chat.session.send("Weather?")
+    assert "The tool calls are pending." in chat.shown
     chat.typist.lines.append("rain")
     await chat.type("/result")
     assert turns_of(strata)[1]["tool_results"][0]["output"] == "rain"
     assert chat.session.pending == ()
 
 
-async def test_a_new_message_gives_waiting_calls_up(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_a_new_message_abandons_pending_calls(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Fine.")])
-    await chat.session.say("Weather?")
-    await chat.session.say("Never mind.")
+    await chat.session.send("Weather?")
+    await chat.session.send("Never mind.")
     first, second = turns_of(strata)
     assert "abandon_pending_calls" not in first
     assert second["abandon_pending_calls"] is True
 
 
-async def test_a_pipe_cannot_be_asked(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_a_call_of_a_missing_tool_fails_without_a_prompt(client: StrataClient, strata: ScriptedStrata) -> None:
     chat = Chat(client, asks=False)
     session = await chat.open()
     strata.replies.append(lambda seq: called(seq, WEATHER))
-    assert not await session.say("Weather?")
-    assert "which is not here" in chat.shown
+    assert not await session.send("Weather?")
+    assert "which is not available here" in chat.shown
 
 
 @pytest.mark.parametrize(
@@ -145,16 +144,16 @@ def test_a_typed_result_is_json_or_text(typed: str, output: object, *, is_error:
     assert read_result("call_1", typed) == ToolResult(tool_call_id="call_1", output=output, is_error=is_error)
 
 
-async def test_a_failed_turn_is_shown_and_the_chat_goes_on(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_a_failed_turn_is_shown_and_the_chat_continues(chat: Chat, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: failed(seq, "Hel"), lambda seq: said(seq, "Hello.")])
-    assert not await chat.session.say("Hi")
+    assert not await chat.session.send("Hi")
     assert "Hel\nThe provider is overloaded. Try again in a moment. [provider_overloaded]" in chat.shown
-    assert await chat.session.say("Hi")
+    assert await chat.session.send("Hi")
 
 
-async def test_a_refusal_is_one_sentence(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_a_rejected_request_is_shown_on_one_line(chat: Chat, strata: ScriptedStrata) -> None:
     strata.script("POST", f"{CONVERSATION}/turns", problem(401, "key_rejected", "The key is unknown.", "Make one."))
-    assert not await chat.session.say("Hi")
+    assert not await chat.session.send("Hi")
     assert chat.shown == "The key is unknown. Make one. [key_rejected]\n"
 
 
@@ -163,13 +162,13 @@ async def begin_turn(chat: Chat, strata: ScriptedStrata) -> asyncio.Task[bool]:
     strata.replies.append(lambda seq: said(seq, "Hel", state="cancelled", stop_reason="aborted"))
     strata.held.clear()
     strata.request_came.clear()
-    taking = asyncio.create_task(chat.session.say("Hi"))
+    taking = asyncio.create_task(chat.session.send("Hi"))
     while "Hel" not in chat.shown:  # noqa: ASYNC110  reason: what is shown has no event to wait for
         await asyncio.sleep(0.001)
     return taking
 
 
-async def test_ctrl_c_cancels_the_turn_and_keeps_what_had_arrived(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_ctrl_c_cancels_the_turn_and_keeps_the_partial_answer(chat: Chat, strata: ScriptedStrata) -> None:
     cancelled = {"turn": turn_json(2, [], state="cancelled"), "conversation": status_of(2)}
     strata.script("POST", f"{CONVERSATION}/cancel", answer_json(cancelled))
     taking = await begin_turn(chat, strata)
@@ -179,28 +178,28 @@ async def test_ctrl_c_cancels_the_turn_and_keeps_what_had_arrived(chat: Chat, st
     strata.held.set()
     assert not await taking
     assert strata.asked("POST", f"{CONVERSATION}/cancel")[0].body == {"turn_seq": 2}
-    assert "Hel\nCancelled. What had arrived is kept.\n" in chat.shown
+    assert "Hel\nCancelled. The partial answer is kept.\n" in chat.shown
     strata.replies.append(lambda seq: said(seq, "Hello."))
-    assert await chat.session.say("Again.")
+    assert await chat.session.send("Again.")
 
 
-async def test_ctrl_c_twice_leaves_the_turn_to_the_server(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_ctrl_c_twice_stops_following_the_turn(chat: Chat, strata: ScriptedStrata) -> None:
     strata.script("POST", f"{CONVERSATION}/cancel", problem(409, "turn_not_running", x_should_retry="false"))
     taking = await begin_turn(chat, strata)
     chat.session.interrupt()
     chat.session.interrupt()
     assert not await taking
-    assert "left to the server" in chat.shown
+    assert "continues in the server" in chat.shown
 
 
 async def test_ctrl_c_without_a_turn_does_nothing(chat: Chat, strata: ScriptedStrata) -> None:
     chat.session.interrupt()
     strata.replies.append(lambda seq: said(seq, "Hello."))
-    assert await chat.session.say("Hi")
+    assert await chat.session.send("Hi")
     assert not strata.asked("POST", f"{CONVERSATION}/cancel")
 
 
-async def test_a_chat_that_is_ended_from_outside_ends(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_cancelling_the_task_of_a_chat_ends_it(chat: Chat, strata: ScriptedStrata) -> None:
     taking = await begin_turn(chat, strata)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -213,7 +212,7 @@ async def test_a_running_turn_is_cancelled_by_command(chat: Chat, strata: Script
     assert "Nothing runs." in chat.shown
 
 
-async def test_resuming_shows_the_newest_turns_and_joins_the_one_that_runs(
+async def test_resuming_shows_the_newest_turns_and_follows_the_running_one(
     client: StrataClient, strata: ScriptedStrata
 ) -> None:
     strata.replies.append(lambda seq: said(seq, "Hel", "lo."))
@@ -227,7 +226,7 @@ async def test_resuming_shows_the_newest_turns_and_joins_the_one_that_runs(
     assert chat.shown.startswith("> Hi\nTurn 2 is running.\nHello.\nturn 2 · ")
 
 
-async def test_resuming_asks_for_results_that_are_waited_for(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_resuming_prompts_for_pending_results(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.conversation.update(status_of(2, [WEATHER]))
     answered = [turn_json(seq, [{"type": "text", "text": f"Answer {seq}."}]) for seq in range(20, 1, -2)]
     strata.script("GET", f"{CONVERSATION}/turns", answer_json({"data": answered, "next_cursor": "more"}))
@@ -256,7 +255,7 @@ async def test_the_context_is_replaced_from_a_file(chat: Chat, strata: ScriptedS
     path.write_text(json.dumps({"todos": ["tea"]}))
     await chat.type(f"/context {path}")
     assert strata.asked("PUT", f"{CONVERSATION}/context")[0].body == {"todos": ["tea"]}
-    assert "The context is replaced." in chat.shown
+    assert "The context was replaced." in chat.shown
 
 
 @pytest.mark.parametrize(
@@ -264,14 +263,14 @@ async def test_the_context_is_replaced_from_a_file(chat: Chat, strata: ScriptedS
     [
         ("/image {dir}/none.png x", "none.png cannot be read: No such file or directory."),
         ("/context {dir}/none.json", "none.json cannot be read: No such file or directory."),
-        ("/context {dir}/text", "text is no JSON"),
-        ("/context {dir}/list", "list has to hold a JSON object."),
+        ("/context {dir}/text", "text is not JSON"),
+        ("/context {dir}/list", "list must contain a JSON object."),
         ("/fork 3", "It cannot be. [turn_not_found]"),
-        ("/frok", "There is no /frok; /help lists what there is."),
-        ("/help", "Ctrl-C cancels a running turn"),
+        ("/frok", "Unknown command /frok. /help lists the commands."),
+        ("/help", "Ctrl-C cancels the running turn"),
     ],
 )
-async def test_what_cannot_be_done_is_one_sentence_and_nothing_is_sent(
+async def test_an_impossible_command_prints_a_message_and_sends_nothing(
     chat: Chat, strata: ScriptedStrata, tmp_path: Path, line: str, sentence: str
 ) -> None:
     (tmp_path / "text").write_text("{")
@@ -282,17 +281,17 @@ async def test_what_cannot_be_done_is_one_sentence_and_nothing_is_sent(
     assert not turns_of(strata)
 
 
-async def test_a_fork_is_gone_on_with(chat: Chat, strata: ScriptedStrata) -> None:
+async def test_the_chat_continues_in_a_fork(chat: Chat, strata: ScriptedStrata) -> None:
     strata.script("POST", f"{CONVERSATION}/fork", answer_json({**strata.conversation, "id": "conv_2"}, status=201))
     await chat.type("/fork 2")
     assert chat.session.conversation_id == "conv_2"
-    assert "This is conv_2 now" in chat.shown
+    assert "Continuing in conv_2" in chat.shown
 
 
-async def test_leaving_is_asked_for(chat: Chat) -> None:
+async def test_exit_ends_the_chat(chat: Chat) -> None:
     assert not await chat.type("/exit")
 
 
-def test_the_demo_tools_are_declared_as_they_are() -> None:
+def test_the_demo_tools_match_their_declarations() -> None:
     assert {tool.name for tool in DEMO_TOOLS} == set(DEMO_FUNCTIONS)
-    assert {roll_dice(sides=2) for _ in range(200)} == {1, 2}
+    assert {DEMO_FUNCTIONS["roll_dice"](sides=2) for _ in range(200)} == {1, 2}

@@ -1,4 +1,4 @@
-"""What a chat shows: harmless to a terminal, and on one line where it should be."""
+"""Texts of a chat: without control characters, and on one line if required."""
 
 import unicodedata
 from decimal import Decimal
@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cli.chat_text import (
-    describe_blocks,
-    describe_call,
-    describe_end,
-    describe_error,
-    describe_turn,
-    harmless,
-    one_line,
-)
+from server.cli.chat_screen import describe_blocks, describe_end, describe_error, describe_turn
+from server.cli.terminal import describe_call, escape_controls, one_line
 from server.conversation.block import ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.usage import Usage
 from server.web.client import ServerUnreachable, StrataProblem, Turn, TurnError
@@ -28,8 +21,8 @@ def turn(**members: object) -> Turn:
 
 
 @given(ANY_TEXT)
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    shown = harmless(text)
+def test_no_control_character_is_left(text: str) -> None:
+    shown = escape_controls(text)
     controls = {char for char in shown if unicodedata.category(char) in {"Cc", "Cs"}}
     assert controls <= {"\n", "\t"}
     assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -37,17 +30,17 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_a_text_may_come_in_pieces(first: str, second: str) -> None:
-    assert harmless(first) + harmless(second) == harmless(first + second)
+def test_a_text_can_be_escaped_in_pieces(first: str, second: str) -> None:
+    assert escape_controls(first) + escape_controls(second) == escape_controls(first + second)
 
 
 @given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t")))
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert harmless(text) == text
+def test_ordinary_text_is_unchanged(text: str) -> None:
+    assert escape_controls(text) == text
 
 
-def test_an_escape_sequence_is_shown_and_not_obeyed() -> None:
-    assert harmless("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
+def test_an_escape_sequence_is_shown_and_not_executed() -> None:
+    assert escape_controls("\x1b[31mred\x1b]0;title\x07") == "␛[31mred␛]0;title␇"
 
 
 @given(ANY_TEXT)
@@ -55,7 +48,7 @@ def test_a_line_is_one_line(text: str) -> None:
     assert len(one_line(text).splitlines()) <= 1
 
 
-def test_a_call_is_shown_as_it_would_be_written() -> None:
+def test_a_tool_call_is_shown_as_a_function_call() -> None:
     assert describe_call("get_weather", {"city": "Tromsø", "days": 3}) == 'get_weather(city="Tromsø", days=3)'
     assert describe_call("x\x1b[2J", {}) == "x␛[2J()"
     assert len(describe_call("x", {"text": "y" * 10_000})) < 600
@@ -72,12 +65,12 @@ def test_a_call_is_shown_as_it_would_be_written() -> None:
             },
             "turn 4 · 1,000 in (80 % cached) · 1,234 out · 5 thinking · $0.0123 · gemini-3.1-pro-preview",
         ),
-        ({"usage": Usage()}, "turn 4 · 0 in · 0 out · price not known"),
+        ({"usage": Usage()}, "turn 4 · 0 in · 0 out · price unknown"),
         ({"cost_usd": Decimal("0.00001")}, "turn 4 · <$0.0001"),
         ({"cost_usd": Decimal(0)}, "turn 4 · $0.0000"),
     ],
 )
-def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> None:
+def test_a_turn_is_described_on_one_line(members: dict[str, object], line: str) -> None:
     assert describe_turn(turn(**members)) == line
 
 
@@ -105,7 +98,7 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
             },
             "Slow. Wait. [provider_rate_limited] Provider message: Quota used up. Retry after 30 s.",
         ),
-        ({"state": "cancelled"}, "Cancelled. What had arrived is kept."),
+        ({"state": "cancelled"}, "Cancelled. The partial answer is kept."),
         ({"state": "failed"}, "The turn failed."),
         (
             {"state": "interrupted", "error": TurnError(code="turn_interrupted", message="It stopped.", hint="Go on.")},
@@ -113,11 +106,11 @@ def test_what_a_turn_took_is_one_line(members: dict[str, object], line: str) -> 
         ),
     ],
 )
-def test_an_unusual_end_is_a_sentence(members: dict[str, object], sentence: str | None) -> None:
+def test_an_unusual_end_is_described(members: dict[str, object], sentence: str | None) -> None:
     assert describe_end(turn(**members)) == sentence
 
 
-def test_an_error_is_a_sentence_with_its_hint_and_code() -> None:
+def test_an_error_is_described_with_its_hint_and_code() -> None:
     problem = StrataProblem("No\nkey.", code="key_rejected", status=401, hint="Make one.")
     assert describe_error(problem) == "No key. Make one. [key_rejected]"
     assert describe_error(ServerUnreachable("Nobody there.", sent=False)) == "Nobody there."

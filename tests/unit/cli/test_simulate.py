@@ -85,7 +85,7 @@ def test_a_chart_is_svg_and_nothing_else() -> None:
 def test_a_model_without_a_price_is_refused() -> None:
     result = CliRunner().invoke(main, ["simulate", "--model", "gpt-unheard-of"])
     assert result.exit_code == 65
-    assert "There is no price for gpt-unheard-of." in result.stderr
+    assert "The price of gpt-unheard-of is unknown." in result.stderr
 
 
 def test_the_grid_is_printed_row_by_row_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_grid_is_printed_row_by_row_and_drawn(tmp_path: Path, monkeypatch: p
     assert tuple(lines[0]) == COLUMNS
     file = tmp_path / "grid.svg"
     shown = run("--grid", "--chart", str(file))
-    assert re.search(r"^The cost policy is at most 1\.0\d\d times as dear as the optimum\.$", shown, re.MULTILINE)
+    assert re.search(r"^The cost policy costs at most 1\.0\d\d times the optimum\.$", shown, re.MULTILINE)
     assert all(cell in shown for row in rows for cell in row.cells()[4:])
     draw_grid(rows, tmp_path / "again.svg")
     assert file.read_bytes() == (tmp_path / "again.svg").read_bytes()

@@ -1,8 +1,10 @@
 """House rules about modules that import-linter cannot say. The layers themselves are in .importlinter."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -22,7 +24,7 @@ DOMAIN = sorted(
         *(SERVER / "providers").glob("*.py"),
     ]
 )
-PURE_LIBRARIES = {"replay/rerun/json_schema.py": {"jsonschema"}}
+PURE_LIBRARIES = {"replay/rerun/assertion_evaluation.py": {"jsonschema"}}
 """Libraries without I/O that single modules of the domain may import."""
 MEANINGLESS = {"base", "common", "constants", "core", "helpers", "manager", "misc", "shared", "types", "util", "utils"}
 
@@ -54,6 +56,56 @@ def test_every_room_says_what_it_is() -> None:
         room.name for room in rooms if not ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8")))
     ]
     assert silent == []
+
+
+def public_modules(room: Path) -> set[str]:
+    """The modules in the bulleted list of the room's docstring, dotted for those of a sub-package."""
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8"))) or ""
+    heads = re.findall(r"^- ((?:`[a-z_.]+`,?\s+)*`[a-z_.]+`):", docstring, re.MULTILINE)
+    return {name for head in heads for name in re.findall(r"`([a-z_.]+)`", head)}
+
+
+@cache
+def imports_between_rooms() -> tuple[tuple[str, str, str], ...]:
+    """The room and module that a module of another room imports, and that module."""
+    return tuple(_imports_between_rooms())
+
+
+def _imports_between_rooms() -> Iterator[tuple[str, str, str]]:
+    for path in sorted(SERVER.rglob("*.py")):
+        own = path.relative_to(SERVER).parts[0]
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("server."):
+                continue
+            room, *inside = str(node.module).split(".")[1:]
+            for alias in node.names:
+                found = list(inside)
+                if (SERVER / room / "/".join([*inside, alias.name])).with_suffix(".py").exists():
+                    found.append(alias.name)
+                if room != own and found:
+                    yield room, ".".join(found), str(path.relative_to(ROOT))
+
+
+def test_rooms_use_only_the_public_modules_of_others() -> None:
+    public = {room.parent.name: public_modules(room.parent) for room in SERVER.glob("*/__init__.py")}
+    hidden = {
+        f"{importer} imports server.{room}.{module}"
+        for room, module, importer in imports_between_rooms()
+        if module not in public[room] and module.split(".")[0] not in public[room]
+    }
+    assert hidden == set()
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in SERVER.glob("*/__init__.py")))
+def test_every_public_module_exists_and_is_used(room: str) -> None:
+    named = public_modules(SERVER / room)
+    for name in named:
+        path = SERVER / room / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or path.is_dir(), name
+    used = {module for other, module, _ in imports_between_rooms() if other == room}
+    assert {
+        name for name in named if not any(module == name or module.startswith(f"{name}.") for module in used)
+    } == set()
 
 
 def test_every_imported_package_is_a_declared_dependency() -> None:

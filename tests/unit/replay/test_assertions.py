@@ -12,11 +12,16 @@ from jsonschema import Draft202012Validator
 from server.conversation.block import TextBlock, ToolCallBlock
 from server.conversation.turn import StopReason
 from server.conversation.usage import Usage
-from server.replay.rerun.assertion_evaluation import NAMES, check_assertions, find_fault
+from server.replay.rerun.assertion_evaluation import (
+    NAMES,
+    check_assertions,
+    check_value,
+    find_fault,
+    find_schema_fault,
+)
 from server.replay.rerun.assertions import Subject, describe_subject
 from server.replay.rerun.comparison import AnswerContent
 from server.replay.rerun.expression import ExpressionFailed, ExpressionRefused, evaluate, read_expression
-from server.replay.rerun.json_schema import check_value, find_schema_fault
 from server.replay.rerun.replay import Assertion
 from server.replay.rerun.result import AnswerFacts
 

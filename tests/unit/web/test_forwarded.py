@@ -1,4 +1,4 @@
-"""Who the client is, whatever it claims in its headers."""
+"""The address of the client, with trusted and forged headers."""
 
 import ipaddress
 from typing import Any

@@ -169,8 +169,10 @@ def test_the_events_are_described_in_their_order(document: dict[str, Any]) -> No
     events = document["paths"]["/v1/conversations/{conversation_id}/turns/{seq}/events"]["get"]["responses"]["200"]
     assert set(events["content"]) == {"text/event-stream"}
     for content in (turns, events["content"]):
-        told = re.findall(r"^\| `([a-z_.]+)` \|", content["text/event-stream"]["schema"]["description"], re.MULTILINE)
-        assert told == list(EVENTS)
+        documented = re.findall(
+            r"^\| `([a-z_.]+)` \|", content["text/event-stream"]["schema"]["description"], re.MULTILINE
+        )
+        assert documented == list(EVENTS)
 
 
 def test_an_image_is_of_one_of_the_types_that_are_taken(document: dict[str, Any]) -> None:

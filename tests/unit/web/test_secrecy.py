@@ -1,4 +1,4 @@
-"""Neither content nor secrets leave through logs, metrics or errors, whatever a client sends."""
+"""Neither content nor secrets appear in logs, metrics or errors, for any request of a client."""
 
 import logging
 from io import StringIO

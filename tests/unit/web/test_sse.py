@@ -142,7 +142,7 @@ def test_an_interrupted_turn_has_failed() -> None:
 
 
 class Scripted:
-    """A reader that gives what it was told, then waits for ever, or ends."""
+    """A reader that returns given events and then waits or ends."""
 
     def __init__(self, *batches: Sequence[tuple[int, TurnEvent]] | None) -> None:
         self.batches = list(batches)
@@ -239,9 +239,9 @@ async def test_an_event_is_encoded_once_however_many_listen(monkeypatch: pytest.
 
     monkeypatch.setattr("server.web.sse.encode_event", count)
     live = big_turn(MAX_BATCH + 10)
-    heard = [await serve(LiveHandle(live=live).read(after)) for after in (0, 0, 5)]
+    streams = [await serve(LiveHandle(live=live).read(after)) for after in (0, 0, 5)]
     assert encoded == list(range(1, len(live.events) + 1))
-    assert heard[0] == heard[1]
+    assert streams[0] == streams[1]
 
 
 class Crowd:

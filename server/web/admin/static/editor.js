@@ -1,4 +1,4 @@
-// A problem's link goes to its line in the field. Without this it goes to the field.
+// The link of a problem selects its line in the field. Without this script it goes to the field.
 (() => {
   "use strict";
   document.addEventListener("click", (event) => {

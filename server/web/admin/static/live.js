@@ -1,12 +1,12 @@
-// A turn that is being answered, as it comes. What the model says is only ever set as text. When the turn has ended, the
-// page is asked for once more, and what it says takes the place of what was heard. A lost connection is taken up again by
-// the browser, behind the last event that it has heard.
+// Shows the events of a running turn. Text of the model is only ever set as text, never as markup. When the turn has ended,
+// the page is loaded again and replaces what was streamed. After a lost connection the browser reconnects with the id of
+// the last event that it received.
 (() => {
   "use strict";
   const MOST_LETTERS = 200_000;
   const TERMINAL = ["turn.completed", "turn.failed", "turn.cancelled"];
 
-  // Control characters as their pictures, those that turn the direction of what follows as their numbers: as the pages do.
+  // Control characters as control pictures, characters that change the text direction as code points, as on the pages.
   const UNSHOWABLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
   const picture = (letter) => {
     const code = letter.charCodeAt(0);
@@ -24,11 +24,11 @@
   };
 
   const follow = (turn) => {
-    const told = turn.querySelector("[data-told]");
+    const status = turn.querySelector("[data-status]");
     const calls = turn.querySelector(".calls");
     const tools = new Map();
     let letters = 0;
-    let open = null; // the block that is being written, and of which kind
+    let open = null; // the block that is being written, and its kind
 
     const place = (block) => {
       if (calls) calls.before(block);
@@ -38,7 +38,7 @@
     const write = (target, text) => {
       letters += text.length;
       if (letters <= MOST_LETTERS) target.append(show(text));
-      else told.textContent = "It goes on. What is too long for here can be seen when the turn has ended.";
+      else status.textContent = "The turn is running. Long content is shown when it has ended.";
     };
 
     const say = (kind, text) => {
@@ -72,7 +72,7 @@
     const source = new EventSource(turn.dataset.live);
     const on = (name, act) => source.addEventListener(name, (event) => act(JSON.parse(event.data)));
     source.addEventListener("open", () => {
-      told.textContent = "It is being answered now, and shown as it comes.";
+      status.textContent = "The turn is running. The answer is shown as it arrives.";
     });
     on("thinking.delta", (data) => say("thinking", data.text));
     on("text.delta", (data) => say("text", data.text));
@@ -85,18 +85,18 @@
     });
     const end = () => {
       source.close();
-      renew(turn, told);
+      renew(turn, status);
     };
     for (const name of TERMINAL) source.addEventListener(name, end);
     source.addEventListener("error", () => {
       if (source.readyState === EventSource.CLOSED) end();
-      else told.textContent = "The connection is lost. It is being taken up again.";
+      else status.textContent = "The connection was lost. Reconnecting …";
     });
     addEventListener("pagehide", () => source.close());
   };
 
-  // The head and the turns that are new; what was unfolded elsewhere stays so.
-  const renew = async (turn, told) => {
+  // Replaces the head and adds new turns; expanded sections elsewhere stay expanded.
+  const renew = async (turn, status) => {
     try {
       const answer = await fetch(location.pathname, { headers: { accept: "text/html" } });
       if (!answer.ok || answer.redirected) throw new Error(`status ${answer.status}`);
@@ -109,8 +109,8 @@
       turn.replaceWith(...[fresh, ...later].map((element) => document.importNode(element, true)));
       begin();
     } catch {
-      told.textContent = "No more of it comes here. ";
-      told.append(Object.assign(document.createElement("a"), { href: location.pathname, textContent: "Refresh" }));
+      status.textContent = "The stream has ended. ";
+      status.append(Object.assign(document.createElement("a"), { href: location.pathname, textContent: "Refresh" }));
     }
   };
 

@@ -1,11 +1,11 @@
-// Draws the charts of the overview. The numbers stand in the page, once for this script and once as tables for people;
-// colours come from the legend, so that styles alone decide them.
+// Draws the charts of the overview. The page contains the numbers twice: for this script and as tables. Colours are read
+// from the legend, so that only the styles define them.
 (() => {
   "use strict";
   const HEIGHT = 208;
   const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 2]];
   const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-  // Of calls and tokens there are no halves.
+  // Counts of calls and tokens are whole numbers.
   const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
   const place = document.getElementById("charts");
   if (!place) return;
@@ -45,7 +45,7 @@
     font: `12px ${getComputedStyle(plot).fontFamily}`,
   });
 
-  // What the lines are at the pointer. Names are text, never markup.
+  // The values of the lines at the pointer. Names are set as text, never as markup.
   const fillReading = (reading, plot, chart, palette) => {
     const index = plot.cursor.idx;
     reading.hidden = index == null || !plot.over.matches(":hover");
@@ -119,7 +119,7 @@
     for (const { target } of entries) drawn.get(target)?.setSize({ width: target.clientWidth, height: HEIGHT });
   });
   boxes.forEach((box) => sizes.observe(box));
-  // Another theme has other colours, whoever chose it.
+  // Colours change with the theme.
   new MutationObserver(drawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 })();

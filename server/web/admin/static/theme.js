@@ -1,4 +1,4 @@
-// The theme that somebody chose, kept in this browser: "auto" follows the system. Runs before the page is drawn.
+// The theme of the pages, stored in this browser: "auto" follows the system. Runs before the page is rendered.
 (() => {
   "use strict";
   const PLACE = "strata-theme";
@@ -9,7 +9,7 @@
       const kept = localStorage.getItem(PLACE);
       return THEMES.includes(kept) ? kept : "auto";
     } catch {
-      return "auto"; // storage is switched off
+      return "auto"; // storage is disabled
     }
   };
 
@@ -17,7 +17,7 @@
     try {
       localStorage.setItem(PLACE, theme);
     } catch {
-      // it lasts for this page then
+      // it applies to this page only
     }
   };
 

@@ -8,13 +8,15 @@ from server.conversation.identifiers import API_KEY, ASSISTANT, CONVERSATION, TE
 from server.postgres.schema import metadata
 from server.web.admin.labels import (
     ACTION_NAMES,
+    NOTICES,
     describe_outcome,
     describe_reason,
+    find_notice,
     label_rows,
     name_action,
     object_url,
+    with_notice,
 )
-from server.web.admin.notices import NOTICES, find_notice, with_notice
 
 
 def report(outcome: CompactionOutcome, reason: str) -> CompactionReport:

@@ -243,11 +243,11 @@ def test_an_answer_is_linked_on_the_page_that_shows_it() -> None:
     replay = replay_of(draft())
     links = ItemLinks(replay=replay, number=3)
     home = f"/admin/replays/{replay.id}/items/3"
-    assert [links.place(place) for place in (1, 20, 21)] == [
-        f"{home}#place-1", f"{home}#place-20", f"{home}?page=2#place-21",
+    assert [links.position(position) for position in (1, 20, 21)] == [
+        f"{home}#position-1", f"{home}#position-20", f"{home}?page=2#position-21",
     ]  # fmt: skip
-    assert links.turn(1) == links.turn(2) == links.place(1)
-    assert links.turn(41) == links.turn(42) == links.place(21)
+    assert links.turn(1) == links.turn(2) == links.position(1)
+    assert links.turn(41) == links.turn(42) == links.position(21)
 
 
 def test_every_action_says_what_it_does() -> None:

@@ -16,8 +16,7 @@ from server.conversation.block import (
 )
 from server.conversation.errors import StrataError, every_error
 from server.conversation.turn import TurnState, UserTaskTurn
-from server.web.api.block_views import view_blocks
-from server.web.api.views import ModelTurnView, TurnErrorView, view_turn
+from server.web.api.views import ModelTurnView, TurnErrorView, view_blocks, view_turn
 from server.web.json_text import encode_json
 from tests.support.builders import A_TIME
 from tests.support.strategies import blocks

@@ -290,15 +290,15 @@ async def test_an_answer_that_cannot_be_read_is_malformed(
 
 
 async def test_no_server_is_said_in_a_sentence_and_the_reason_is_told_at_each_attempt() -> None:
-    told: list[tuple[ClientError, float]] = []
+    retries: list[tuple[ClientError, float]] = []
     retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, max_wait_seconds=0.02)
     async with StrataClient(
-        "http://127.0.0.1:1", KEY, retry_budget=retry_budget, on_retry=lambda *why: told.append(why)
+        "http://127.0.0.1:1", KEY, retry_budget=retry_budget, on_retry=lambda *why: retries.append(why)
     ) as client:
         with pytest.raises(ServerUnreachable, match=r"Cannot connect to http://127\.0\.0\.1:1") as caught:
             await client.create_conversation(ConversationDraft(assistant_id="asst_1"))
     assert not caught.value.sent
-    assert len(told) > 1
+    assert len(retries) > 1
 
 
 @pytest.mark.parametrize(("url", "key"), [("nonsense", KEY), ("ftp://h", KEY), ("http://[", KEY), ("http://h", "a\nb")])

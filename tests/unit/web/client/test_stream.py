@@ -1,4 +1,4 @@
-"""A stream gives every event once and in order, whatever happens to its connection, and nothing is sent twice."""
+"""A stream yields every event once and in order, also if its connection breaks, and sends nothing twice."""
 
 import asyncio
 

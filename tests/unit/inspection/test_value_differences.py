@@ -1,4 +1,4 @@
-"""Where two values differ first."""
+"""The first difference of two values."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.inspection.value_difference import find_byte_difference, find_value_difference
+from server.inspection.differences import find_byte_difference, find_value_difference
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -24,13 +24,13 @@ def test_a_value_does_not_differ_from_its_copy(value: Any) -> None:
 
 
 @given(one=values, other=values)
-def test_there_is_a_difference_where_the_values_are_not_the_same_json(one: Any, other: Any) -> None:
+def test_there_is_a_difference_if_the_values_are_not_the_same_json(one: Any, other: Any) -> None:
     are_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (find_value_difference(one, other) is None) == are_same
 
 
 @given(one=st.binary(max_size=40), other=st.binary(max_size=40))
-def test_the_first_byte_that_differs_is_told(one: bytes, other: bytes) -> None:
+def test_the_first_byte_that_differs_is_reported(one: bytes, other: bytes) -> None:
     difference = find_byte_difference(one, other, "native")
     if one == other:
         assert difference is None

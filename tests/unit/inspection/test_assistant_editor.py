@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.conversation.assistant import Assistant, Instructions
-from server.inspection.template_checks import (
+from server.inspection.assistant_editor import (
     STATIC_MEMBERS,
     Severity,
     TemplateProblem,

@@ -1,7 +1,7 @@
-"""Layers as they were recorded, where the candidate does not change them; rendered anew where it does.
+"""Payloads of replay conversations: recorded layers and cache markers, unless the candidate changes them.
 
-What is rendered anew speaks of the recorded conversation, its name, its age and its time, and not of the replay
-conversation.
+A layer that is rendered again describes the recorded conversation (its id, its age and the time of the recorded call),
+not the replay conversation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
+from server.caching.policy import apply_caching
 from server.conversation.assistant import Assistant, AssistantDefinition, Instructions
 from server.conversation.block import JsonValue
+from server.conversation.call import Call
 from server.conversation.conversation import Conversation
-from server.payload.arguments import build_arguments, build_static_arguments
+from server.conversation.manifest import CONTINUATION, encode_manifest
+from server.conversation.store import PayloadSource
+from server.payload.arguments import build_arguments, build_static_arguments, hash_arguments
+from server.payload.preparation import PayloadPreparation, PreparedPayload
 from server.payload.renderer import InspectedInstructions, RenderedDynamic, RenderedPrompt, RenderedStatic, Renderer
 from server.payload.transcript import TranscriptTurn
 from server.replay.rerun.candidate import keeps_dynamic, keeps_static
@@ -20,20 +25,29 @@ from server.replay.rerun.replay import Candidate
 from server.replay.rerun.source import RecordedStep
 
 RendererOf: TypeAlias = Callable[[Mapping[str, str]], Renderer]
-"""A renderer with templates in place of the server's own, by the names of their files. Raises `ValidationFailed` for a
-name that no file has; `Renderer.check_templates` checks their sources."""
+"""Returns a renderer that uses these template sources, by file name, instead of the server's own.
 
-ARGUMENTS_MARK: Final = "strata_replay_arguments"
-"""An arg of replay conversations that no template sees. It begins an epoch where the recorded conversation's args had
-changed."""
+Raises `ValidationFailed` for an unknown file name. `Renderer.check_templates` checks the sources."""
+
+_ARGUMENTS_MARK: Final = "strata_replay_arguments"
+"""An arg of replay conversations that no template sees. It begins an epoch when the recorded args have changed."""
+
+
+def mark_arguments(args: Mapping[str, JsonValue], recorded_hash: bytes | None) -> dict[str, JsonValue]:
+    """Return the args of a replay conversation: the current args of its source, marked if they have changed since the
+    recording.
+    """
+    if recorded_hash is None or recorded_hash == hash_arguments(args):
+        return dict(args)
+    return {**args, _ARGUMENTS_MARK: recorded_hash.hex()}
 
 
 class ReplayRenderer:
-    """Implements `server.payload.renderer.Renderer` for one replay conversation, moment by moment."""
+    """Implements `server.payload.renderer.Renderer` for one replay conversation, step by step."""
 
     def __init__(self, renderer: Renderer, candidate: Candidate, conversation: Conversation) -> None:
-        """`renderer` has the candidate's templates. `conversation`: the recorded one, with the args that it has now:
-        they stand for former ones that were not kept.
+        """`renderer` has the candidate's templates. `conversation` is the recorded one; its current args are used for
+        steps whose args were not stored.
         """
         self._renderer = renderer
         self._candidate = candidate
@@ -44,10 +58,10 @@ class ReplayRenderer:
         self._now = datetime.now(UTC)
 
     def move_to(self, recorded_step: RecordedStep, definition: AssistantDefinition, *, is_task: bool) -> None:
-        """From now on it is this moment. `definition`: of the candidate that is asked in it."""
+        """Render this step from now on. `definition`: of the candidate."""
         self._definition = definition
-        present = self._recorded.args
-        self._conversation = replace(self._recorded, args=present if recorded_step.args is None else recorded_step.args)
+        current = self._recorded.args
+        self._conversation = replace(self._recorded, args=current if recorded_step.args is None else recorded_step.args)
         call = recorded_step.call
         self._now = datetime.now(UTC) if call is None else call.start.started_at
         self._static = (
@@ -57,7 +71,7 @@ class ReplayRenderer:
             self._dynamic = None
             return
         sent = call.start.dynamic.decode("utf-8", "surrogatepass")
-        # Within an exchange the append-only order sends it again only where it has changed.
+        # Within an exchange, the append-only order sends the dynamic layer again only if it has changed.
         self._dynamic = sent if is_task or sent or self._dynamic is None else self._dynamic
 
     async def render_static(
@@ -89,7 +103,7 @@ class ReplayRenderer:
             now=self._now,
             message_text=arguments["message"]["text"],
             message_language=arguments["message"]["language"],
-            turn_args={name: value for name, value in arguments["args"].items() if name != ARGUMENTS_MARK},
+            turn_args={name: value for name, value in arguments["args"].items() if name != _ARGUMENTS_MARK},
         )
         return await self._renderer.render_dynamic(tenant_id, provider, context, own)
 
@@ -111,7 +125,7 @@ class ReplayRenderer:
         await self._renderer.check_templates(tenant_id)
 
     async def close(self) -> None:
-        """Nothing was opened here."""
+        """Do nothing: this class opens no resource."""
 
     def _assistant(self, definition: AssistantDefinition) -> Assistant:
         recorded = self._conversation
@@ -121,3 +135,47 @@ class ReplayRenderer:
             created_at=recorded.created_at,
             definition=definition,
         )
+
+
+class ReplayPreparation(PayloadPreparation):
+    """Prepares the payloads of one replay conversation."""
+
+    recorded: Call | None = None
+    """The recorded call that the next payload repeats."""
+
+    async def prepare(self, tenant_id: str, source: PayloadSource) -> PreparedPayload:
+        """Prepare the payload. If it has the blocks of the recorded request, it also has its cache markers."""
+        prepared = await super().prepare(tenant_id, source)
+        start = None if self.recorded is None else self.recorded.start
+        if (
+            start is None
+            or not is_same_request(prepared, self.recorded)
+            or start.model != prepared.model
+            or "cached_content" in start.caching
+        ):
+            return prepared
+        payload = apply_caching(prepared.built.payload, start.caching)
+        return replace(prepared, built=replace(prepared.built, payload=payload))
+
+
+def is_same_request(prepared: PreparedPayload, recorded: Call | None) -> bool:
+    """Return whether a payload has the blocks of a recorded request to the same provider."""
+    return (
+        recorded is not None
+        and recorded.start.provider == prepared.provider.name
+        and _have_same_blocks(encode_manifest(prepared.built.manifest), recorded.start.manifest)
+    )
+
+
+def _have_same_blocks(one: Sequence[Mapping[str, JsonValue]], other: Sequence[Mapping[str, JsonValue]]) -> bool:
+    """Return whether two manifests list the same blocks.
+
+    Cache markers are ignored, and so is a paused answer that one of the requests continues: it is part of the answer.
+    """
+    one, other = ([entry for entry in each if entry["kind"] != CONTINUATION] for each in (one, other))
+    if not one or len(one) != len(other):
+        return False
+    return all(
+        (first["kind"], first["role"], first["hash"]) == (second["kind"], second["role"], second["hash"])
+        for first, second in zip(one, other, strict=True)
+    )

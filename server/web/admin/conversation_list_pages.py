@@ -1,4 +1,4 @@
-"""Pages to save, rename and delete views of the list of conversations."""
+"""The list of conversations with its filters, and the pages that save, rename and delete views of it."""
 
 from typing import Final
 from urllib.parse import parse_qsl
@@ -9,15 +9,65 @@ from litestar.params import FromPath, SkipValidation
 
 from server.conversation.audit import Actor
 from server.conversation.errors import BodyMalformed, ValidationFailed
+from server.conversation.turn import StopReason
 from server.inspection.admin_sessions import AdminSession
-from server.inspection.saved_views import NAME_LIMIT, VIEW_LIMIT, SavedViews, clean_name
-from server.web.admin.conversation_filters import FILTER_NAMES, read_filters, write_filters
-from server.web.admin.notices import with_notice
-from server.web.admin.rendering import answer_page, answer_redirect
+from server.inspection.conversation_list import NAME_LIMIT, VIEW_LIMIT, InspectedState, SavedViews, clean_name
+from server.inspection.port import Inspector
+from server.web.admin.conversation_filters import FILTER_NAMES, FLAGS, read_filters, write_filters
+from server.web.admin.labels import with_notice
+from server.web.admin.rendering import answer_page, answer_redirect, pushed_address
 from server.web.admin.sessions import read_form
 from server.web.request import StrataRequest
 
+_ROWS: Final = 50
+_PLAIN: Final = frozenset({"text", "state", "active_within"})
+"""Filters that are always visible. The others are collapsed until one is used."""
+_SPANS: Final = {"1h": "the last hour", "24h": "the last 24 hours", "7d": "the last 7 days", "30d": "the last 30 days"}
 _VIEWS: Final = "/admin/views"
+
+
+@get("/conversations")
+async def show_conversations(
+    request: StrataRequest,
+    session: NamedDependency[SkipValidation[AdminSession]],
+    inspector: NamedDependency[SkipValidation[Inspector]],
+    saved_views: NamedDependency[SkipValidation[SavedViews]],
+) -> Response[bytes]:
+    """Show conversations, latest activity first. The filters are query parameters."""
+    query = dict(request.query_params.items())
+    filters, filled = read_filters(query)
+    kept = {name: query[name] for name in ("cursor", "notice") if query.get(name)}
+    address = write_filters(filled, **kept)
+    pushed = pushed_address(request, address)
+    if pushed is None and "" in query.values():
+        return answer_redirect(address)
+    cursor = kept.get("cursor")
+    page = await inspector.list_conversations(session.tenant_scope, filters=filters, cursor=cursor, limit=_ROWS)
+    views = await saved_views.list_views(session.key.tenant_id)
+    # The only page: the count is exact.
+    is_all = cursor is None and page.next_cursor is None
+    return answer_page(
+        request,
+        "conversations.html",
+        headers=pushed,
+        count=len(page.items) if is_all else max(page.estimated_count, len(page.items)),
+        is_count_exact=is_all or page.is_count_exact,
+        page=page,
+        filters=filled,
+        flags=FLAGS,
+        spans=_SPANS,
+        states=list(InspectedState),
+        stop_reasons=list(StopReason),
+        more_open=bool(filled.keys() - _PLAIN),
+        views=[(view, write_filters(view.filters)) for view in views],
+        here=write_filters(filled),
+        filters_query=write_filters(filled).partition("?")[2],
+        name_limit=NAME_LIMIT,
+        shows_tenant=session.tenant_scope is None,
+        is_first=cursor is None,
+        first_url=write_filters(filled),
+        next_url=write_filters(filled, cursor=page.next_cursor) if page.next_cursor else None,
+    )
 
 
 @get("/views")

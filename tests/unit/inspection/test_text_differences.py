@@ -1,10 +1,10 @@
-"""Two versions of a text."""
+"""The difference between two texts."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.inspection.text_difference import DifferenceLine, LineChange, compare_lines, shorten_line, split_lines
+from server.inspection.differences import DifferenceLine, LineChange, compare_lines, shorten_line, split_lines
 
 lines = st.lists(st.sampled_from(["", "a", "b", "a b c", "a b d", "{{ x }}"]), max_size=12).map("\n".join)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.inspection.excerpts import excerpt_value
-from server.web.admin.conversation_parts import render_whole
+from server.web.admin.conversation_pages import render_whole
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),

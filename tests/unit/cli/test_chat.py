@@ -1,11 +1,11 @@
-"""Which conversation a chat is about."""
+"""The conversation and the assistant that the options choose."""
 
 from typing import Any
 
 import click
 import pytest
 
-from server.cli.chat_opening import Choice, open_conversation
+from server.cli.chat import Choice, open_conversation
 from server.web.client import StrataClient
 from tests.support.fakes.scripted_strata import CONVERSATION_ID, ScriptedStrata, answer_json
 
@@ -49,7 +49,7 @@ def _assistants(strata: ScriptedStrata) -> None:
         (Choice(assistant="asst_1"), "asst_1"),
     ],
 )
-async def test_an_assistant_that_fits_is_used(
+async def test_a_matching_assistant_is_used(
     client: StrataClient, strata: ScriptedStrata, choice: Choice, found: str
 ) -> None:
     _, used = await open_conversation(client, choice)
@@ -63,7 +63,9 @@ async def test_an_assistant_that_fits_is_used(
     [Choice(model="gemini-3.5-flash"), Choice(instructions="Be long."), Choice(tools="demo")],
     ids=["model", "instructions", "tools"],
 )
-async def test_where_none_fits_one_is_made(client: StrataClient, strata: ScriptedStrata, choice: Choice) -> None:
+async def test_an_assistant_is_created_if_none_fits(
+    client: StrataClient, strata: ScriptedStrata, choice: Choice
+) -> None:
     _, used = await open_conversation(client, choice)
     assert used.id == "asst_9"
     [request] = strata.asked("POST", "/v1/assistants")
@@ -72,7 +74,7 @@ async def test_where_none_fits_one_is_made(client: StrataClient, strata: Scripte
     assert [tool["name"] for tool in request.body["tools"]] == (["get_time", "roll_dice"] if choice.tools else [])
 
 
-async def test_a_conversation_brings_its_assistant(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_a_conversation_is_loaded_with_its_assistant(client: StrataClient, strata: ScriptedStrata) -> None:
     conversation, used = await open_conversation(client, Choice(conversation=CONVERSATION_ID))
     assert (conversation.id, used.id) == (CONVERSATION_ID, "asst_1")
     assert strata.asked("GET", "/v1/assistants/asst_1")[0].query == {"version": "1"}
@@ -88,6 +90,6 @@ async def test_a_conversation_brings_its_assistant(client: StrataClient, strata:
     ],
     ids=["both", "conversation", "assistant"],
 )
-def test_what_contradicts_itself_is_refused(choice: Choice) -> None:
+def test_contradicting_options_are_refused(choice: Choice) -> None:
     with pytest.raises(click.UsageError):
         choice.check()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.conversation.assistant import Instructions, Tool
-from server.inspection.assistant_difference import CacheEffect, ChangeKind, compare_definitions
+from server.inspection.assistants import CacheEffect, ChangeKind, compare_definitions
 from tests.support.builders import definition
 
 
@@ -13,7 +13,7 @@ def tool(name: str, **properties: Any) -> Tool:
     return Tool(name=name, description="Does it.", parameters={"type": "object", "properties": properties})
 
 
-def told(old: Any, new: Any) -> dict[str, tuple[str, str | None, str | None]]:
+def changes_of(old: Any, new: Any) -> dict[str, tuple[str, str | None, str | None]]:
     changes = compare_definitions(old, new).changes
     return {change.path: (change.change.value, change.old, change.new) for change in changes}
 
@@ -26,7 +26,7 @@ def test_a_version_does_not_differ_from_itself() -> None:
 def test_settings_and_variables_are_told_name_by_name() -> None:
     old = definition(settings={"thinking": "low", "top_p": 1}, variables={"tone": "kind"})
     new = definition(settings={"thinking": "high", "limit": None}, variables={})
-    assert told(old, new) == {
+    assert changes_of(old, new) == {
         "variables.tone": ("removed", '"kind"', None),
         "settings.thinking": ("changed", '"low"', '"high"'),
         "settings.top_p": ("removed", "1", None),
@@ -59,7 +59,7 @@ def test_texts_and_tools_are_told_line_by_line() -> None:
     ],
 )
 def test_another_order_is_a_difference(old: dict[str, Any], new: dict[str, Any], path: str) -> None:
-    assert list(told(definition(**old), definition(**new))) == [path]
+    assert list(changes_of(definition(**old), definition(**new))) == [path]
 
 
 @pytest.mark.parametrize(
