@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from server.conversation.errors import StrataError
+from server.conversation.errors import Internal, StrataError
 from server.conversation.event import TurnEnded, TurnEvent, TurnStarted
 from server.turns.handle import MAX_BATCH
 
@@ -30,6 +30,7 @@ class LiveTurn:
         self.encodings: dict[int, bytes] = {}
         """See `server.turns.handle.EventReader`."""
         self._waiters: set[asyncio.Future[bool]] = set()
+        self._over = asyncio.Event()
 
     @property
     def answer_event_count(self) -> int:
@@ -47,25 +48,33 @@ class LiveTurn:
         """Add the last event: the answer is durable."""
         self.ended = ended
         self.append((ended,))
+        self._over.set()
 
     def lose(self, error: StrataError) -> None:
         """Make readers and waiters raise the error, because this process cannot report the end."""
         self.lost = error
         self._wake()
+        self._over.set()
 
-    async def wait_for_change(self, limit_seconds: float | None) -> bool:
-        """Wait for events, the end or the loss of the turn. Return False if the time is over before."""
+    async def wait_for_end(self) -> TurnEnded:
+        """Wait until the answer is durable. Events do not wake the caller. Raises the error of `lose`."""
+        await self._over.wait()
+        if self.ended is None:
+            raise self.lost or Internal()
+        return self.ended
+
+    async def wait_for_events(self, limit_seconds: float) -> bool:
+        """Wait for events or the loss of the turn. Return False if there are none within the limit."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.add(waiter)
         # `asyncio.timeout` costs several times as much, and this runs for every write to every listener.
-        timer = None if limit_seconds is None else loop.call_later(limit_seconds, _resolve, waiter, False)  # noqa: FBT003  reason: the result of a future
+        timer = loop.call_later(limit_seconds, _resolve, waiter, False)  # noqa: FBT003  reason: the result of a future
         try:
             return await waiter
         finally:
             self._waiters.discard(waiter)
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _wake(self) -> None:
         if not self._waiters:
@@ -103,11 +112,7 @@ class LiveHandle:
         return LiveReader(self.live, after)
 
     async def wait(self) -> TurnEnded:
-        while self.live.ended is None:
-            if self.live.lost is not None:
-                raise self.live.lost
-            await self.live.wait_for_change(None)
-        return self.live.ended
+        return await self.live.wait_for_end()
 
 
 class LiveReader:
@@ -128,7 +133,7 @@ class LiveReader:
                 return None
             if live.lost is not None:
                 raise live.lost
-            if not await live.wait_for_change(limit_seconds):
+            if not await live.wait_for_events(limit_seconds):
                 return ()
         first, self._index = self._index, min(self._index + MAX_BATCH, len(live.events))
         return list(enumerate(live.events[first : self._index], start=first + 1))
