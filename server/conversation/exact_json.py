@@ -13,6 +13,7 @@ from typing import Any, Final, assert_never
 MAX_DEPTH: Final = 200
 """The maximum nesting. No legitimate arguments are nested deeper."""
 _TOO_DEEP: Final = "nested too deeply"
+_PLAIN_DIGITS: Final = 18
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -41,8 +42,8 @@ def dumps_exact(value: Any) -> bytes:
     Two halves of a surrogate pair that have become adjacent are written as one character. A lone half is written as an
     escape, because UTF-8 cannot represent it.
     """
-    text = "".join(_write(value))
-    if _SURROGATE.search(text):
+    text = _dump(value)
+    if not text.isascii() and _SURROGATE.search(text):
         joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         text = _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", joined)
     return text.encode()
@@ -50,7 +51,7 @@ def dumps_exact(value: Any) -> bytes:
 
 def dumps_sendable(value: Any) -> bytes:
     """As `dumps_exact`, but with U+FFFD for lone surrogates, which providers reject."""
-    return _mend("".join(_write(value))).encode()
+    return _mend(_dump(value)).encode()
 
 
 def make_sendable(value: Any) -> Any:
@@ -64,25 +65,26 @@ def make_sendable(value: Any) -> Any:
 
 def to_plain(value: Any) -> Any:
     """Convert to ordinary numbers, for reading. A number that Python cannot represent stays a text."""
-    match value:
-        case Number():
-            return _to_number(value)
-        case dict():
-            return {key: to_plain(inner) for key, inner in value.items()}
-        case list():
-            return [to_plain(inner) for inner in value]
-        case _:
-            return value
+    kind = type(value)
+    if kind is Number:
+        return _to_number(value)
+    if kind is dict:
+        return {key: to_plain(inner) for key, inner in value.items()}
+    if kind is list:
+        return [to_plain(inner) for inner in value]
+    return value
 
 
 def _mend(text: str) -> str:
-    if not _SURROGATE.search(text):
+    if text.isascii() or not _SURROGATE.search(text):
         return text
     joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return _SURROGATE.sub("\ufffd", joined)
 
 
 def _to_number(text: Number) -> int | float | str:
+    if text.isdecimal() and len(text) <= _PLAIN_DIGITS:
+        return int(text)
     try:
         number: int | float = json.loads(text)
     except ValueError:
@@ -110,21 +112,33 @@ def _refuse_constant(name: str) -> Any:
 _decoder = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_refuse_constant, strict=False)
 
 
-def _write(value: Any) -> list[str]:
+def _dump(value: Any) -> str:
+    pieces: list[str] = []
+    _write(value, pieces)
+    return "".join(pieces)
+
+
+def _write(value: Any, pieces: list[str]) -> None:
     match value:
         case Number():
-            return [value]
+            pieces.append(value)
         case str():
-            return [encode_basestring(value)]
-        case None | bool() | int() | float():
-            return [json.dumps(value, allow_nan=False)]
-        case list() | tuple():
-            inner = [piece for item in value for piece in (",", *_write(item))]
-            return ["[", *inner[1:], "]"]
+            pieces.append(encode_basestring(value))
         case dict():
-            inner = [
-                piece for key, item in value.items() for piece in (",", encode_basestring(key), ":", *_write(item))
-            ]
-            return ["{", *inner[1:], "}"]
+            opening = "{"
+            for key, item in value.items():
+                pieces.append(f"{opening}{encode_basestring(key)}:")
+                _write(item, pieces)
+                opening = ","
+            pieces.append("}" if value else "{}")
+        case list() | tuple():
+            opening = "["
+            for item in value:
+                pieces.append(opening)
+                _write(item, pieces)
+                opening = ","
+            pieces.append("]" if value else "[]")
+        case None | bool() | int() | float():
+            pieces.append(json.dumps(value, allow_nan=False))
         case _:
             assert_never(value)

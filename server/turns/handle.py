@@ -1,4 +1,4 @@
-"""The port through which a turn is listened to, whoever runs it and whether or not it still runs."""
+"""The port for listening to a turn, in whichever process it runs, and also after it has ended."""
 
 from collections.abc import MutableMapping, Sequence
 from typing import Final, Protocol
@@ -6,29 +6,30 @@ from typing import Final, Protocol
 from server.conversation.event import TurnEnded, TurnEvent
 
 MAX_BATCH: Final = 256
-"""How many events `EventReader.next` gives at once: what a listener that does not read holds for itself."""
+"""The maximum number of events that `EventReader.next` returns. It bounds the memory of a listener that does not
+read."""
 
 
 class EventReader(Protocol):
-    """One listener's place in a turn. It holds up nobody: not the turn, and not other listeners."""
+    """One listener's position in a turn. A slow listener delays neither the turn nor other listeners."""
 
     @property
     def encodings(self) -> MutableMapping[int, bytes]:
-        """Events by their numbers as they go over the wire. Shared by the listeners of a turn in this process, who
-        fill it: each event is encoded once, however many listen.
+        """Encoded events by their numbers. The listeners of a turn in this process share and fill it, so that each
+        event is encoded once.
         """
         ...
 
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
-        """Events with their numbers that have come since the last call, `MAX_BATCH` at most.
+        """Return the next events with their numbers, at most `MAX_BATCH`.
 
-        Empty where none came within the limit; None after the last one. Raises `StrataError` where the end of the turn
-        cannot be heard here: listen again, it may be heard elsewhere or later.
+        Returns an empty sequence if none arrived within the limit, and None after the last one. Raises `StrataError` if
+        this process cannot report the end of the turn; another process may, or this one later.
         """
         ...
 
     def close(self) -> None:
-        """Stops listening. The turn goes on."""
+        """Stop listening. The turn continues."""
         ...
 
 
@@ -48,13 +49,13 @@ class TurnHandle(Protocol):
 
     @property
     def duplicate(self) -> bool:
-        """Whether the request was recognised as one that had been accepted before."""
+        """Whether the request repeats one that was accepted before."""
         ...
 
     def read(self, after: int = 0) -> EventReader:
-        """From the event behind this number on."""
+        """Return a reader of the events after this number."""
         ...
 
     async def wait(self) -> TurnEnded:
-        """Until the answer is durable. Raises `StrataError` as `EventReader.next` does."""
+        """Wait until the answer is durable. Raises `StrataError` as `EventReader.next` does."""
         ...

@@ -1,15 +1,15 @@
-"""A turn that runs in this process, as its listeners see it.
+"""A turn that runs in this process, as its listeners read it.
 
-There is one list of events per turn, however many listen: each listener has a place in it and takes what is behind that
-place when it is ready. A slow one costs the turn nothing and no memory but the list, which is as long as the answer.
-The events as they go over the wire are kept beside it for the same reason: no listener has a copy of its own.
+All listeners of a turn share one list of events. Each listener has an index into it and takes the events after that
+index when it is ready. A slow listener delays neither the turn nor other listeners, and needs no memory besides the
+list, which is as long as the answer. The encoded events are shared in the same way.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from server.conversation.errors import StrataError
+from server.conversation.errors import Internal, StrataError
 from server.conversation.event import TurnEnded, TurnEvent, TurnStarted
 from server.turns.handle import MAX_BATCH
 
@@ -25,45 +25,68 @@ class LiveTurn:
         self.cancel_requested = asyncio.Event()
         self.ended: TurnEnded | None = None
         self.lost: StrataError | None = None
-        """Why the end cannot be heard here."""
+        """Why this process cannot report the end."""
         self.events: list[TurnEvent] = [TurnStarted(conversation_id=conversation_id, input_seq=input_seq, seq=seq)]
         self.encodings: dict[int, bytes] = {}
         """See `server.turns.handle.EventReader`."""
-        self._news = asyncio.Event()
+        self._waiters: set[asyncio.Future[bool]] = set()
+        self._over = asyncio.Event()
 
     @property
     def answer_event_count(self) -> int:
-        """How many events of the model were given out."""
+        """The number of events of the model."""
         return len(self.events) - 1
 
     def append(self, events: Iterable[TurnEvent]) -> None:
-        """Adds events and wakes the readers."""
+        """Add events and wake the readers. Readers run later, so events that are added without a wait in between are
+        read together.
+        """
         self.events.extend(events)
         self._wake()
 
     def end(self, ended: TurnEnded) -> None:
-        """The answer is durable."""
+        """Add the last event: the answer is durable."""
         self.ended = ended
         self.append((ended,))
+        self._over.set()
 
     def lose(self, error: StrataError) -> None:
-        """Nothing more will be heard here, and the end neither."""
+        """Make readers and waiters raise the error, because this process cannot report the end."""
         self.lost = error
         self._wake()
+        self._over.set()
 
-    async def wait_for_news(self, limit_seconds: float | None) -> bool:
-        """Until something is told, or the time is over. Whether something was."""
-        news = self._news
+    async def wait_for_end(self) -> TurnEnded:
+        """Wait until the answer is durable. Events do not wake the caller. Raises the error of `lose`."""
+        await self._over.wait()
+        if self.ended is None:
+            raise self.lost or Internal()
+        return self.ended
+
+    async def wait_for_events(self, limit_seconds: float) -> bool:
+        """Wait for events or the loss of the turn. Return False if there are none within the limit."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiters.add(waiter)
+        # `asyncio.timeout` costs several times as much, and this runs for every write to every listener.
+        timer = loop.call_later(limit_seconds, _resolve, waiter, False)  # noqa: FBT003  reason: the result of a future
         try:
-            async with asyncio.timeout(limit_seconds):
-                await news.wait()
-        except TimeoutError:
-            return False
-        return True
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+            timer.cancel()
 
     def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        if not self._waiters:
+            return
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            _resolve(waiter, True)  # noqa: FBT003  reason: the result of a future
+
+
+def _resolve(waiter: "asyncio.Future[bool]", result: bool) -> None:  # noqa: FBT001  reason: the result of a future
+    if not waiter.done():
+        waiter.set_result(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +112,7 @@ class LiveHandle:
         return LiveReader(self.live, after)
 
     async def wait(self) -> TurnEnded:
-        while self.live.ended is None:
-            if self.live.lost is not None:
-                raise self.live.lost
-            await self.live.wait_for_news(None)
-        return self.live.ended
+        return await self.live.wait_for_end()
 
 
 class LiveReader:
@@ -101,7 +120,7 @@ class LiveReader:
 
     def __init__(self, live: LiveTurn, after: int) -> None:
         self._live = live
-        self._place = max(after, 0)
+        self._index = max(after, 0)
 
     @property
     def encodings(self) -> dict[int, bytes]:
@@ -109,15 +128,15 @@ class LiveReader:
 
     async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
         live = self._live
-        while self._place >= len(live.events):
+        while self._index >= len(live.events):
             if live.ended is not None:
                 return None
             if live.lost is not None:
                 raise live.lost
-            if not await live.wait_for_news(limit_seconds):
+            if not await live.wait_for_events(limit_seconds):
                 return ()
-        first, self._place = self._place, min(self._place + MAX_BATCH, len(live.events))
-        return list(enumerate(live.events[first : self._place], start=first + 1))
+        first, self._index = self._index, min(self._index + MAX_BATCH, len(live.events))
+        return list(enumerate(live.events[first : self._index], start=first + 1))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the reader owns no resource."""

@@ -1,8 +1,8 @@
 """A turn as it is in the store: one that has ended, or one that another process runs.
 
-What has arrived of the answer is read as bytes and folded here, by the same fold that the running process uses, so the
-events and their numbers are the same. While the turn runs, the store says that there is more; when it has ended, the
-rest comes from the call's own bytes.
+The stored bytes of the answer are folded here by the same fold that the running process uses, so the events and their
+numbers are the same. While the turn runs, its checkpoints are read; after it has ended, the rest is read from the bytes
+of the call.
 """
 
 import asyncio
@@ -37,22 +37,22 @@ from server.turns.handle import MAX_BATCH
 OpenFold: TypeAlias = Callable[[], Fold]
 
 _LOOK_SECONDS: Final = 1.0
-"""How often the store is asked when no news comes: news may be lost."""
+"""The store is read at least this often, because notifications may be lost."""
 _OK: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLibrary:
-    """What reading stored turns takes."""
+    """What is needed to read stored turns."""
 
     store: Store
     notifications: Notifications
     folds: Mapping[str, OpenFold]
-    """By provider; of all that there are, whether or not this process has their keys."""
+    """By provider; of all providers, also of those that this process has no key for."""
     _shared: "WeakValueDictionary[tuple[str, str, int], StoredEvents]" = field(default_factory=WeakValueDictionary)
 
     def share_events(self, handle: "StoredHandle") -> "StoredEvents":
-        """The events of the turn: those that others read already, for as long as anybody does."""
+        """Return the events of the turn. All readers share them, as long as there is at least one reader."""
         key = (handle.tenant_id, handle.conversation_id, handle.seq)
         shared = self._shared.get(key)
         if shared is None:
@@ -60,9 +60,9 @@ class TurnLibrary:
         return shared
 
     async def find_answer(self, tenant_id: str, conversation_id: str, seq: int) -> ModelResponseTurn | None:
-        """The answer, if it is durable.
+        """Return the answer, or None if it is not durable yet.
 
-        Raises `ConversationNotFound`; `TurnNotFound` where the number is an input's.
+        Raises `ConversationNotFound`, and `TurnNotFound` if the number is that of an input.
         """
         try:
             turn = await self.store.load_turn(tenant_id, conversation_id, seq)
@@ -76,14 +76,17 @@ class TurnLibrary:
 
 
 def bodies_before(call: Call, calls: Sequence[Call]) -> list[bytes | None]:
-    """The bytes of the calls that a call continues, in order; None where they are gone. `calls`: of the same turn."""
+    """Return the bytes of the calls that a call continues, in order; None for each whose bytes were deleted.
+
+    `calls`: of the same turn.
+    """
     ends = {other.start.attempt: other.end for other in calls}
     found = [ends.get(attempt) for attempt in continued_attempts(call.start)]
     return [None if end is None else end.raw_response for end in found]
 
 
 def is_stream(call: Call) -> bool:
-    """Whether the call's bytes are a stream of the model's, and not the body of an error."""
+    """Return whether the bytes of the call are a stream, and not the body of an error."""
     return call.end is not None and call.end.status in {None, _OK}
 
 
@@ -116,23 +119,23 @@ class StoredHandle:
 
 @dataclass(slots=True)
 class _Body:
-    """How far the bytes of the running call have been read."""
+    """The progress of reading the bytes of the running call."""
 
     attempt: int = 1
     offset: int = 0
     fold: Fold | None = None
     readable: bool = True
-    """False once the stream has said something that ends it."""
-    said: bool = False
-    """Whether the call has said anything."""
+    """False after an error in the stream."""
+    has_content: bool = False
+    """Whether the call has had an event other than usage."""
     held: list[ProviderEvent] = field(default_factory=list)
-    """Usage that was reported before anything was said: until then the call may still be made again."""
+    """Usage that was reported before any content. Until there is content, the call may be retried."""
 
 
 class StoredEvents:
-    """The events of a stored turn as far as this process knows them.
+    """The events of a stored turn that this process has read so far.
 
-    All readers of the turn share them, so that its bytes are read and folded once, and not for each of them.
+    All readers of the turn share them, so that its bytes are read and folded once.
     """
 
     def __init__(self, handle: StoredHandle) -> None:
@@ -142,18 +145,18 @@ class StoredEvents:
         self.encodings: dict[int, bytes] = {}
         """See `server.turns.handle.EventReader`."""
         self.ended: TurnEnded | None = None
-        """Once it is the last of the events."""
+        """Set when it is the last of the events."""
         self._handle = handle
         self._body = _Body()
         self._looking = asyncio.Lock()
 
     @property
     def _given_count(self) -> int:
-        """How many events of the model are known."""
+        """The number of events of the model that were read."""
         return len(self.events) - 1
 
     async def look(self, known: int) -> None:
-        """Asks the store for more events than the `known` ones. A look that is cancelled loses none."""
+        """Read more events from the store, unless there are more than `known` already. Cancelling it loses none."""
         handle = self._handle
         async with self._looking:
             if self.ended is not None or len(self.events) > known:
@@ -165,7 +168,7 @@ class StoredEvents:
                 await self._finish(turn)
 
     async def _read_chunks(self) -> None:
-        """What the running call has said since the last look; of a new attempt from its beginning."""
+        """Read the new bytes of the running call; those of a new attempt from its beginning."""
         handle, body = self._handle, self._body
         chunks = await handle.library.store.list_chunks(
             handle.tenant_id, handle.conversation_id, handle.seq, attempt=body.attempt, from_offset=body.offset
@@ -184,16 +187,16 @@ class StoredEvents:
             return []
         events, body.readable = fold_events(body.fold, piece)
         body.offset += len(piece)
-        if not body.said:
+        if not body.has_content:
             body.held.extend(events)
             if all(isinstance(event, UsageReported) for event in events):
                 return []
-            body.said = True
+            body.has_content = True
             events, body.held = body.held, []
         return events
 
     async def _open_fold(self, attempt: int) -> tuple[Fold | None, list[ProviderEvent]]:
-        """A fold for the bytes of an attempt, and the events of the paused attempts that it continues, if any."""
+        """Return a fold for the bytes of an attempt, and the events of the paused attempts that it continues."""
         handle = self._handle
         calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
         call = next((call for call in calls if call.start.attempt == attempt), None)
@@ -207,11 +210,11 @@ class StoredEvents:
         rest = await self._rest_of(turn)
         self.ended = build_turn_ended(self._handle.conversation_id, turn)
         self.events.extend([*rest, self.ended])
-        # What was folded is as large as the answer, and of no use any more.
+        # The fold is as large as the answer and is no longer needed.
         self._body = _Body()
 
     async def _rest_of(self, turn: ModelResponseTurn) -> list[ProviderEvent]:
-        """What the answer's bytes say beyond what was given out; from the turn itself where the bytes are gone."""
+        """Return the events that were not read yet; from the blocks of the turn if its bytes were deleted."""
         handle, body = self._handle, self._body
         calls = await handle.library.store.list_calls(handle.tenant_id, handle.conversation_id, handle.seq)
         call = next((call for call in calls if call.start.attempt == turn.attempt), None)
@@ -228,7 +231,7 @@ class StoredEvents:
             return []
         if body.fold is None or body.attempt != call.start.attempt:
             body = self._body = _Body(attempt=call.start.attempt, fold=handle.library.folds[call.start.provider]())
-        body.said, held = True, body.held
+        body.has_content, held = True, body.held
         return [*held, *self._fold(raw[body.offset :])]
 
 
@@ -237,7 +240,7 @@ class StoredReader:
 
     def __init__(self, handle: StoredHandle, after: int) -> None:
         self._handle = handle
-        self._place = max(after, 0)
+        self._index = max(after, 0)
         self._shared = handle.library.share_events(handle)
         self._watch: Watch | None = None
         self._done = False
@@ -275,28 +278,31 @@ class StoredReader:
         return self._watch
 
     def _take(self) -> Sequence[tuple[int, TurnEvent]] | None:
-        """The next events that are known; none after the last one, with which the reader closes. None: not yet."""
+        """Return the next events that were read; an empty list after the last one, and None if there are none yet.
+
+        Closes the reader with the last event.
+        """
         if self._done:
             return ()
-        shared, first = self._shared, self._place
+        shared, first = self._shared, self._index
         if first < len(shared.events):
-            self._place = min(first + MAX_BATCH, len(shared.events))
-            found = list(enumerate(shared.events[first : self._place], start=first + 1))
+            self._index = min(first + MAX_BATCH, len(shared.events))
+            found = list(enumerate(shared.events[first : self._index], start=first + 1))
         elif shared.ended is None:
             return None
         elif shared.ended.turn.state is TurnState.INTERRUPTED:
-            # The process that died had given out more than it had written down. The listener must hear the end all the
-            # same, under a number that it has not heard.
+            # The process that died had sent more events than it had stored. The listener must get the end nevertheless,
+            # with a number that it has not received.
             found = [(first + 1, shared.ended)]
         else:
             found = []
-        if shared.ended is not None and self._place >= len(shared.events):
+        if shared.ended is not None and self._index >= len(shared.events):
             self.close()
         return found
 
 
 def events_of_blocks(turn: ModelResponseTurn) -> Iterator[ProviderEvent]:
-    """A turn told in whole blocks. Their numbers are not those of the stream that it once was."""
+    """Yield the events of a turn in whole blocks. Their numbers are not those of the original stream."""
     for block in turn.blocks:
         yield from _events_of(block)
     yield UsageReported(usage=turn.usage)

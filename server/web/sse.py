@@ -27,6 +27,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any, Final, assert_never
 
 from litestar import Response
@@ -101,6 +102,8 @@ class TurnStream(Response[bytes]):
         self._reader = reader
         self._options = options
         self._own_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._write_began_at: float | None = None
+        """When the present write began, by the clock of the event loop; None between writes."""
 
     def to_asgi_response(self, *_arguments: Any, **_options: Any) -> ASGIApp:  # type: ignore[override]  # reason: Litestar only calls it
         """Replace Litestar's response: its additions do not apply to a stream."""
@@ -111,13 +114,13 @@ class TurnStream(Response[bytes]):
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done() and isinstance(writing.exception(), _ReaderStalled):
+            if await self._is_stalled(writing, leaving):
                 self._options.count_stalled()
                 _log.info("stream.reader_stalled", extra={"limit_seconds": self._options.stall_seconds})
-                if _abort_connection(scope):
-                    await leaving
-                    return
+                if not _abort_connection(scope):
+                    raise _ReaderStalled
+                await leaving
+                return
         finally:
             self._reader.close()
             leaving.cancel()
@@ -126,6 +129,21 @@ class TurnStream(Response[bytes]):
             await asyncio.gather(writing, leaving, return_exceptions=True)
         if not writing.cancelled():
             writing.result()
+
+    async def _is_stalled(self, writing: "asyncio.Future[None]", leaving: "asyncio.Future[None]") -> bool:
+        """Wait until one of both is done, and return False, or until a write takes too long, and return True.
+
+        Most writes take no time, so they have no timer of their own.
+        """
+        loop, limit = asyncio.get_running_loop(), self._options.stall_seconds
+        left = limit
+        while left > 0:
+            done, _ = await asyncio.wait({writing, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return False
+            began_at = self._write_began_at
+            left = limit if began_at is None else began_at + limit - loop.time()
+        return True
 
     async def _write(self, send: Send) -> None:
         events = await self._reader.next(0)
@@ -136,21 +154,24 @@ class TurnStream(Response[bytes]):
             return
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._own_headers]})
         while events is not None:
-            for body in self._join(events) if events else (KEEP_ALIVE,):
-                await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+            for body, is_last in self._join(events) if events else ((KEEP_ALIVE, False),):
+                await self._send(send, body, is_last=is_last)
+                if is_last:
+                    return
             events = await self._reader.next(self._options.keep_alive_seconds)
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, b"", is_last=True)
 
-    async def _send(self, send: Send, message: Any) -> None:
-        """Send a message. The HTTP server waits until the reader has taken most of the earlier writes."""
-        try:
-            async with asyncio.timeout(self._options.stall_seconds):
-                await send(message)
-        except TimeoutError:
-            raise _ReaderStalled from None
+    async def _send(self, send: Send, body: bytes, *, is_last: bool) -> None:
+        """Send a body. The HTTP server waits until the reader has taken most of the earlier writes."""
+        self._write_began_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._write_began_at = None
 
-    def _join(self, events: Sequence[tuple[int, TurnEvent]]) -> Iterator[bytes]:
-        """Yield the events as writes: small events are joined, and a large event is split."""
+    def _join(self, events: Sequence[tuple[int, TurnEvent]]) -> Iterator[tuple[bytes, bool]]:
+        """Yield the events as writes, each with whether it is known to be the last one of the stream.
+
+        Small events are joined, and a large event is split.
+        """
         encodings = self._reader.encodings
         pieces: list[bytes] = []
         size = 0
@@ -159,16 +180,16 @@ class TurnStream(Response[bytes]):
             if encoded is None:
                 encoded = encodings[number] = encode_event(number, event)
             if size + len(encoded) > MAX_WRITE_BYTES and pieces:
-                yield b"".join(pieces)
+                yield b"".join(pieces), False
                 pieces, size = [], 0
             if len(encoded) > MAX_WRITE_BYTES:
                 for start in range(0, len(encoded), MAX_WRITE_BYTES):
-                    yield encoded[start : start + MAX_WRITE_BYTES]
+                    yield encoded[start : start + MAX_WRITE_BYTES], False
                 continue
             pieces.append(encoded)
             size += len(encoded)
         if pieces:
-            yield b"".join(pieces)
+            yield b"".join(pieces), isinstance(events[-1][1], TurnEnded)
 
 
 class _ReaderStalled(Exception):
@@ -186,6 +207,12 @@ def _abort_connection(scope: Scope) -> bool:
 
 def encode_event(number: int, event: TurnEvent) -> bytes:
     """Encode one event. JSON has no raw line breaks, so its data is always one line."""
+    if type(event) is TextDelta or type(event) is ThinkingDelta:
+        name = "text.delta" if type(event) is TextDelta else "thinking.delta"
+        try:
+            return f'id: {number}\nevent: {name}\ndata: {{"text":{encode_basestring(event.text)}}}\n\n'.encode()
+        except UnicodeEncodeError:
+            pass  # An unpaired surrogate, which is escaped below.
     name, data = describe_event(event)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), encode_json(data))
 

@@ -4,13 +4,19 @@ Blocks begin, grow by deltas and end. Each block is sent back to Claude as it be
 block that did not end is kept for readers; only what Claude accepts is sent back: partial text, but no thinking without
 its signature and no call with incomplete arguments. An answer that has only thinking, or that ended as a refusal, is
 not sent back; the calls of a refusal are not to be answered either.
+
+Nearly all frames extend a text, a thinking or the arguments of a call. These usual frames are decoded by msgspec into
+`_UsualFrame`, and their texts are joined when the block ends or is read. Any other frame, and any frame that msgspec
+rejects, is decoded with exact numbers and validated member by member. Both ways give the same events and the same
+answer.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 from server.conversation.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
 from server.conversation.errors import (
@@ -83,30 +89,70 @@ _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _MAX_REASON_LENGTH: Final = 100
 
 
+class _TextPiece(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class _ThinkingPiece(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class _ArgumentsPiece(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class _UsualFrame(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A frame that extends a block by text. Unknown members are forbidden, because msgspec would skip their values
+    without validating them.
+    """
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: _TextPiece | _ThinkingPiece | _ArgumentsPiece
+
+
+_usual_frames: Final = msgspec.json.Decoder(_UsualFrame)
+
+
 class AnthropicFold:
     """Implements `server.providers.provider.Fold`."""
 
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._texts: dict[int, list[str]] = {}
+        """By index, for each open block that usual frames extend: the pieces that follow its text or thinking, or the
+        pieces of its arguments."""
         self._arguments: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         self._closed: set[int] = set()
         """The indexes of blocks that accept no more deltas: those that ended, and calls whose arguments were cut
         off."""
         self._call_ids: set[str] = set()
-        self._usage: dict[str, Any] = {}
-        self._answer = ProviderAnswer()
         self._begun = False
         self._stopped = False
         self._first_index = 0
         """The index of the first block of the current call; earlier blocks belong to the calls before it."""
+        self._response_id: str | None = None
+        self._model_version: str | None = None
+        self._stop_reason: StopReason | None = None
+        self._stop_details: dict[str, Any] | None = None
+        self._reported: dict[str, Any] = {}
+        """The counts of the current call."""
+        self._last_reported: dict[str, Any] | None = None
+        """The counts of the last call that has reported any."""
+        self._usage = Usage()
         self._usage_before = Usage()
+        self._long_write_tokens = 0
+        self._cache_miss_reason: str | None = None
+        self._container: dict[str, Any] | None = None
 
     @property
     def answer(self) -> ProviderAnswer:
+        for index in self._texts:
+            self._join_texts(index)
         ordered = sorted(self._blocks)
-        refused = self._answer.stop_reason is StopReason.REFUSAL
+        refused = self._stop_reason is StopReason.REFUSAL
         readable = (self._readable(index) for index in ordered)
         blocks = tuple(
             UnknownBlock(data=to_plain(block)) if refused and block.get("type") == "tool_use" else _block_from(block)
@@ -117,41 +163,92 @@ class AnthropicFold:
         native = (
             Native(dialect=DIALECT, data=dumps_sendable({"role": "assistant", "content": kept})) if sendable else None
         )
-        return replace(self._answer, blocks=blocks, native=native)
+        reported = self._last_reported
+        return ProviderAnswer(
+            blocks=blocks,
+            native=native,
+            stop_reason=self._stop_reason,
+            usage=self._usage,
+            usage_reported=None if reported is None else to_plain(reported),
+            long_write_tokens=self._long_write_tokens,
+            response_id=self._response_id,
+            model_version=self._model_version,
+            stop_details=self._stop_details,
+            cache_miss_reason=self._cache_miss_reason,
+            warnings=() if reported is None else find_count_faults(reported),
+            container=self._container,
+        )
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
-        for frame in self._frames.feed(piece):
+        for _, data in self._frames.feed(piece):
+            event = self._take_usual(data)
+            if event is not None:
+                yield event
+                continue
             try:
-                event = loads_exact(frame.data)
+                document = loads_exact(data)
             except ValueError as error:
                 raise ProviderMalformed from error
-            if not isinstance(event, dict):
+            if not isinstance(document, dict):
                 raise ProviderMalformed
-            yield from self._take(event)
+            yield from self._take(document)
 
     def finish(self) -> None:
         blocks = [block for index, block in self._blocks.items() if index >= self._first_index]
         if not self._stopped:
-            begun = blocks or self._usage or self._frames.rest
+            begun = blocks or self._reported or self._frames.rest
             raise ProviderEndedEarly if begun else ProviderEmpty("The provider's stream was empty.")
-        if self._answer.stop_reason is None:
+        if self._stop_reason is None:
             raise ProviderEndedEarly("The provider's stream ended without a reason why the model stopped.")
-        if (self._answer.stop_details or {}).get("reason") not in _MAY_CUT_CALLS and any(
+        if (self._stop_details or {}).get("reason") not in _MAY_CUT_CALLS and any(
             block.get("type") == "tool_use" and index not in self._ended for index, block in self._blocks.items()
         ):
             raise ProviderCallMalformed
+        for index in self._texts:
+            self._join_texts(index)
         visible = any(block.get("type") not in _THINKING and block.get("text") != "" for block in blocks)
-        if self._answer.stop_reason is StopReason.END_TURN and not visible:
+        if self._stop_reason is StopReason.END_TURN and not visible:
             raise ProviderEmpty
 
     def continue_answer(self) -> None:
         self._frames = FrameReader()
         self._first_index = max(self._blocks, default=-1) + 1
-        self._usage_before = self._answer.usage
-        self._usage = {}
+        self._usage_before = self._usage
+        self._reported = {}
         self._begun = False
         self._stopped = False
-        self._answer = replace(self._answer, stop_reason=None, stop_details=None)
+        self._stop_reason = None
+        self._stop_details = None
+
+    def _take_usual(self, data: bytes) -> ProviderEvent | None:
+        """Extend a block by the text of a usual frame, and return its event. Return None for any other frame."""
+        if self._stopped:
+            return None
+        try:
+            frame = _usual_frames.decode(data)
+        except ValueError:
+            return None
+        delta, index = frame.delta, self._first_index + frame.index
+        texts = self._texts.get(index)
+        if texts is None:
+            return None
+        block = self._blocks[index]
+        if type(delta) is _TextPiece and block["type"] == "text":
+            texts.append(delta.text)
+            return TextDelta(text=delta.text)
+        if type(delta) is _ThinkingPiece and block["type"] == "thinking":
+            texts.append(delta.thinking)
+            return ThinkingDelta(text=delta.thinking)
+        if type(delta) is _ArgumentsPiece and block["type"] == "tool_use" and delta.partial_json:
+            texts.append(delta.partial_json)
+            return ToolCallDelta(call_id=block["id"], arguments_json=delta.partial_json)
+        return None
+
+    def _join_texts(self, index: int) -> None:
+        texts, block = self._texts.get(index), self._blocks[index]
+        if texts and block["type"] != "tool_use":
+            block[block["type"]] = "".join((block[block["type"]], *texts))
+            texts.clear()
 
     def _take(self, event: dict[str, Any]) -> Iterator[ProviderEvent]:
         if self._stopped and event.get("type") != "ping":
@@ -181,11 +278,8 @@ class AnthropicFold:
         if self._begun:
             raise ProviderMalformed("The provider's stream begins twice.")
         self._begun = True
-        self._answer = replace(
-            self._answer,
-            response_id=read_response_id(message.get("id")),
-            model_version=read_response_id(message.get("model")),
-        )
+        self._response_id = read_response_id(message.get("id"))
+        self._model_version = read_response_id(message.get("model"))
         self._note_diagnostics(message)
         self._note_container(message)
         yield from self._take_usage(message.get("usage"))
@@ -198,7 +292,10 @@ class AnthropicFold:
             check_call_id(block.get("id"), self._call_ids)
             self._call_ids.add(block["id"])
         self._blocks[index] = dict(block)
+        if type(block.get(block["type"])) is str and block["type"] in {"text", "thinking"}:
+            self._texts[index] = []
         if block["type"] == "tool_use":
+            self._texts[index] = self._arguments[index] = []
             yield ToolCallBegin(call_id=block["id"], name=block["name"])
         elif block.get("type") == "text" and block.get("text"):
             yield TextDelta(text=_text(block, "text"))
@@ -212,6 +309,7 @@ class AnthropicFold:
         if index in self._closed or not _may_grow(block, delta):
             raise ProviderMalformed("A piece came for a block that cannot take it.")
         check_sendable(delta)
+        self._join_texts(index)
         match delta.get("type"):
             case "text_delta":
                 yield TextDelta(text=_grow(block, "text", delta))
@@ -240,6 +338,8 @@ class AnthropicFold:
         if index in self._closed:
             raise ProviderMalformed("A block ended twice.")
         self._closed.add(index)
+        self._join_texts(index)
+        self._texts.pop(index, None)
         text = "".join(self._arguments.get(index, []))
         if text:
             try:
@@ -270,11 +370,8 @@ class AnthropicFold:
             details = {"reason": clean_message(reason), **clean_details(told if isinstance(told, dict) else {})}
             if type(delta.get("stop_sequence")) is str:
                 details["stop_sequence"] = clean_message(delta["stop_sequence"])
-            self._answer = replace(
-                self._answer,
-                stop_reason=StopReason.TOOL_USE if calls and stop_reason is not StopReason.REFUSAL else stop_reason,
-                stop_details=details,
-            )
+            self._stop_reason = StopReason.TOOL_USE if calls and stop_reason is not StopReason.REFUSAL else stop_reason
+            self._stop_details = details
         self._note_diagnostics(event)
         self._note_container(delta)
         yield from self._take_usage(event.get("usage"))
@@ -283,24 +380,18 @@ class AnthropicFold:
         """Merge usage: later counts replace earlier ones, missing ones stay."""
         if not isinstance(reported, dict):
             return
-        self._usage |= {name: value for name, value in reported.items() if value is not None}
-        usage, long_write_tokens = usage_from(self._usage)
-        usage = add_usages([self._usage_before, usage])
-        self._answer = replace(
-            self._answer,
-            usage=usage,
-            usage_reported=to_plain(self._usage),
-            long_write_tokens=long_write_tokens,
-            warnings=find_count_faults(self._usage),
-        )
-        yield UsageReported(usage=usage)
+        self._reported |= {name: value for name, value in reported.items() if value is not None}
+        self._last_reported = self._reported
+        usage, self._long_write_tokens = usage_from(self._reported)
+        self._usage = add_usages([self._usage_before, usage])
+        yield UsageReported(usage=self._usage)
 
     def _note_diagnostics(self, holder: dict[str, Any]) -> None:
         diagnostics = holder.get("diagnostics")
         reason = diagnostics.get("cache_miss_reason") if isinstance(diagnostics, dict) else None
         kind = reason.get("type") if isinstance(reason, dict) else None
         if type(kind) is str and len(kind) <= _MAX_REASON_LENGTH:
-            self._answer = replace(self._answer, cache_miss_reason=kind)
+            self._cache_miss_reason = kind
 
     def _note_container(self, holder: dict[str, Any]) -> None:
         container = holder.get("container")
@@ -308,9 +399,7 @@ class AnthropicFold:
         container_id, expires_at = read_response_id(given.get("id")), given.get("expires_at")
         if container_id is not None:
             is_time = type(expires_at) is str and _TIME.fullmatch(expires_at)
-            self._answer = replace(
-                self._answer, container={"id": container_id, "expires_at": expires_at if is_time else None}
-            )
+            self._container = {"id": container_id, "expires_at": expires_at if is_time else None}
 
     def _readable(self, index: int) -> dict[str, Any]:
         """Return the block. Incomplete arguments are returned as text, so that the block is not taken for a call."""

@@ -3,13 +3,18 @@
 A chunk is a whole response object with some more parts. All parts are sent back to Gemini in their order and as they
 came, except that neighbouring plain texts without a signature are joined. No signature moves. An answer that has only
 thinking, or that ended as a refusal, is not sent back; the calls of a refusal are not to be answered either.
+
+Nearly all chunks only extend the last plain text. These usual chunks are decoded by msgspec into `_UsualChunk`, and
+their texts are joined when the answer is read. Any other chunk, and any chunk that msgspec rejects, is decoded with
+exact numbers and validated member by member. Both ways give the same events and the same answer.
 """
 
 import base64
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from server.conversation.block import Block, SignatureMark, TextBlock, ThinkingBlock, ToolCallBlock, UnknownBlock
 from server.conversation.errors import (
@@ -81,7 +86,40 @@ _PART: Final = {
 _INLINE: Final = {"mimeType": str, "data": str}
 _CALL: Final = {"id": str, "name": str, "args": dict}
 """The types of the members that are read here. Gemini would reject a part with another type when it is sent back."""
-_PLAIN_KEYS: Final = ({"text"}, {"text", "thought"})
+_Count: TypeAlias = int | str
+_Counts: TypeAlias = dict[str, _Count | list[dict[str, _Count]]]
+
+
+class _PlainText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    text: str
+    thought: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class _UsualContent(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    parts: list[_PlainText]
+    role: str = ""
+
+
+class _UsualCandidate(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content: _UsualContent
+    index: int = 0
+
+
+class _UsualChunk(msgspec.Struct, forbid_unknown_fields=True, gc=False, rename="camel"):
+    """A chunk that has only plain texts and counts. Unknown members are forbidden, because msgspec would skip their
+    values without validating them. The types bound the nesting.
+    """
+
+    candidates: list[_UsualCandidate]
+    usage_metadata: _Counts | msgspec.UnsetType = msgspec.UNSET
+    model_version: str | msgspec.UnsetType = msgspec.UNSET
+    response_id: str | msgspec.UnsetType = msgspec.UNSET
+    create_time: str = ""
+
+
+_usual_chunks: Final = msgspec.json.Decoder(_UsualChunk)
+_NOT_PLAIN: Final = object()
+"""The kind of a part that no text is joined to, see `_kind_of`."""
 
 
 class GeminiFold:
@@ -90,17 +128,26 @@ class GeminiFold:
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._parts: list[dict[str, Any]] = []
+        self._last_kind: object = _NOT_PLAIN
+        """The kind of the last part, see `_kind_of`."""
+        self._last_texts: list[str] = []
+        """Texts of usual chunks that follow the text of the last part."""
         self._made_ids: dict[int, str] = {}
         """The ids that were made for calls without one, by index. They are not sent back."""
         self._call_ids: set[str] = set()
-        self._answer = ProviderAnswer()
-        self._reported: dict[str, Any] | None = None
+        self._response_id: str | None = None
+        self._model_version: str | None = None
+        self._stop_reason: StopReason | None = None
+        self._stop_details: dict[str, Any] | None = None
+        self._reported: dict[str, Any] | bytes | None = None
+        """The last counts, or the usual chunk that has them."""
         self._finish_reason: str | None = None
         self._read = hashlib.sha256()
 
     @property
     def answer(self) -> ProviderAnswer:
-        refused = self._answer.stop_reason is StopReason.REFUSAL
+        self._join_texts()
+        refused = self._stop_reason is StopReason.REFUSAL
         blocks = tuple(
             UnknownBlock(data=to_plain(part))
             if refused and "functionCall" in part
@@ -109,54 +156,82 @@ class GeminiFold:
         )
         kept = self._parts if self._finish_reason is not None else _without_open_thinking(self._parts)
         sendable = not refused and any(map(_is_visible, kept))
-        native = Native(dialect=DIALECT, data=dumps_sendable({"role": "model", "parts": kept})) if sendable else None
-        if self._reported is None:
-            return replace(self._answer, blocks=blocks, native=native)
-        return replace(
-            self._answer,
+        reported = loads_exact(self._reported)["usageMetadata"] if isinstance(self._reported, bytes) else self._reported
+        return ProviderAnswer(
             blocks=blocks,
-            native=native,
-            usage=usage_from(self._reported),
-            usage_reported=to_plain(self._reported),
-            warnings=find_count_faults(self._reported),
+            native=Native(dialect=DIALECT, data=dumps_sendable({"role": "model", "parts": kept})) if sendable else None,
+            stop_reason=self._stop_reason,
+            usage=Usage() if reported is None else usage_from(reported),
+            usage_reported=None if reported is None else to_plain(reported),
+            response_id=self._response_id,
+            model_version=self._model_version,
+            stop_details=self._stop_details,
+            warnings=() if reported is None else find_count_faults(reported),
         )
 
     def feed(self, piece: bytes) -> Iterator[ProviderEvent]:
-        for frame in self._frames.feed(piece):
-            self._read.update(frame.data)
-            try:
-                chunk = loads_exact(frame.data)
-            except ValueError as error:
-                raise ProviderMalformed from error
-            if not isinstance(chunk, dict):
-                raise ProviderMalformed
-            check_members(chunk, _CHUNK)
-            yield from self._take(chunk)
+        for _, data in self._frames.feed(piece):
+            self._read.update(data)
+            texts = self._take_usual(data)
+            if texts is None:
+                self._join_texts()
+                yield from self._take(_decode(data))
+                continue
+            for text in texts:
+                if text:
+                    yield ThinkingDelta(text=text) if self._last_kind is True else TextDelta(text=text)
 
     def finish(self) -> None:
         if self._frames.rest:
             raise ProviderEndedEarly
         if self._finish_reason is None:
             raise ProviderEndedEarly if self._parts else ProviderEmpty("The provider's stream was empty.")
-        if self._finish_reason == _MALFORMED_CALL and self._answer.stop_reason is StopReason.ERROR:
-            said = (self._answer.stop_details or {}).get("finishMessage")
+        if self._finish_reason == _MALFORMED_CALL and self._stop_reason is StopReason.ERROR:
+            said = (self._stop_details or {}).get("finishMessage")
             facts = {"provider_message": said} if isinstance(said, str) and said else {}
             raise ProviderCallMalformed(**facts, provider_status=self._finish_reason)
-        if self._answer.stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
+        self._join_texts()
+        if self._stop_reason is StopReason.END_TURN and not any(map(_is_visible, self._parts)):
             raise ProviderEmpty
 
     def continue_answer(self) -> None:
         raise Internal("Answers of Gemini cannot be continued by another call.")
 
+    def _take_usual(self, data: bytes) -> list[str] | None:
+        """Extend the last part by the texts of a usual chunk, and return them. Return None for any other chunk."""
+        if self._last_kind is _NOT_PLAIN or self._finish_reason is not None:
+            return None
+        try:
+            chunk = _usual_chunks.decode(data)
+        except ValueError:
+            return None
+        if (
+            len(chunk.candidates) != 1
+            or (chunk.response_id is not msgspec.UNSET and chunk.response_id != self._response_id)
+            or (chunk.model_version is not msgspec.UNSET and chunk.model_version != self._model_version)
+        ):
+            return None
+        parts = chunk.candidates[0].content.parts
+        for part in parts:
+            if part.thought is not self._last_kind:
+                return None
+        if chunk.usage_metadata is not msgspec.UNSET:
+            self._reported = data
+        texts = [part.text for part in parts]
+        self._last_texts += texts
+        return texts
+
+    def _join_texts(self) -> None:
+        if self._last_texts:
+            last = self._parts[-1]
+            last["text"] = "".join((last["text"], *self._last_texts))
+            self._last_texts.clear()
+
     def _take(self, chunk: dict[str, Any]) -> Iterator[ProviderEvent]:
         if "error" in chunk:
             raise error_from_body(to_plain(chunk), None)
-        response_id = read_response_id(chunk.get("responseId"))
-        if response_id is not None and response_id != self._answer.response_id:
-            self._answer = replace(self._answer, response_id=response_id)
-        version = read_response_id(chunk.get("modelVersion"))
-        if version is not None and version != self._answer.model_version:
-            self._answer = replace(self._answer, model_version=version)
+        self._response_id = read_response_id(chunk.get("responseId")) or self._response_id
+        self._model_version = read_response_id(chunk.get("modelVersion")) or self._model_version
         reported = chunk.get("usageMetadata")
         if isinstance(reported, dict):
             # Every chunk repeats the counts so far; only the last ones are reported.
@@ -199,7 +274,7 @@ class GeminiFold:
             self._check_call(call, call_id)
             if not call.get("id"):
                 self._made_ids[len(self._parts)] = call_id
-            self._parts.append(part)
+            self._append(part)
             name = call["name"]
             yield ToolCallBegin(call_id=call_id, name=name)
             yield ToolCallEnd(call_id=call_id, name=name, arguments=to_plain(call.get("args") or {}))
@@ -222,21 +297,38 @@ class GeminiFold:
         return f"call_{place.hexdigest()[:32]}"
 
     def _append(self, part: dict[str, Any]) -> None:
-        last = self._parts[-1] if self._parts else {}
-        joinable = set(part) in _PLAIN_KEYS and set(last) == set(part) and last.get("thought") == part.get("thought")
-        if joinable and isinstance(part["text"], str) and isinstance(last["text"], str):
-            self._parts[-1] = last | {"text": last["text"] + part["text"]}
+        kind = _kind_of(part)
+        if kind is not _NOT_PLAIN and kind is self._last_kind:
+            self._parts[-1]["text"] += part["text"]
         else:
             self._parts.append(part)
+            self._last_kind = kind
 
     def _stop(self, reason: str, stop_reason: StopReason, details: dict[str, Any]) -> None:
         self._finish_reason = reason
         has_call = bool(self._call_ids)
-        self._answer = replace(
-            self._answer,
-            stop_reason=StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason,
-            stop_details={"reason": clean_message(reason), **clean_details(details)},
-        )
+        self._stop_reason = StopReason.TOOL_USE if has_call and stop_reason is not StopReason.REFUSAL else stop_reason
+        self._stop_details = {"reason": clean_message(reason), **clean_details(details)}
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = loads_exact(data)
+    except ValueError as error:
+        raise ProviderMalformed from error
+    if not isinstance(chunk, dict):
+        raise ProviderMalformed
+    check_members(chunk, _CHUNK)
+    return chunk
+
+
+def _kind_of(part: dict[str, Any]) -> object:
+    """Return the `thought` of a plain text, or `UNSET` if it has none. Neighbouring texts of one kind are joined.
+
+    `_NOT_PLAIN` for a part that has any other member.
+    """
+    is_plain = type(part.get("text")) is str and part.keys() <= {"text", "thought"}
+    return part.get("thought", msgspec.UNSET) if is_plain else _NOT_PLAIN
 
 
 def _check_inline(inline: dict[str, Any]) -> None:

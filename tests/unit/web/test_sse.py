@@ -31,7 +31,8 @@ from server.conversation.turn import ModelResponseTurn, StopReason, TurnState
 from server.conversation.usage import Usage
 from server.turns.handle import MAX_BATCH, EventReader
 from server.turns.live import LiveHandle, LiveTurn
-from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, encode_event
+from server.web.json_text import encode_json
+from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, describe_event, encode_event
 from tests.contracts.provider_rig import PATIENCE_SECONDS
 from tests.support.builders import A_TIME
 from tests.support.strategies import any_text, blocks, json_objects
@@ -83,6 +84,12 @@ def read(wire: bytes) -> list[tuple[int, str, Any]]:
         number, name, data = record.split("\n")
         found.append((int(number.removeprefix("id: ")), name.removeprefix("event: "), data.removeprefix("data: ")))
     return [(number, name, json.loads(data)) for number, name, data in found]
+
+
+@given(events)
+def test_every_event_is_encoded_as_its_description(event: TurnEvent) -> None:
+    name, data = describe_event(event)
+    assert encode_event(7, event) == b"id: 7\nevent: %s\ndata: %s\n\n" % (name.encode(), encode_json(data))
 
 
 @given(st.lists(events, max_size=5))
@@ -192,6 +199,21 @@ async def test_all_events_that_are_there_leave_in_one_write() -> None:
     assert silence["body"] == KEEP_ALIVE
     assert (last["body"], last["more_body"]) == (b"", False)
     assert reader.closed
+
+
+async def test_the_last_event_ends_the_response_with_its_own_write() -> None:
+    ended = TurnEnded(turn=TURN, conversation=STATUS)
+    _, first, last = await serve(Scripted([(1, STARTED)], [(2, TextDelta(text="a")), (3, ended)]))
+    assert first["more_body"]
+    assert [name for _, name, _ in read(last["body"])] == ["text.delta", "turn.completed"]
+    assert not last["more_body"]
+
+
+async def test_a_last_event_that_is_larger_than_a_write_is_followed_by_the_end_of_the_response() -> None:
+    ended = TurnEnded(turn=replace(TURN, blocks=(TextBlock(text="x" * MAX_WRITE_BYTES),)), conversation=STATUS)
+    *_, large, last = await serve(Scripted([(1, STARTED)], [(2, ended)], None))
+    assert large["more_body"]
+    assert (last["body"], last["more_body"]) == (b"", False)
 
 
 async def test_a_client_that_leaves_ends_the_response_and_nothing_else() -> None:

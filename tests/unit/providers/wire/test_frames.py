@@ -23,6 +23,23 @@ def read(*pieces: bytes) -> tuple[list[Frame], bool]:
     return frames, reader.rest
 
 
+def read_by_line(body: bytes) -> tuple[list[Frame], bool]:
+    """The same, one line after the other."""
+    frames: list[Frame] = []
+    event, data, seen = "", list[bytes](), False
+    *lines, rest = body.split(b"\n")
+    for line in (line.removesuffix(b"\r") for line in lines):
+        if not line:
+            frames += [Frame(event, b"\n".join(data))] if data else []
+            event, data, seen = "", [], False
+        elif not line.startswith(b":"):
+            name, _, value = line.partition(b":")
+            seen, value = True, value.removeprefix(b" ")
+            data += [value] if name == b"data" else []
+            event = value.decode("utf-8", "replace") if name == b"event" else event
+    return frames, bool(rest) or seen
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_record_has_its_event_and_its_data(end: bytes) -> None:
     body = end.join([b"event: ping", b"data: {}", b"", b"data: 1", b"data:  2", b"", b""])
@@ -48,6 +65,14 @@ def test_data_is_given_as_it_came_even_if_it_is_no_text() -> None:
 def test_any_split_gives_the_same_frames(lines: list[bytes], end: bytes, data: st.DataObject) -> None:
     body = end.join([*lines, b""])
     assert read(*data.draw(split(body))) == read(body)
+
+
+@given(st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r\r\n"])), max_size=3), st.binary(max_size=3))
+def test_records_with_any_line_ends_are_read_as_line_by_line(
+    parts: list[tuple[list[bytes], bytes]], rest: bytes
+) -> None:
+    body = b"".join(line + end for lines, end in parts for line in lines) + rest
+    assert read(body) == read_by_line(body)
 
 
 @pytest.mark.parametrize("recorded", RECORDINGS, ids=str)

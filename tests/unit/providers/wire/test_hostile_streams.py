@@ -7,7 +7,7 @@ another stream, bytes are cut and changed. What comes out has to be storable, se
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +38,7 @@ _CODES: Final = {error.code for error in every_error(ProviderFailed)}
 class Vendor:
     name: str
     open: Callable[[], Fold]
+    reference: Callable[[], Fold]
     fold_body: Callable[[bytes], ProviderAnswer]
     unsigned: Callable[[bytes], bytes | None]
 
@@ -46,14 +47,43 @@ class Vendor:
         return [one.body for one in RECORDINGS if one.vendor == self.name]
 
 
+class SlowGeminiFold(GeminiFold):
+    """The reference: every chunk is decoded exactly and validated member by member."""
+
+    def _take_usual(self, _data: bytes) -> None:
+        return None
+
+
+class SlowAnthropicFold(AnthropicFold):
+    """The reference: every frame is decoded exactly and validated member by member."""
+
+    def _take_usual(self, _data: bytes) -> None:
+        return None
+
+
 VENDORS: Final = (
-    Vendor(name="gemini", open=GeminiFold, fold_body=fold_gemini, unsigned=gemini_request.unsigned_message),
-    Vendor(name="anthropic", open=AnthropicFold, fold_body=fold_anthropic, unsigned=anthropic_request.unsigned_message),
+    Vendor(
+        name="gemini",
+        open=GeminiFold,
+        reference=SlowGeminiFold,
+        fold_body=fold_gemini,
+        unsigned=gemini_request.unsigned_message,
+    ),
+    Vendor(
+        name="anthropic",
+        open=AnthropicFold,
+        reference=SlowAnthropicFold,
+        fold_body=fold_anthropic,
+        unsigned=anthropic_request.unsigned_message,
+    ),
 )
 
 
 def read(vendor: Vendor, body: bytes, size: int) -> tuple[Fold, list[ProviderEvent], ProviderFailed | None]:
-    fold = vendor.open()
+    return read_with(vendor.open(), body, size)
+
+
+def read_with(fold: Fold, body: bytes, size: int) -> tuple[Fold, list[ProviderEvent], ProviderFailed | None]:
     events: list[ProviderEvent] = []
     try:
         for start in range(0, len(body), size):
@@ -140,6 +170,60 @@ def damaged(draw: st.DrawFn, vendor: Vendor) -> bytes:
 @settings(max_examples=300, deadline=None)
 def test_any_damage_is_an_answer_or_a_failure_of_the_provider(vendor: Vendor, data: st.DataObject) -> None:
     assert_sound(vendor, data.draw(damaged(vendor)))
+
+
+INSERTED: Final = (
+    *(b'"index":1.0,', b'"index":-1,', b'"index":"0",', b'"type":"text_delta",', b'"type":"thinking_delta",'),
+    *(b'"text":"a",', b'"thinking":"a",', b'"partial_json":"a",', b'"delta":{"type":"text_delta","text":"a"},'),
+    *(b'"thought":true,', b'"thought":null,', b'"responseId":"other",', b'"responseId":"no id",'),
+    *(b'"usageMetadata":{"a":[[[1.0]]]},', b'"usageMetadata":null,', b'"new":{"a":' + b"[" * 250 + b"]" * 250 + b"},"),
+    *(
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\\ud800",
+        b"\\udc00",
+        b"\x00",
+        b"\x7f",
+        b"\n",
+        b"\r\n\r\n",
+        "é😀".encode(),
+        b" ",
+        b",",
+    ),
+)
+"""Bytes that change the meaning of a usual frame, or make it another one."""
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_usual_frames_mean_the_same_as_if_each_were_validated_member_by_member(
+    vendor: Vendor, data: st.DataObject
+) -> None:
+    body = data.draw(damaged(vendor) | st.sampled_from(vendor.bodies))
+    for _ in range(data.draw(st.integers(0, 2))):
+        # After a brace or a comma a member is inserted that is well-formed; elsewhere anything may result.
+        places = [at + 1 for at, byte in enumerate(body) if byte in b"{,"] or [0]
+        at = data.draw(st.sampled_from(places) | st.integers(0, len(body)))
+        body = body[:at] + data.draw(st.sampled_from(INSERTED)) + body[at:]
+    fold, events, failure = read(vendor, body, max(1, len(body)))
+    reference, same_events, same_failure = read_with(vendor.reference(), body, max(1, len(body)))
+    assert (fold.answer, events) == (reference.answer, same_events)
+    assert (type(failure), str(failure)) == (type(same_failure), str(same_failure))
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+def test_only_a_few_frames_of_a_stream_are_unusual(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+
+    def count(data: bytes) -> Any:
+        decoded.append(data)
+        return loads_exact(data)
+
+    monkeypatch.setattr(f"server.providers.{vendor.name}.stream.loads_exact", count)
+    body = next(one.body for one in RECORDINGS if str(one) == f"{vendor.name}-text")
+    assert vendor.fold_body(body).stop_reason is StopReason.END_TURN
+    assert len(decoded) <= 12 < len(documents_of(body))
 
 
 @pytest.mark.slow
