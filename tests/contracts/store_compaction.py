@@ -249,7 +249,7 @@ class CompactionContract:
         assert await store.list_calls(tenant.id, conversation_id, -2) == [ended, second]
         # It is in nobody's way: the next payload looks back at the newest call of a turn.
         source = await store.load_payload_source(tenant.id, conversation_id)
-        assert source.previous_key == (2, 1)
+        assert source.previous_key == (8, 1)
         report = await store.erase_conversation(tenant.id, conversation_id)
         assert report.rows["calls"] == 7
 
