@@ -48,8 +48,8 @@ OK: Final = 200
 """The only status of a response that is not an error: neither API has another one, and redirects are not followed."""
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 _LARGE_BODY_BYTES: Final = 1024 * 1024
+_NO_AUTO_HEADERS: Final[CIMultiDict[None]] = CIMultiDict([("content-type", None), ("user-agent", None)])
 _SDK_CALL: ContextVar["SdkCall | None"] = ContextVar("strata_sdk_call", default=None)
-_ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
 
 _log = logging.getLogger("strata.wire")
 
@@ -267,38 +267,19 @@ class LiveExchange:
         return WireTimedOut("The provider sent nothing for too long.")
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """The state of one request that is being sent."""
-
-    wait: ResponseWait
-    silence_seconds: float
-    connection: "_PooledConnection | None" = None
-    """None until the request has one."""
-    transport: asyncio.BaseTransport | None = None
-    sent_at: float = 0.0
-
-    def begin(self, connection: "_PooledConnection") -> None:
-        """Record that the request is sent on this connection now. From now on, only silence is limited."""
-        self.connection, self.transport = connection, connection.transport
-        self.sent_at = asyncio.get_running_loop().time()
-        self.wait.limit(self.silence_seconds)
-
-
 class _PooledConnection(ResponseHandler):
     """A connection that counts its requests, and the bytes of the response to the current one."""
 
     request_count = 0
     response_bytes = 0
+    sent_at = 0.0
 
-    def set_response_params(self, **options: Any) -> None:
-        """Called by aiohttp when it assigns the connection to a request."""
+    def begin_request(self) -> None:
+        """Prepare for the response to a request that is sent now."""
         self.request_count += 1
         self.response_bytes = 0
-        attempt = _ATTEMPT.get()
-        if attempt is not None:
-            attempt.begin(self)
-        super().set_response_params(**options)
+        self.sent_at = self._loop.time()
+        self.set_response_params(read_until_eof=True, auto_decompress=False)
 
     def data_received(self, data: bytes) -> None:
         """Report a broken transfer coding to the reader of the body, which aiohttp leaves waiting."""
@@ -313,8 +294,20 @@ class _Connector(aiohttp.TCPConnector):
     """Makes connections of our class. aiohttp has no public way to choose it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        # `CallSlots` limits the number of calls; a limit here would make them wait unseen.
+        super().__init__(limit=0, **options)
         self._factory = partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]  # reason: a subclass
+
+
+class _Request(aiohttp.ClientRequest):
+    """Gets no headers from aiohttp except those of the connection and the body."""
+
+    def update_auto_headers(self, skip_auto_headers: object) -> None:  # noqa: ARG002  reason: aiohttp's signature
+        self._skip_auto_headers = _NO_AUTO_HEADERS
+
+
+class _ClosedWhenIdle(WireCut):
+    """The provider had closed a pooled connection before the request arrived."""
 
 
 def _as_stream(body: bytes) -> bytes | io.BytesIO:
@@ -323,13 +316,19 @@ def _as_stream(body: bytes) -> bytes | io.BytesIO:
 
 
 class WireTransport(SdkTransport):
-    """One per process and provider. Opens its connections on first use. All transports of a process share `slots`."""
+    """One per process and provider. Opens its connections on first use. All transports of a process share `slots`.
+
+    It uses aiohttp's connections, and not its session: a session repeats some requests by itself, and does much for
+    each request that is of no use here.
+    """
 
     def __init__(self, limits: WireLimits, slots: CallSlots | None = None) -> None:
         self._limits = limits
         self._slots = slots or CallSlots()
-        self._session: aiohttp.ClientSession | None = None
-        self._fresh_session: aiohttp.ClientSession | None = None
+        # aiohttp limits the connection only; the other limits are enforced by this class.
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds)
+        self._pool: _Connector | None = None
+        self._fresh: _Connector | None = None
 
     async def open(
         self, head: RequestHead, body: bytes, recording: Recording, wait: ResponseWait, *, streamed: bool
@@ -344,75 +343,63 @@ class WireTransport(SdkTransport):
             recording.end()
             self._slots.release()
             raise
+        recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
         if not streamed or response.status != OK:
             deadline = min(deadline, asyncio.get_running_loop().time() + limits.silence_seconds)
         return LiveExchange(response, recording, self._slots, silence_seconds=limits.silence_seconds, deadline=deadline)
 
     async def aclose(self) -> None:
-        for session in (self._session, self._fresh_session):
-            if session is not None:
-                await session.close()
+        for connector in (self._pool, self._fresh):
+            if connector is not None:
+                await connector.close()
 
     async def _send(self, head: RequestHead, recording: Recording, wait: ResponseWait) -> aiohttp.ClientResponse:
-        if self._session is None:
-            self._session = self._open_session(keepalive_timeout=self._limits.idle_seconds)
-        attempt = _Attempt(wait, self._limits.silence_seconds)
+        if self._pool is None:
+            self._pool = _Connector(keepalive_timeout=self._limits.idle_seconds)
         try:
-            return await self._send_once(self._session, head, recording, attempt)
-        except WireCut:
-            if not self._may_send_again(attempt):
-                raise
-        _log.info("provider.request_resent", extra={"host": head.url.host})
+            return await self._send_once(self._pool, head, recording.request_body, wait)
+        except _ClosedWhenIdle:
+            _log.info("provider.request_resent", extra={"host": head.url.host})
         recording.resent = True
         recording.begin(recording.request_body)
-        if self._fresh_session is None:
-            self._fresh_session = self._open_session(force_close=True)
-        return await self._send_once(self._fresh_session, head, recording, _Attempt(wait, self._limits.silence_seconds))
-
-    def _may_send_again(self, attempt: _Attempt) -> bool:
-        """Whether the pooled connection was closed because it was idle; see the module."""
-        connection = attempt.connection
-        if connection is None or connection.request_count == 1 or connection.response_bytes > 0:
-            return False
-        return asyncio.get_running_loop().time() - attempt.sent_at <= self._limits.idle_close_seconds
+        if self._fresh is None:
+            self._fresh = _Connector(force_close=True)
+        return await self._send_once(self._fresh, head, recording.request_body, wait)
 
     async def _send_once(
-        self, session: aiohttp.ClientSession, head: RequestHead, recording: Recording, attempt: _Attempt
+        self, connector: _Connector, head: RequestHead, body: bytes, wait: ResponseWait
     ) -> aiohttp.ClientResponse:
-        attempt.wait.limit(self._limits.connect_seconds + self._limits.silence_seconds)
-        token = _ATTEMPT.set(attempt)
+        wait.limit(self._limits.connect_seconds + self._limits.silence_seconds)
+        loop = asyncio.get_running_loop()
+        request = _Request(head.method, head.url, headers=head.headers, data=_as_stream(body) or None, loop=loop)
         try:
-            response = await session.request(
-                head.method,
-                head.url,
-                data=_as_stream(recording.request_body) or None,
-                headers=head.headers,
-                allow_redirects=False,
-            )
-        except (asyncio.CancelledError, TimeoutError) as error:
-            if attempt.transport is not None:
-                # aiohttp only closes it, which would wait for a peer that does not read the request.
-                attempt.transport.abort()  # type: ignore[attr-defined]
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            connection = await connector.connect(request, [], self._timeout)
+        except TimeoutError as error:
             raise WireTimedOut("No response arrived in time.") from error
-        except aiohttp.ClientConnectorError as error:
-            raise WireUnreachable("No connection could be established.") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise WireCut("The connection ended before a response.") from error
-        finally:
-            _ATTEMPT.reset(token)
-        recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
-        return response
+            raise WireUnreachable("No connection could be established.") from error
+        protocol, transport = connection.protocol, connection.transport
+        if not isinstance(protocol, _PooledConnection) or not isinstance(transport, asyncio.Transport):
+            raise TypeError("The connection is not one of ours.")
+        wait.limit(self._limits.silence_seconds)
+        response = None
+        try:
+            protocol.begin_request()
+            response = await request.send(connection)
+            return await response.start(connection)
+        except BaseException as error:
+            if response is not None:
+                response.close()
+            connection.close()
+            # `close` alone would wait for a peer that does not read the request.
+            transport.abort()
+            if isinstance(error, aiohttp.ClientError | OSError):
+                raise self._cut(protocol) from error
+            raise
 
-    def _open_session(self, **options: Any) -> aiohttp.ClientSession:
-        limits = self._limits
-        return aiohttp.ClientSession(
-            # `CallSlots` limits the number of calls; a limit here would make them wait unseen.
-            connector=_Connector(limit=0, **options),
-            # aiohttp limits the connection only; the other limits are enforced by this class.
-            timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("content-type", "user-agent"),
-        )
+    def _cut(self, connection: _PooledConnection) -> WireCut:
+        """Return the error of a connection that broke before a response; see the module."""
+        is_early = connection.sent_at + self._limits.idle_close_seconds >= asyncio.get_running_loop().time()
+        if is_early and connection.request_count > 1 and not connection.response_bytes:
+            return _ClosedWhenIdle("The provider had closed the connection.")
+        return WireCut("The connection ended before a response.")
