@@ -108,11 +108,20 @@ class AnthropicProvider:
 
     def _encode_parts(self, payload: Payload, profile: ModelProfile) -> dict[str, bytes]:
         """Encode what is spliced into the request."""
+        load = self._encoded_parts.load
         parts = request.encode_ids(payload)
-        parts["messages"] = request.join_messages(payload, profile)
+        parts["messages"] = request.join_messages(payload, profile, mark=self._mark)
+        static_marker = request.is_long_lived(payload), profile.breakpoints
         if payload.static_text:
-            key = (payload.static_text, request.is_long_lived(payload), profile.breakpoints)
-            parts["system"] = self._encoded_parts.load(key, lambda: request.encode_system(payload, profile))
+            key = (payload.static_text, *static_marker)
+            parts["system"] = load(key, lambda: request.encode_system(payload, profile))
         if payload.tools:
-            parts["tools"] = request.encode_tools(payload, profile)
+            tools_key = (repr(payload.tools), payload.marks_tools, *static_marker)
+            parts["tools"] = load(tools_key, lambda: request.encode_tools(payload, profile))
         return parts
+
+    def _mark(self, data: bytes, lifetime_seconds: int) -> bytes:
+        """Mark a message; a message that is marked in one call is usually marked in the next ones too."""
+        return self._encoded_parts.load(
+            (data, lifetime_seconds), lambda: request.mark_last_block(data, lifetime_seconds)
+        )

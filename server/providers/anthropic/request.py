@@ -352,27 +352,29 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
     return adaptive | ({} if asked is None else {"output_config": {"effort": asked}})
 
 
-def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
-    """Join the messages with commas, with cache markers at the breakpoints of the payload."""
-    static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
-    allowed = profile.breakpoints - static_marks - payload.marks_tools
-    marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
-    marker = build_marker(payload.cache_seconds)
-    return b",".join(
-        _mark_last_block(message.data, marker) if index in marked else message.data
-        for index, message in enumerate(payload.messages)
-    )
-
-
-def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
-    """Add the marker to the last block that accepts one: not thinking, empty text or an unknown type."""
+def mark_last_block(data: bytes, lifetime_seconds: int) -> bytes:
+    """Add a cache marker to the last block that accepts one: not thinking, empty text or an unknown type."""
     message = loads_exact(data)
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):
         if _takes_marker(block):
-            block[_MARKER] = marker
+            block[_MARKER] = build_marker(lifetime_seconds)
             return dumps_exact(message)
     return data
+
+
+def join_messages(
+    payload: Payload, profile: ModelProfile, mark: Callable[[bytes, int], bytes] = mark_last_block
+) -> bytes:
+    """Join the messages with commas, with cache markers at the breakpoints of the payload. `mark` adds one."""
+    messages = [message.data for message in payload.messages]
+    if payload.breakpoints:
+        static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
+        allowed = profile.breakpoints - static_marks - payload.marks_tools
+        for index in payload.breakpoints[-allowed:] if allowed > 0 else ():
+            if index < len(messages):
+                messages[index] = mark(messages[index], payload.cache_seconds)
+    return b",".join(messages)
 
 
 def _takes_marker(block: dict[str, Any]) -> bool:

@@ -134,5 +134,6 @@ class GeminiProvider:
             text = payload.static_text
             parts["systemInstruction"] = self._encoded_parts.load(text, lambda: request.encode_system(text))
         if payload.tools:
-            parts["tools"] = request.encode_tools(payload.tools)
+            tools = payload.tools
+            parts["tools"] = self._encoded_parts.load((repr(tools),), lambda: request.encode_tools(tools))
         return parts
