@@ -281,6 +281,11 @@ class _PooledConnection(ResponseHandler):
         self.sent_at = self._loop.time()
         self.set_response_params(read_until_eof=True, auto_decompress=False)
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  reason: aiohttp's signature
+        """Do nothing unless reading is paused. aiohttp calls this, and then its parser, for each chunk that is read."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def data_received(self, data: bytes) -> None:
         """Report a broken transfer coding to the reader of the body, which aiohttp leaves waiting."""
         self.response_bytes += len(data)

@@ -190,6 +190,16 @@ async def test_the_connection_is_not_used_again_after_a_close() -> None:
         assert len(set(app.ports)) == 2
 
 
+async def test_a_reader_that_is_slower_than_its_peer_gets_everything() -> None:
+    """Reading is paused and resumed many times."""
+    pieces = [bytes([number]) * 50_000 for number in range(40)]
+    async with wire_to(Replay(pieces=pieces)) as wire:
+        exchange, recording = await wire.open()
+        async for _ in _pieces(exchange):
+            await asyncio.sleep(0.005)
+        assert recording.body == b"".join(pieces)
+
+
 async def test_a_wait_that_another_task_ends_closes_the_connection_and_gives_the_slot_back() -> None:
     asked, left = asyncio.Event(), asyncio.Event()
 
