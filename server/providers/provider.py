@@ -123,6 +123,10 @@ class ProviderStream(Protocol):
         """Make the call and yield its events as they arrive. May be used once. Raises `ProviderFailed`."""
         ...
 
+    def event_batches(self) -> AsyncGenerator[Sequence[ProviderEvent], None]:
+        """Like `events`, and used instead of it: yield the events of each read from the connection together."""
+        ...
+
     async def cancel(self) -> None:
         """End the call now."""
         ...

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ import pytest
 from server.conversation.assistant import Tool
 from server.conversation.block import TextBlock, ThinkingBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import ProviderDisconnected, ProviderFailed
-from server.conversation.event import TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
+from server.conversation.event import ProviderEvent, TextDelta, ToolCallBegin, ToolCallEnd, UsageReported
 from server.conversation.payload import CallSettings
 from server.conversation.turn import StopReason
 from server.emulator.reply import FaultKind, Reply
@@ -31,6 +32,11 @@ SPEECH = Reply(thinking="Let me think about it.", text="Here is what I can say a
 async def begin(stream: ProviderStream) -> asyncio.Task[Any]:
     """Listens in the background."""
     return asyncio.create_task(consume(stream))
+
+
+async def collect(stream: ProviderStream, batches: list[Sequence[ProviderEvent]]) -> None:
+    async for batch in stream.event_batches():
+        batches.append(batch)  # noqa: PERF401  reason: keeps what came before a failure
 
 
 async def bring_to(rig: Rig, state: StreamState) -> tuple[ProviderStream, asyncio.Event | None, Any]:
@@ -129,6 +135,30 @@ class StreamContract:
         assert await consume(stream) == []
         assert len(rig.requests()) == 1
 
+    async def test_batches_are_the_same_events(self, rig: Rig) -> None:
+        rig.says(SPEECH)
+        stream = rig.provider.open_stream(rig.ask("Tell me."))
+        batches = [batch async for batch in stream.event_batches()]
+        assert stream.state is StreamState.COMPLETE
+        assert all(batches)
+        assert [event for batch in batches for event in batch] == list(
+            rig.provider.open_fold().feed(stream.record.body)
+        )
+        assert [batch async for batch in stream.event_batches()] == []
+        assert await consume(stream) == []
+        assert len(rig.requests()) == 1
+
+    async def test_a_failure_follows_the_batches_before_it(self, rig: Rig) -> None:
+        rig.says(SPEECH)
+        rig.fails(FaultKind.CUT, after_chunks=4)
+        stream = rig.provider.open_stream(rig.ask("Tell me."))
+        batches: list[Sequence[ProviderEvent]] = []
+        with pytest.raises(ProviderDisconnected):
+            await collect(stream, batches)
+        assert batches
+        assert stream.state is StreamState.FAILED
+        assert stream.answer == rig.provider.fold_body(stream.record.body)
+
     async def test_calls_are_announced_and_ended_in_order(self, rig: Rig) -> None:
         rig.says(step(1))
         stream = rig.provider.open_stream(rig.ask())
@@ -187,6 +217,18 @@ class CancelContract:
         assert len(heard) == 1
         assert stream.state is StreamState.CANCELLED
         assert stream.answer == rig.provider.fold_body(stream.record.body)
+
+    async def test_cancel_between_two_batches_is_the_end(self, rig: Rig) -> None:
+        rig.says(SPEECH)
+        rig.fails(FaultKind.SILENCE, after_chunks=4)
+        stream = rig.provider.open_stream(rig.ask("Tell me."))
+        batches = []
+        async for batch in stream.event_batches():
+            batches.append(batch)
+            await stream.cancel()
+        assert len(batches) == 1
+        assert stream.state is StreamState.CANCELLED
+        await is_over(await rig.watch.next_visit())
 
     async def test_two_cancels_at_once_are_one(self, rig: Rig) -> None:
         stream, visit, listening = await bring_to(rig, StreamState.WAITING)

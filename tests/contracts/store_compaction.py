@@ -11,7 +11,6 @@ from server.conversation.api_key import Tenant
 from server.conversation.call import Call
 from server.conversation.epoch import Epoch, EpochReason, Segment, SignedSummary
 from server.conversation.errors import CallNotFound, ConversationNotFound, CursorInvalid, EpochMoved
-from server.conversation.manifest import encode_manifest
 from server.conversation.store import ConversationChange, CopiedSegments, Store
 from server.conversation.turn import TurnKind
 from tests.support.builders import (

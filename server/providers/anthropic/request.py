@@ -3,14 +3,22 @@
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from server.conversation.assistant import Tool
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import ValidationFailed
 from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact
-from server.conversation.payload import CallSettings, Payload, PayloadMessage, count_static_breakpoints, split_static
+from server.conversation.payload import (
+    CallSettings,
+    Layer,
+    Payload,
+    PayloadMessage,
+    count_static_breakpoints,
+    split_static,
+)
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 COMPACTION_BETA: Final = "compact-2026-09-04"
@@ -38,6 +46,9 @@ _CALL_ID: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _OFF: Final = "off"
 _DEFAULT_OUTPUT_TOKENS: Final = 16_384
 _LONG_CACHE_SECONDS: Final = 3600
+_SPLICED: Final = "x"
+_SPLICED_TOOL: Final = Tool(name=_SPLICED, description=_SPLICED, parameters={})
+_SPLICED_SUMMARY: Final = PayloadMessage(layer=Layer.BUFFERED, data=b"{}", is_signed_summary=True)
 
 
 def user_message(blocks: Sequence[Block], blobs: Mapping[str, Blob], dynamic: str | None = None) -> bytes:
@@ -141,6 +152,52 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def reduce_payload(payload: Payload, *, thinks: bool) -> Payload:
+    """Return the shape of the request: the payload with constants for all that is spliced in, see
+    `server.providers.wire.request_template`.
+
+    `thinks`: whether thinking stays as the settings have it, see `find_thoughtless`. The lifetimes and places of cache
+    markers are in the spliced parts, and the request does not contain `continues`.
+    """
+    compares = payload.requests_diagnosis and payload.previous_response_id is not None
+    return Payload(
+        model=payload.model,
+        settings=payload.settings if thinks else replace(payload.settings, thinking=_OFF),
+        static_text=_SPLICED if payload.static_text else "",
+        tools=(_SPLICED_TOOL,) if payload.tools else (),
+        messages=() if payload.signed_summary is None else (_SPLICED_SUMMARY,),
+        requests_diagnosis=payload.requests_diagnosis,
+        previous_response_id=_SPLICED if compares else None,
+        container=None if payload.container is None else _SPLICED,
+        requests_summary=payload.requests_summary,
+    )
+
+
+def name_ids(shape: Payload, placeholder: Callable[[str], str]) -> Payload:
+    """Return the shape with placeholders for the ids that are spliced in."""
+    if shape.previous_response_id is not None:
+        shape = replace(shape, previous_response_id=placeholder("previous_response_id"))
+    if shape.container is not None:
+        shape = replace(shape, container=placeholder("container"))
+    return shape
+
+
+def encode_ids(payload: Payload) -> dict[str, bytes]:
+    """Encode the ids that are spliced in, by name."""
+    ids = {"previous_response_id": payload.previous_response_id, "container": payload.container}
+    return {name: dumps_sendable(value) for name, value in ids.items() if value is not None}
+
+
+def build_layers(payload: Payload, placeholder: Callable[[str], str]) -> dict[str, Any]:
+    """Build the large members as placeholders."""
+    body: dict[str, Any] = {"messages": [placeholder("messages")]}
+    if payload.static_text:
+        body["system"] = placeholder("system")
+    if payload.tools:
+        body["tools"] = placeholder("tools")
+    return body
+
+
 def build_parameters(payload: Payload, profile: ModelProfile) -> dict[str, Any]:
     """Build the parameters of the request, without its layers."""
     settings = payload.settings
@@ -202,11 +259,9 @@ def _begins_with_thinking(data: bytes) -> bool:
     return isinstance(content, list) and bool(content) and content[0].get("type") in _THINKING
 
 
-def thinking_warnings(payload: Payload, profile: ModelProfile) -> tuple[dict[str, Any], ...]:
-    """Return the warnings of a call whose thinking was switched off."""
-    return tuple(
-        {"kind": "thinking_switched_off", "seq": message.seq} for message in find_thoughtless(payload, profile)
-    )
+def thinking_warnings(thoughtless: Sequence[PayloadMessage]) -> tuple[dict[str, Any], ...]:
+    """Return the warnings of a call whose thinking was switched off because of these answers."""
+    return tuple({"kind": "thinking_switched_off", "seq": message.seq} for message in thoughtless)
 
 
 def encode_system(payload: Payload, profile: ModelProfile) -> bytes:
@@ -297,24 +352,29 @@ def build_thinking(settings: CallSettings, profile: ModelProfile) -> dict[str, A
     return adaptive | ({} if asked is None else {"output_config": {"effort": asked}})
 
 
-def join_messages(payload: Payload, profile: ModelProfile) -> bytes:
-    """Join the messages with commas, with cache markers at the breakpoints of the payload."""
-    static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
-    allowed = profile.breakpoints - static_marks - payload.marks_tools
-    marked = set(payload.breakpoints[-allowed:]) if allowed > 0 else set()
-    marker = build_marker(payload.cache_seconds)
-    return payload.join_messages({index: _mark_last_block(payload.messages[index].data, marker) for index in marked})
-
-
-def _mark_last_block(data: bytes, marker: dict[str, Any]) -> bytes:
-    """Add the marker to the last block that accepts one: not thinking, empty text or an unknown type."""
+def mark_last_block(data: bytes, lifetime_seconds: int) -> bytes:
+    """Add a cache marker to the last block that accepts one: not thinking, empty text or an unknown type."""
     message = loads_exact(data)
     content = message.get("content")
     for block in reversed(content if isinstance(content, list) else []):
         if _takes_marker(block):
-            block[_MARKER] = marker
+            block[_MARKER] = build_marker(lifetime_seconds)
             return dumps_exact(message)
     return data
+
+
+def join_messages(
+    payload: Payload, profile: ModelProfile, mark: Callable[[bytes, int], bytes] = mark_last_block
+) -> bytes:
+    """Join the messages with commas, with cache markers at the breakpoints of the payload. `mark` adds one."""
+    marked: dict[int, bytes] = {}
+    if payload.breakpoints:
+        static_marks = count_static_breakpoints(len(split_static(payload.static_text)), profile.breakpoints)
+        allowed = profile.breakpoints - static_marks - payload.marks_tools
+        for index in payload.breakpoints[-allowed:] if allowed > 0 else ():
+            if index < len(payload.messages):
+                marked[index] = mark(payload.messages[index].data, payload.cache_seconds)
+    return payload.join_messages(marked)
 
 
 def _takes_marker(block: dict[str, Any]) -> bool:

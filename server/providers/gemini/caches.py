@@ -44,7 +44,6 @@ class GeminiCaches:
         )
         made = await call_through(
             lambda: self._client.aio.caches.create(model=payload.model, config=config),
-            placeholders={},
             translate=translate_error,
         )
         return _read(made)
@@ -52,13 +51,11 @@ class GeminiCaches:
     async def find(self, label: str) -> Sequence[str]:
         names: list[str] = []
         config = types.ListCachedContentsConfig(page_size=_PAGE_SIZE)
-        pages = await call_through(
-            lambda: self._client.aio.caches.list(config=config), placeholders={}, translate=translate_error
-        )
+        pages = await call_through(lambda: self._client.aio.caches.list(config=config), translate=translate_error)
         while True:
             names += [cache.name for cache in pages.page if cache.display_name == label and _is_name(cache.name)]
             try:
-                await call_through(pages.next_page, placeholders={}, translate=translate_error)
+                await call_through(pages.next_page, translate=translate_error)
             except IndexError:
                 # The SDK raises it at the end of the list.
                 return names
@@ -67,15 +64,13 @@ class GeminiCaches:
         _check_name(name)
         config = types.UpdateCachedContentConfig(ttl=f"{lifetime_seconds}s")
         changed = await call_through(
-            lambda: self._client.aio.caches.update(name=name, config=config), placeholders={}, translate=translate_error
+            lambda: self._client.aio.caches.update(name=name, config=config), translate=translate_error
         )
         return _read(changed)
 
     async def delete(self, name: str) -> None:
         _check_name(name)
-        await call_through(
-            lambda: self._client.aio.caches.delete(name=name), placeholders={}, translate=translate_error
-        )
+        await call_through(lambda: self._client.aio.caches.delete(name=name), translate=translate_error)
 
 
 def _is_name(name: str | None) -> TypeGuard[str]:

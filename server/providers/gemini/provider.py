@@ -2,7 +2,7 @@
 
 import hashlib
 import ssl
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 from google import genai
@@ -12,13 +12,14 @@ from server.conversation.errors import ProviderUnavailable
 from server.conversation.payload import Payload
 from server.providers.gemini import request
 from server.providers.gemini.caches import GeminiCaches
+from server.providers.gemini.errors import error_from_recording
 from server.providers.gemini.sdk_errors import translate_error
 from server.providers.gemini.stream import DIALECT, GeminiFold, fold_body
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import find_profile, profile_warnings
 from server.providers.wire.call import VendorCall, WireStream, call_through, encode_request
-from server.providers.wire.request_parts import EncodedPartCache, Placeholders
-from server.providers.wire.transport import WireLimits, WireTransport
+from server.providers.wire.request_template import EncodedPartCache, Placeholders, Send, TemplateCache
+from server.providers.wire.transport import SdkTransport, WireLimits, WireTransport
 
 _API_VERSION: Final = "v1beta"
 """Not `v1`, the default of the SDK: aliases and continuation exist only here."""
@@ -49,12 +50,14 @@ class GeminiProvider:
         *,
         base_url: str | None = None,
         limits: WireLimits | None = None,
-        transport: httpx2.AsyncBaseTransport | None = None,
+        transport: SdkTransport | None = None,
     ) -> None:
         """`transport` replaces the network; `server.providers.wire.replay` has one that feeds stored responses."""
         self.account = hashlib.sha256(f"{self.name}:{api_key}".encode()).hexdigest()[:16]
-        self._http = httpx2.AsyncClient(transport=transport or WireTransport(limits or WireLimits()))
+        self._transport = transport or WireTransport(limits or WireLimits())
+        self._http = httpx2.AsyncClient(transport=self._transport)
         self._encoded_parts = EncodedPartCache()
+        self._templates = TemplateCache(self._build_send)
         self._client = genai.Client(
             api_key=api_key,
             http_options=types.HttpOptions(
@@ -71,7 +74,7 @@ class GeminiProvider:
     def open_stream(self, payload: Payload) -> WireStream:
         # The SDK puts the name into the URL unescaped, and a stored name may be older than the check on input.
         check_model_name(self.name, payload.model)
-        return WireStream(self._prepare(payload), GeminiFold())
+        return WireStream(self._prepare(payload), GeminiFold(), self._transport, error_from_recording)
 
     async def encode_request(self, payload: Payload) -> bytes:
         return await encode_request(self._prepare(payload))
@@ -86,13 +89,14 @@ class GeminiProvider:
         """Count the contents only: this API counts neither the system instruction nor the tools."""
         check_model_name(self.name, payload.model)
         placeholders = Placeholders()
-        options = types.HttpOptions(extra_body={"contents": [placeholders.make(request.join_messages(payload))]})
+        options = types.HttpOptions(extra_body={"contents": [placeholders.make("contents")]})
         count = await call_through(
             lambda: self._client.aio.models.count_tokens(
                 model=payload.model, contents=_DUMMY, config=types.CountTokensConfig(http_options=options)
             ),
-            placeholders=placeholders.contents,
             translate=translate_error,
+            placeholders=placeholders,
+            parts={"contents": request.join_messages(payload)},
         )
         return count.total_tokens or 0
 
@@ -102,33 +106,34 @@ class GeminiProvider:
 
     def _prepare(self, payload: Payload) -> VendorCall:
         profile = find_profile(self.name, payload.model)
-        placeholders = Placeholders()
-        config = request.build_config(payload, profile, self._build_body(payload, placeholders))
+        return VendorCall(
+            template=self._templates.prepare(request.reduce_payload(payload)),
+            parts=self._encode_parts(payload),
+            warnings=profile_warnings(profile),
+        )
+
+    def _build_send(self, shape: Payload, placeholders: Placeholders) -> Send:
+        layers = request.build_layers(shape, placeholders.make)
+        config = request.build_config(shape, find_profile(self.name, shape.model), layers)
 
         async def send() -> None:
             chunks = await self._client.aio.models.generate_content_stream(
-                model=payload.model, contents=_DUMMY, config=config
+                model=shape.model, contents=_DUMMY, config=config
             )
             async for _ in chunks:
                 raise ProviderUnavailable("The response went to the SDK.")
 
-        return VendorCall(
-            placeholders=placeholders.contents,
-            send=send,
-            translate=translate_error,
-            warnings=profile_warnings(profile),
-        )
+        return send
 
-    def _build_body(self, payload: Payload, placeholders: Placeholders) -> dict[str, Any]:
-        """Build the large members as placeholders, because the SDK would take long to encode them."""
-        body: dict[str, Any] = {"contents": [placeholders.make(request.join_messages(payload))]}
+    def _encode_parts(self, payload: Payload) -> dict[str, bytes]:
+        """Encode what is spliced into the request."""
+        parts = {"contents": request.join_messages(payload)}
         if payload.cached_content is not None:
-            # The cache contains the other members; a request with both is rejected.
-            return body
+            return parts
         if payload.static_text:
             text = payload.static_text
-            system = self._encoded_parts.load(text, lambda: request.encode_system(text))
-            body["systemInstruction"] = placeholders.make(system)
+            parts["systemInstruction"] = self._encoded_parts.load(text, lambda: request.encode_system(text))
         if payload.tools:
-            body["tools"] = placeholders.make(request.encode_tools(payload.tools))
-        return body
+            tools = payload.tools
+            parts["tools"] = self._encoded_parts.load((repr(tools),), lambda: request.encode_tools(tools))
+        return parts

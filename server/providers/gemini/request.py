@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from google.genai import types
@@ -11,11 +11,14 @@ from server.conversation.assistant import Tool
 from server.conversation.block import Blob, Block, ImageBlock, TextBlock, ToolCallBlock, ToolResultBlock
 from server.conversation.errors import Internal, ValidationFailed
 from server.conversation.exact_json import dumps_exact, dumps_sendable, loads_exact, make_sendable
-from server.conversation.payload import CallSettings, Payload, split_static
+from server.conversation.payload import CallSettings, Layer, Payload, PayloadMessage, split_static
 from server.providers.model_profile import ModelProfile, ThinkingControl
 
 _SIGNATURE: Final = "thoughtSignature"
 _OFF: Final = "off"
+_SPLICED: Final = "x"
+_SPLICED_TOOL: Final = Tool(name=_SPLICED, description=_SPLICED, parameters={})
+_SPLICED_SUMMARY: Final = PayloadMessage(layer=Layer.BUFFERED, data=b"{}", is_signed_summary=True)
 _OWN_MEMBERS: Final = frozenset({"contents", "systeminstruction", "tools", "cachedcontent"})
 
 
@@ -112,6 +115,37 @@ _PART_MEMBERS: Final = _CONTENT_MEMBERS | {"thought", "videoMetadata", "mediaRes
 """All members that a part may have, except the signature."""
 UNSIGNED_CALL: Final = base64.b64encode(b"skip_thought_signature_validator").decode()
 """The documented mark of a call that Gemini did not make, encoded as its clients send it."""
+
+
+def reduce_payload(payload: Payload) -> Payload:
+    """Return the shape of the request: the payload with constants for all that is spliced in, see
+    `server.providers.wire.request_template`.
+
+    Gemini has no cache markers, no diagnosis, no containers and no continuation, so the request contains nothing of
+    those members.
+    """
+    return Payload(
+        model=payload.model,
+        settings=payload.settings,
+        static_text=_SPLICED if payload.static_text else "",
+        tools=(_SPLICED_TOOL,) if payload.tools else (),
+        messages=() if payload.signed_summary is None else (_SPLICED_SUMMARY,),
+        cached_content=payload.cached_content,
+        requests_summary=payload.requests_summary,
+    )
+
+
+def build_layers(payload: Payload, placeholder: Callable[[str], str]) -> dict[str, Any]:
+    """Build the large members as placeholders."""
+    body: dict[str, Any] = {"contents": [placeholder("contents")]}
+    if payload.cached_content is not None:
+        # The cache contains the other members; a request with both is rejected.
+        return body
+    if payload.static_text:
+        body["systemInstruction"] = placeholder("systemInstruction")
+    if payload.tools:
+        body["tools"] = placeholder("tools")
+    return body
 
 
 def build_config(payload: Payload, profile: ModelProfile, layers: Mapping[str, Any]) -> types.GenerateContentConfig:

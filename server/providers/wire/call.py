@@ -1,13 +1,13 @@
 """One call to a provider, as both vendors make it.
 
-A vendor supplies three things: how its SDK sends the request, a fold of the response bytes, and the translation of its
-SDK's errors.
+A vendor supplies the template of its request with the parts, a fold of the response bytes, and the translation of
+errors.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import httpx2
@@ -24,20 +24,35 @@ from server.conversation.errors import (
 )
 from server.conversation.event import ProviderEvent
 from server.providers.provider import CallRecord, Fold, ProviderAnswer, StreamState
-from server.providers.wire.exchange import Recording, WireCut, WireTimedOut, WireUnreachable
-from server.providers.wire.transport import ResponseCapture
+from server.providers.wire.exchange import (
+    Exchange,
+    Recording,
+    RequestHead,
+    WireCut,
+    WireError,
+    WireTimedOut,
+    WireUnreachable,
+    begin_recording,
+)
+from server.providers.wire.request_template import NewTemplate, Placeholders, RequestTemplate
+from server.providers.wire.transport import OK, ResponseWait, SdkCall, SdkTransport, read_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorCall:
-    """One call as a vendor prepares it."""
+    """One streamed call as a vendor prepares it."""
 
-    placeholders: dict[str, bytes] = field(default_factory=dict)
-    send: Callable[[], Awaitable[object]]
-    """Lets the SDK send the request; the open capture gets the response."""
+    template: RequestTemplate | NewTemplate
+    parts: Mapping[str, bytes]
+    """What is spliced into the template."""
     warnings: Sequence[Mapping[str, JsonValue]] = ()
-    translate: Callable[[Exception, Recording], ProviderFailed | None]
-    """Translates an error of the SDK; returns None for a bug."""
+
+    async def encode(self) -> tuple[RequestHead, bytes]:
+        """Return the request."""
+        template = self.template
+        if isinstance(template, NewTemplate):
+            template = await template.build()
+        return template.head, template.body.fill(self.parts)
 
 
 Result = TypeVar("Result")
@@ -50,11 +65,24 @@ _RUNNING: Final = frozenset({StreamState.NEW, StreamState.WAITING, StreamState.S
 class WireStream:
     """Implements `server.providers.provider.ProviderStream`."""
 
-    def __init__(self, call: VendorCall, fold: Fold) -> None:
-        self._call = call
+    def __init__(
+        self,
+        call: VendorCall,
+        fold: Fold,
+        transport: SdkTransport,
+        read_error: Callable[[Recording], ProviderFailed],
+    ) -> None:
+        """`read_error` translates a recorded error response."""
+        self._call: VendorCall | None = call
+        self._call_warnings = call.warnings
         self._fold = fold
-        self._capture = ResponseCapture(call.placeholders)
-        self._sending: asyncio.Task[object] | None = None
+        self._transport = transport
+        self._read_error = read_error
+        self._recording = begin_recording()
+        self._wait = ResponseWait()
+        self._opened = asyncio.Event()
+        """Set when the wait for a response has ended, in whichever way."""
+        self._exchange: Exchange | None = None
         self._final: ProviderAnswer | None = None
         self.state = StreamState.NEW
 
@@ -69,12 +97,12 @@ class WireStream:
 
     @property
     def warnings(self) -> Sequence[Mapping[str, JsonValue]]:
-        resent = ({"kind": "request_resent"},) if self._capture.recording.resent else ()
-        return (*self._call.warnings, *resent, *self.answer.warnings)
+        resent = ({"kind": "request_resent"},) if self._recording.resent else ()
+        return (*self._call_warnings, *resent, *self.answer.warnings)
 
     @property
     def record(self) -> CallRecord:
-        recording = self._capture.recording
+        recording = self._recording
         return CallRecord(
             started_at=recording.started_at,
             request_body=recording.request_body,
@@ -86,72 +114,76 @@ class WireStream:
         )
 
     async def events(self) -> AsyncGenerator[ProviderEvent, None]:
+        async with aclosing(self.event_batches()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if self.state is not StreamState.STREAMING:
+                        return
+                    yield event
+
+    async def event_batches(self) -> AsyncGenerator[list[ProviderEvent], None]:
         if self.state is not StreamState.NEW:
             return
         self.state = StreamState.WAITING
         try:
-            await self._open()
-            if self._capture.answer is not None:
-                async with aclosing(self._read(self._capture.answer.pieces())) as events:
-                    async for event in events:
-                        yield event
+            exchange = await self._open()
+            while self.state is StreamState.STREAMING:
+                piece = await exchange.read()
+                # A stream that was cancelled meanwhile has no more events.
+                if self.state is not StreamState.STREAMING:
+                    return
+                if not piece:
+                    self._fold.finish()
+                    self._move_to(StreamState.COMPLETE)
+                    return
+                # A piece is folded before any of its events is yielded, so that `answer` matches the recorded bytes.
+                batch, failure = self._fold_piece(piece)
+                if batch:
+                    yield batch
+                if failure is not None and self.state is StreamState.STREAMING:
+                    raise failure  # noqa: TRY301  reason: the handlers below set the state
+        except WireError as error:
+            if self.state is StreamState.CANCELLED:
+                return
+            self._move_to(StreamState.FAILED)
+            raise translate_wire(error) or error from error
         except Exception:
             self._move_to(StreamState.FAILED)
             raise
         finally:
             self._move_to(StreamState.CANCELLED)
-            await self._close()
+            self._close()
 
     def call_when_sent(self, callback: Callable[[], None]) -> None:
-        self._capture.recording.on_sent = callback
+        self._recording.on_sent = callback
 
     async def cancel(self) -> None:
+        if self.state is StreamState.WAITING:
+            self._wait.end()
         self._move_to(StreamState.CANCELLED)
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
-        await self._close()
+        if self._call is None:
+            # Another task waits for the response, or has waited for it.
+            await self._opened.wait()
+        self._close()
 
-    async def _open(self) -> None:
-        with self._capture:
-            self._sending = asyncio.ensure_future(self._call.send())
-        listener = asyncio.current_task()
-        cancels = listener.cancelling() if listener is not None else 0
+    async def _open(self) -> Exchange:
+        """Send the request and wait for the response. Raises `ProviderFailed` for an error response."""
+        call, self._call = self._call, None
+        if call is None:
+            raise LookupError("The request has been sent.")
         try:
-            await self._sending
-        except asyncio.CancelledError:
-            # If the stream was cancelled, it ends here. If the task that reads it was cancelled, the error is its own.
-            if self.state is not StreamState.CANCELLED or (listener is not None and listener.cancelling() > cancels):
-                raise
-        except Exception as error:
-            failure = translate_wire(error) or self._call.translate(error, self._capture.recording)
-            if failure is None:
-                raise
-            raise failure from error
-
-    async def _read(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[ProviderEvent, None]:
+            async with self._wait:
+                head, body = await call.encode()
+                self._exchange = await self._transport.open(head, body, self._recording, self._wait, streamed=True)
+        finally:
+            self._opened.set()
+        if self._recording.status != OK:
+            await read_whole(self._exchange)
+            raise self._read_error(self._recording)
         self._move_to(StreamState.STREAMING)
-        try:
-            async for piece in pieces:
-                events, failure = self._fold_whole(piece)
-                for event in events:
-                    if self.state is not StreamState.STREAMING:
-                        return
-                    yield event
-                if failure is not None:
-                    raise failure
-                if self.state is not StreamState.STREAMING:
-                    return
-        except (WireCut, WireTimedOut) as error:
-            if self.state is not StreamState.STREAMING:
-                return
-            raise translate_wire(error) or error from error
-        if self.state is StreamState.STREAMING:
-            self._fold.finish()
-            self._move_to(StreamState.COMPLETE)
+        return self._exchange
 
-    def _fold_whole(self, piece: bytes) -> tuple[list[ProviderEvent], ProviderFailed | None]:
-        """Fold a piece before any of its events is yielded, so that `answer` always matches the recorded bytes."""
+    def _fold_piece(self, piece: bytes) -> tuple[list[ProviderEvent], ProviderFailed | None]:
         events: list[ProviderEvent] = []
         try:
             events.extend(self._fold.feed(piece))
@@ -164,38 +196,42 @@ class WireStream:
         if self.state in _RUNNING:
             self.state = state
 
-    async def _close(self) -> None:
-        if self._capture.answer is not None:
-            await self._capture.answer.close()
-        self._capture.recording.end()
+    def _close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+        self._recording.end()
 
 
 async def encode_request(call: VendorCall) -> bytes:
-    """Return the body that the call would send. The SDK encodes it as usual, and the transport does not send it.
+    """Return the body that the call would send. Nothing is sent.
 
     Raises `ValidationFailed` for a model name that cannot be part of a URL.
     """
-    with ResponseCapture(call.placeholders, dry_run=True) as capture:
-        try:
-            await call.send()
-        except httpx2.InvalidURL as error:
-            raise ValidationFailed("The name of the model cannot be part of a URL.") from error
-    return capture.recording.request_body
+    try:
+        _, body = await call.encode()
+    except httpx2.InvalidURL as error:
+        raise ValidationFailed("The name of the model cannot be part of a URL.") from error
+    return body
 
 
 async def call_through(
     send: Callable[[], Awaitable[Result]],
     *,
-    placeholders: dict[str, bytes],
     translate: Callable[[Exception, Recording], ProviderFailed | None],
+    placeholders: Placeholders | None = None,
+    parts: Mapping[str, bytes] | None = None,
 ) -> Result:
-    """Make a call whose response is not streamed, and return what the SDK makes of it. Raises `ProviderFailed`."""
-    with ResponseCapture(placeholders, streamed=False) as capture:
+    """Make a call whose response is not streamed, and return what the SDK makes of it. Raises `ProviderFailed`.
+
+    `translate` translates an error of the SDK, and returns None for a bug. `parts` replace the placeholders.
+    """
+    held = Placeholders() if placeholders is None else placeholders
+    with SdkCall(fill=lambda body: held.split(body).fill(parts or {})) as call:
         try:
             return await send()
         except Exception as error:
-            failure = translate_wire(error) or translate(error, capture.recording)
-            if failure is None and capture.recording.status is not None and isinstance(error, _UNREADABLE):
+            failure = translate_wire(error) or translate(error, call.recording)
+            if failure is None and call.recording.status is not None and isinstance(error, _UNREADABLE):
                 failure = ProviderMalformed()
             if failure is None:
                 raise

@@ -1,9 +1,22 @@
 """One HTTP exchange with a provider, its recording, and the errors of the network."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
+
+from multidict import CIMultiDict
+from yarl import URL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """A request without its body, in the form in which aiohttp takes it. Used for many requests, so never changed."""
+
+    method: str
+    url: URL
+    headers: CIMultiDict[str]
+    """Without the headers that belong to a connection or to the body: the transport adds those."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,8 +40,10 @@ class Recording:
 
     @property
     def body(self) -> bytes:
-        """The bytes so far."""
-        return b"".join(self.pieces)
+        """The bytes so far. Reading it again copies nothing, unless more have arrived."""
+        if len(self.pieces) > 1:
+            self.pieces = [b"".join(self.pieces)]
+        return self.pieces[0] if self.pieces else b""
 
     def begin(self, request_body: bytes) -> None:
         """Record that the request is sent now."""
@@ -63,20 +78,15 @@ def begin_recording() -> Recording:
 class Exchange(Protocol):
     """A response whose body is still arriving."""
 
-    @property
-    def recording(self) -> Recording:
-        """The recording so far."""
-        ...
+    async def read(self) -> bytes:
+        """Return the next bytes of the body, which are recorded; no bytes after its end, which closes the exchange.
 
-    def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Each piece is recorded before it is yielded.
-
-        Raises `WireCut` if the connection breaks, and `WireTimedOut` if nothing arrives in time.
+        Raises `WireCut` if the connection breaks or is closed meanwhile, and `WireTimedOut` if nothing arrives in time.
         """
         ...
 
-    async def close(self) -> None:
-        """Close the connection at once, whether or not the body has ended."""
+    def close(self) -> None:
+        """Close the connection at once, whether or not the body has ended. May be called more than once."""
         ...
 
 

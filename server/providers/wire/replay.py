@@ -1,13 +1,11 @@
 """A transport that feeds stored responses to the same SDKs and folds, without a connection."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import httpx2
-
-from server.providers.wire.exchange import Recording, WireUnreachable
-from server.providers.wire.transport import answer_sdk, empty_stream, take_request
+from server.providers.wire.exchange import Exchange, Recording, RequestHead, WireUnreachable
+from server.providers.wire.transport import ResponseWait, SdkTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,28 +18,26 @@ class StoredAnswer:
     """The body, in the pieces in which it arrives."""
 
 
-class ReplayedAnswer:
+class ReplayedExchange:
     """Implements `server.providers.wire.exchange.Exchange` on stored bytes."""
 
     def __init__(self, stored: StoredAnswer, recording: Recording) -> None:
-        self._stored = stored
-        self._closed = False
-        self.recording = recording
+        self._pieces = deque(stored.pieces)
+        self._recording = recording
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        for piece in self._stored.pieces:
-            if self._closed:
-                return
-            self.recording.append(piece)
-            yield piece
-        await self.close()
+    async def read(self) -> bytes:
+        if not self._pieces:
+            self.close()
+            return b""
+        self._recording.append(self._pieces[0])
+        return self._pieces.popleft()
 
-    async def close(self) -> None:
-        self._closed = True
-        self.recording.end()
+    def close(self) -> None:
+        self._pieces.clear()
+        self._recording.end()
 
 
-class ReplayingTransport(httpx2.AsyncBaseTransport):
+class ReplayingTransport(SdkTransport):
     """Answers each request with the next stored response. Raises `WireUnreachable` when none is left."""
 
     def __init__(self, answers: Iterable[StoredAnswer]) -> None:
@@ -49,14 +45,20 @@ class ReplayingTransport(httpx2.AsyncBaseTransport):
         self.requests: list[bytes] = []
         """The bodies of the requests."""
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        capture, recording = await take_request(request)
-        if capture is not None and capture.dry_run:
-            return empty_stream()
-        self.requests.append(recording.request_body)
+    async def open(
+        self,
+        head: RequestHead,  # noqa: ARG002  reason: the signature of every transport
+        body: bytes,
+        recording: Recording,
+        wait: ResponseWait,  # noqa: ARG002  reason: as above
+        *,
+        streamed: bool,  # noqa: ARG002  reason: as above
+    ) -> Exchange:
+        recording.begin(body)
+        self.requests.append(body)
         if not self._answers:
             recording.end()
             raise WireUnreachable("There is no stored response left.")
         stored = self._answers.popleft()
         recording.answer(stored.status, stored.headers)
-        return await answer_sdk(capture, ReplayedAnswer(stored, recording), stored.status)
+        return ReplayedExchange(stored, recording)

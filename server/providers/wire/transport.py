@@ -1,9 +1,8 @@
 """The HTTP transport of both SDKs.
 
-It differs from an ordinary transport in one way: the response to a request that is sent while a `ResponseCapture` is
-open goes to the capture and not to the SDK. The SDK gets an empty response, which both SDKs take for a stream that has
-ended. An error response goes to the SDK as well, so that it raises its usual error. In a dry run the request is not
-sent.
+It carries two kinds of requests. Streamed calls use `open` directly: the head and the body are there already
+(`request_template`), and the response is read as bytes. The other calls of an SDK arrive as its requests and get their
+whole response. While an `SdkCall` is open, its parts are filled in; in a dry run the request is kept and not sent.
 
 Timeouts are enforced here and not by the HTTP library, whose read timeout does not cover a broken transfer coding:
 `WireLimits` bounds the wait for the head of the response, the silence between two pieces of its body, and the whole
@@ -19,7 +18,8 @@ been processed, and billed: it is not repeated here.
 import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
@@ -30,16 +30,26 @@ import aiohttp
 import httpx2
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict
+from yarl import URL
 
 from server.providers.call_slots import CallSlots
-from server.providers.wire.exchange import Exchange, Recording, WireCut, WireTimedOut, WireUnreachable, begin_recording
+from server.providers.wire.exchange import (
+    Exchange,
+    Recording,
+    RequestHead,
+    WireCut,
+    WireTimedOut,
+    WireUnreachable,
+    begin_recording,
+)
 
+OK: Final = 200
+"""The only status of a response that is not an error: neither API has another one, and redirects are not followed."""
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
-_OK: Final = 200
 _LARGE_BODY_BYTES: Final = 1024 * 1024
-_ERRORS: Final = 400
-_OPEN_CAPTURE: ContextVar["ResponseCapture | None"] = ContextVar("strata_open_capture", default=None)
-_ATTEMPT: ContextVar["_Attempt | None"] = ContextVar("strata_wire_attempt", default=None)
+_NO_AUTO_HEADERS: Final[CIMultiDict[None]] = CIMultiDict([("content-type", None), ("user-agent", None)])
+_SDK_CALL: ContextVar["SdkCall | None"] = ContextVar("strata_sdk_call", default=None)
 
 _log = logging.getLogger("strata.wire")
 
@@ -62,59 +72,123 @@ class WireLimits:
     """A request is sent again only if its pooled connection breaks within this time; see the module."""
 
 
-class ResponseCapture:
-    """Receives the response to the request that is sent while it is open, in place of the SDK that sends it.
+class ResponseWait:
+    """The wait of the current task for the head of a response. It has a limit, and another task can end it.
 
-    `placeholders` are texts that the SDK encodes in place of JSON that must be sent exactly as it is stored: the
-    transport replaces the texts by the bytes. Number formats, unknown fields and key order are kept, and the SDK does
-    not spend time on megabytes that it could only change.
+    Used once, as a context that raises `WireTimedOut` when the wait has ended.
     """
 
-    def __init__(self, placeholders: dict[str, bytes], *, streamed: bool = True, dry_run: bool = False) -> None:
-        """If not `streamed`, the placeholders are replaced and the response goes to the SDK.
+    def __init__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        self._is_ended = False
 
-        `dry_run`: the request is recorded and not sent, and the SDK gets a stream that ends at once.
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_ended = True
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise WireTimedOut("No response arrived in time.") from error
+
+    def limit(self, seconds: float) -> None:
+        """Set the time that is left. Has no effect after the end."""
+        if not self._is_ended and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    def end(self) -> None:
+        """End the wait now, if it has not ended."""
+        self.limit(0)
+        self._is_ended = True
+
+
+class SdkCall:
+    """What the transport does with the request that an SDK sends while this is open in its context."""
+
+    def __init__(self, *, fill: Callable[[bytes], bytes] | None = None, dry_run: bool = False) -> None:
+        """`fill` returns the body to be sent for the one that the SDK has encoded.
+
+        `dry_run`: the request is kept and not sent, and the SDK gets a stream that ends at once.
         """
-        self._placeholders = placeholders
-        self.streamed = streamed
+        self.fill = fill
         self.dry_run = dry_run
-        self._token: Token[ResponseCapture | None] | None = None
-        self.recording: Recording = begin_recording()
-        self.answer: Exchange | None = None
-        """The response, after it has begun and if it is not an error."""
+        self.recording = begin_recording()
+        self._request: tuple[RequestHead, bytes] | None = None
+        self._token: Token[SdkCall | None] | None = None
+
+    @property
+    def request(self) -> tuple[RequestHead, bytes]:
+        """The request of a dry run, with the body that the SDK has encoded."""
+        if self._request is None:
+            raise LookupError("The SDK sent no request.")
+        return self._request
+
+    def keep(self, head: RequestHead, body: bytes) -> None:
+        """Keep the request of a dry run."""
+        self._request = head, body
 
     def __enter__(self) -> Self:
-        self._token = _OPEN_CAPTURE.set(self)
+        self._token = _SDK_CALL.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._token is not None:
-            _OPEN_CAPTURE.reset(self._token)
-
-    def fill(self, body: bytes) -> bytes:
-        """Return the body with the placeholders replaced. Raises `KeyError` if one is missing."""
-        offsets = sorted((_find_offset(body, placeholder), placeholder) for placeholder in self._placeholders)
-        pieces, end = [], 0
-        for offset, placeholder in offsets:
-            pieces += [body[end:offset], self._placeholders[placeholder]]
-            end = offset + len(_as_json(placeholder))
-        return b"".join((*pieces, body[end:]))
+            _SDK_CALL.reset(self._token)
 
 
-def _find_offset(body: bytes, placeholder: str) -> int:
-    offset = body.find(_as_json(placeholder))
-    if offset < 0:
-        raise KeyError(placeholder)
-    return offset
+class SdkTransport(httpx2.AsyncBaseTransport, ABC):
+    """A transport for an SDK's client and for streamed calls."""
+
+    @abstractmethod
+    async def open(
+        self, head: RequestHead, body: bytes, recording: Recording, wait: ResponseWait, *, streamed: bool
+    ) -> Exchange:
+        """Send a request, wait for the head of its response, and record both.
+
+        A response that is not `streamed`, and every error, must be complete within the limit for silence. Raises
+        `WireError` and `CallLimitReached`; if `wait` ends, or the task is cancelled, the connection is closed.
+        """
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request of an SDK and return the whole response. See `SdkCall`."""
+        call = _SDK_CALL.get()
+        head, body = _read_head(request), await request.aread()
+        if call is not None and call.dry_run:
+            call.keep(head, body)
+            # Both SDKs take it for a stream that has ended.
+            return httpx2.Response(OK, headers={"content-type": "text/event-stream"}, content=b"")
+        recording = begin_recording() if call is None else call.recording
+        body = body if call is None or call.fill is None else call.fill(body)
+        async with ResponseWait() as wait:
+            exchange = await self.open(head, body, recording, wait, streamed=False)
+        await read_whole(exchange)
+        return httpx2.Response(recording.status or OK, headers=list(recording.headers.items()), content=recording.body)
 
 
-def _as_json(placeholder: str) -> bytes:
-    return b'"' + placeholder.encode() + b'"'
+def _read_head(request: httpx2.Request) -> RequestHead:
+    """Read the head of an SDK's request. The URL stays as the SDK has quoted it."""
+    headers = CIMultiDict(item for item in request.headers.items() if item[0].lower() not in _OMITTED_HEADERS)
+    # No compression: the stored bytes are the sent ones.
+    headers["accept-encoding"] = "identity"
+    return RequestHead(method=request.method, url=URL(str(request.url), encoded=True), headers=headers)
 
 
-class LiveAnswer:
+async def read_whole(exchange: Exchange) -> None:
+    """Read the body to its end; the recording has it."""
+    try:
+        while await exchange.read():
+            pass
+    finally:
+        exchange.close()
+
+
+class LiveExchange:
     """Implements `server.providers.wire.exchange.Exchange` on a connection."""
 
     def __init__(
@@ -128,38 +202,47 @@ class LiveAnswer:
     ) -> None:
         """`slots` gets the call's slot back. `deadline`: when the body must be complete, by the event loop's clock."""
         self._response = response
+        self._recording = recording
         self._slots = slots
         self._closed = False
         self._silence_seconds = silence_seconds
         self._deadline = deadline
-        self.recording = recording
+        self._loop = asyncio.get_running_loop()
+        self._waits_since: float | None = None
+        """None while the consumer is busy: its time does not count as silence of the provider."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        loop = asyncio.get_running_loop()
-        content = self._response.content
+    async def read(self) -> bytes:
+        self._waits_since = now = self._loop.time()
+        if now >= self._deadline:
+            self.close()
+            raise self._timed_out()
+        if self._timer is None:
+            # One timer for the whole body; it is set again when it fires early.
+            self._timer = self._loop.call_at(min(now + self._silence_seconds, self._deadline), self._check_time)
         try:
-            while True:
-                # The time counts only while this waits for the provider, not while the consumer of the pieces is busy.
-                async with asyncio.timeout_at(min(loop.time() + self._silence_seconds, self._deadline)):
-                    piece = await content.readany()
-                if not piece:
-                    return
-                self.recording.append(piece)
-                yield piece
-        except TimeoutError as error:
-            raise WireTimedOut(self._describe_timeout(loop.time())) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise WireCut("The connection ended before the response was complete.") from error
-        finally:
-            await self.close()
+            piece = await self._response.content.readany()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, aiohttp.ClientError | OSError):
+                raise WireCut("The connection ended before the response was complete.") from error
+            raise
+        self._waits_since = None
+        if piece:
+            self._recording.append(piece)
+        else:
+            self.close()
+        return piece
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection. `release` would read on, and the provider would go on generating and billing."""
-        self.recording.end()
+        self._recording.end()
         if self._closed:
             return
         self._closed = True
         self._slots.release()
+        if self._timer is not None:
+            self._timer.cancel()
         connection = self._response.connection
         transport = None if connection is None else connection.transport
         self._response.close()
@@ -167,53 +250,21 @@ class LiveAnswer:
             # `close` alone would wait for a peer that reads nothing more.
             transport.abort()
 
-    def _describe_timeout(self, now: float) -> str:
-        if now >= self._deadline:
-            return "The response was not complete in time."
-        return "The provider sent nothing for too long."
+    def _check_time(self) -> None:
+        """End the wait for the next piece if it is over; else look again when it would be."""
+        self._timer = None
+        if self._waits_since is None:
+            return
+        due_at = min(self._waits_since + self._silence_seconds, self._deadline)
+        if due_at > self._loop.time():
+            self._timer = self._loop.call_at(due_at, self._check_time)
+        else:
+            self._response.content.set_exception(self._timed_out())
 
-
-async def take_request(request: httpx2.Request) -> tuple[ResponseCapture | None, Recording]:
-    """Return the open capture, if there is one, and the recording with the body as it is sent."""
-    capture = _OPEN_CAPTURE.get()
-    body = await request.aread()
-    recording = begin_recording() if capture is None else capture.recording
-    recording.begin(body if capture is None else capture.fill(body))
-    return capture, recording
-
-
-async def answer_sdk(capture: ResponseCapture | None, answer: Exchange, status: int) -> httpx2.Response:
-    """Build the response for the SDK: the whole one, or an empty one if a capture gets it."""
-    if capture is not None and capture.streamed and status < _ERRORS:
-        capture.answer = answer
-        return empty_stream(status)
-    content = b"".join([piece async for piece in answer.pieces()])
-    return httpx2.Response(status, headers=list(answer.recording.headers.items()), content=content)
-
-
-def empty_stream(status: int = _OK) -> httpx2.Response:
-    """Build a response that both SDKs take for a stream that has ended."""
-    return httpx2.Response(status, headers={"content-type": "text/event-stream"}, content=b"")
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """The state of one request that is being sent."""
-
-    connection: "_PooledConnection | None" = None
-    """None until the request has one."""
-    transport: asyncio.BaseTransport | None = None
-    sent_at: float = 0.0
-    silence_seconds: float = 0.0
-    limit: asyncio.Timeout | None = None
-    """The timeout for the head of the response. It is shortened when there is a connection."""
-
-    def begin(self, connection: "_PooledConnection") -> None:
-        """Record that the request is sent on this connection now."""
-        self.connection, self.transport = connection, connection.transport
-        self.sent_at = asyncio.get_running_loop().time()
-        if self.limit is not None:
-            self.limit.reschedule(self.sent_at + self.silence_seconds)
+    def _timed_out(self) -> WireTimedOut:
+        if self._loop.time() >= self._deadline:
+            return WireTimedOut("The response was not complete in time.")
+        return WireTimedOut("The provider sent nothing for too long.")
 
 
 class _PooledConnection(ResponseHandler):
@@ -221,15 +272,19 @@ class _PooledConnection(ResponseHandler):
 
     request_count = 0
     response_bytes = 0
+    sent_at = 0.0
 
-    def set_response_params(self, **options: Any) -> None:
-        """Called by aiohttp when it assigns the connection to a request."""
+    def begin_request(self) -> None:
+        """Prepare for the response to a request that is sent now."""
         self.request_count += 1
         self.response_bytes = 0
-        attempt = _ATTEMPT.get()
-        if attempt is not None:
-            attempt.begin(self)
-        super().set_response_params(**options)
+        self.sent_at = self._loop.time()
+        self.set_response_params(read_until_eof=True, auto_decompress=False)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  reason: aiohttp's signature
+        """Do nothing unless reading is paused. aiohttp calls this, and then its parser, for each chunk that is read."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
         """Report a broken transfer coding to the reader of the body, which aiohttp leaves waiting."""
@@ -244,8 +299,20 @@ class _Connector(aiohttp.TCPConnector):
     """Makes connections of our class. aiohttp has no public way to choose it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        # `CallSlots` limits the number of calls; a limit here would make them wait unseen.
+        super().__init__(limit=0, **options)
         self._factory = partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]  # reason: a subclass
+
+
+class _Request(aiohttp.ClientRequest):
+    """Gets no headers from aiohttp except those of the connection and the body."""
+
+    def update_auto_headers(self, skip_auto_headers: object) -> None:  # noqa: ARG002  reason: aiohttp's signature
+        self._skip_auto_headers = _NO_AUTO_HEADERS
+
+
+class _ClosedWhenIdle(WireCut):
+    """The provider had closed a pooled connection before the request arrived."""
 
 
 def _as_stream(body: bytes) -> bytes | io.BytesIO:
@@ -253,103 +320,91 @@ def _as_stream(body: bytes) -> bytes | io.BytesIO:
     return io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
 
 
-class WireTransport(httpx2.AsyncBaseTransport):
-    """One per process and provider. Opens its connections on first use. All transports of a process share `slots`."""
+class WireTransport(SdkTransport):
+    """One per process and provider. Opens its connections on first use. All transports of a process share `slots`.
+
+    It uses aiohttp's connections, and not its session: a session repeats some requests by itself, and does much for
+    each request that is of no use here.
+    """
 
     def __init__(self, limits: WireLimits, slots: CallSlots | None = None) -> None:
         self._limits = limits
         self._slots = slots or CallSlots()
-        self._session: aiohttp.ClientSession | None = None
-        self._fresh_session: aiohttp.ClientSession | None = None
+        # aiohttp limits the connection only; the other limits are enforced by this class.
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds)
+        self._pool: _Connector | None = None
+        self._fresh: _Connector | None = None
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        capture, recording = await take_request(request)
-        if capture is not None and capture.dry_run:
-            return empty_stream()
+    async def open(
+        self, head: RequestHead, body: bytes, recording: Recording, wait: ResponseWait, *, streamed: bool
+    ) -> Exchange:
+        limits = self._limits
+        recording.begin(body)
         await self._slots.take()
         try:
-            deadline = asyncio.get_running_loop().time() + self._limits.call_seconds
-            response = await self._send(request, recording)
+            deadline = asyncio.get_running_loop().time() + limits.call_seconds
+            response = await self._send(head, recording, wait)
         except BaseException:
+            recording.end()
             self._slots.release()
             raise
-        if capture is None or not capture.streamed or response.status >= _ERRORS:
-            deadline = min(deadline, asyncio.get_running_loop().time() + self._limits.silence_seconds)
-        answer = LiveAnswer(
-            response, recording, self._slots, silence_seconds=self._limits.silence_seconds, deadline=deadline
-        )
-        return await answer_sdk(capture, answer, response.status)
+        recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
+        if not streamed or response.status != OK:
+            deadline = min(deadline, asyncio.get_running_loop().time() + limits.silence_seconds)
+        return LiveExchange(response, recording, self._slots, silence_seconds=limits.silence_seconds, deadline=deadline)
 
     async def aclose(self) -> None:
-        for session in (self._session, self._fresh_session):
-            if session is not None:
-                await session.close()
+        for connector in (self._pool, self._fresh):
+            if connector is not None:
+                await connector.close()
 
-    async def _send(self, request: httpx2.Request, recording: Recording) -> aiohttp.ClientResponse:
-        if self._session is None:
-            self._session = self._open_session(keepalive_timeout=self._limits.idle_seconds)
-        attempt = _Attempt(silence_seconds=self._limits.silence_seconds)
+    async def _send(self, head: RequestHead, recording: Recording, wait: ResponseWait) -> aiohttp.ClientResponse:
+        if self._pool is None:
+            self._pool = _Connector(keepalive_timeout=self._limits.idle_seconds)
         try:
-            return await self._send_once(self._session, request, recording, attempt)
-        except WireCut:
-            if not self._may_send_again(attempt):
-                raise
-        _log.info("provider.request_resent", extra={"host": request.url.host})
+            return await self._send_once(self._pool, head, recording.request_body, wait)
+        except _ClosedWhenIdle:
+            _log.info("provider.request_resent", extra={"host": head.url.host})
         recording.resent = True
         recording.begin(recording.request_body)
-        if self._fresh_session is None:
-            self._fresh_session = self._open_session(force_close=True)
-        return await self._send_once(
-            self._fresh_session, request, recording, _Attempt(silence_seconds=attempt.silence_seconds)
-        )
-
-    def _may_send_again(self, attempt: _Attempt) -> bool:
-        """Whether the pooled connection was closed because it was idle; see the module."""
-        connection = attempt.connection
-        if connection is None or connection.request_count == 1 or connection.response_bytes > 0:
-            return False
-        return asyncio.get_running_loop().time() - attempt.sent_at <= self._limits.idle_close_seconds
+        if self._fresh is None:
+            self._fresh = _Connector(force_close=True)
+        return await self._send_once(self._fresh, head, recording.request_body, wait)
 
     async def _send_once(
-        self, session: aiohttp.ClientSession, request: httpx2.Request, recording: Recording, attempt: _Attempt
+        self, connector: _Connector, head: RequestHead, body: bytes, wait: ResponseWait
     ) -> aiohttp.ClientResponse:
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _OMITTED_HEADERS]
-        token = _ATTEMPT.set(attempt)
+        wait.limit(self._limits.connect_seconds + self._limits.silence_seconds)
+        loop = asyncio.get_running_loop()
+        request = _Request(head.method, head.url, headers=head.headers, data=_as_stream(body) or None, loop=loop)
         try:
-            async with asyncio.timeout(self._limits.connect_seconds + self._limits.silence_seconds) as attempt.limit:
-                response = await session.request(
-                    request.method,
-                    str(request.url),
-                    data=_as_stream(recording.request_body) or None,
-                    # No compression: the stored bytes are the sent ones.
-                    headers=[*headers, ("accept-encoding", "identity")],
-                    allow_redirects=False,
-                )
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
-            recording.end()
-            if attempt.transport is not None:
-                # `close` alone would wait for a peer that does not read the request.
-                attempt.transport.abort()  # type: ignore[attr-defined]
+            connection = await connector.connect(request, [], self._timeout)
+        except TimeoutError as error:
             raise WireTimedOut("No response arrived in time.") from error
-        except aiohttp.ClientConnectorError as error:
-            recording.end()
-            raise WireUnreachable("No connection could be established.") from error
         except (aiohttp.ClientError, OSError) as error:
-            recording.end()
-            raise WireCut("The connection ended before a response.") from error
-        finally:
-            _ATTEMPT.reset(token)
-        recording.answer(response.status, {name.lower(): value for name, value in response.headers.items()})
-        return response
+            raise WireUnreachable("No connection could be established.") from error
+        protocol, transport = connection.protocol, connection.transport
+        if not isinstance(protocol, _PooledConnection) or not isinstance(transport, asyncio.Transport):
+            raise TypeError("The connection is not one of ours.")
+        wait.limit(self._limits.silence_seconds)
+        response = None
+        try:
+            protocol.begin_request()
+            response = await request.send(connection)
+            return await response.start(connection)
+        except BaseException as error:
+            if response is not None:
+                response.close()
+            connection.close()
+            # `close` alone would wait for a peer that does not read the request.
+            transport.abort()
+            if isinstance(error, aiohttp.ClientError | OSError):
+                raise self._cut(protocol) from error
+            raise
 
-    def _open_session(self, **options: Any) -> aiohttp.ClientSession:
-        limits = self._limits
-        return aiohttp.ClientSession(
-            # `CallSlots` limits the number of calls; a limit here would make them wait unseen.
-            connector=_Connector(limit=0, **options),
-            # aiohttp limits the connection only; the other limits are enforced by this class.
-            timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_seconds),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("content-type", "user-agent"),
-        )
+    def _cut(self, connection: _PooledConnection) -> WireCut:
+        """Return the error of a connection that broke before a response; see the module."""
+        is_early = connection.sent_at + self._limits.idle_close_seconds >= asyncio.get_running_loop().time()
+        if is_early and connection.request_count > 1 and not connection.response_bytes:
+            return _ClosedWhenIdle("The provider had closed the connection.")
+        return WireCut("The connection ended before a response.")

@@ -2,22 +2,35 @@
 
 import asyncio
 import gzip
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import httpx2
 import pytest
+from multidict import CIMultiDict
+from yarl import URL
 
 from server.emulator.exchange import ASGIApp
 from server.emulator.server import emulating
-from server.providers.wire.exchange import Exchange, WireCut, WireTimedOut, WireUnreachable
-from server.providers.wire.transport import ResponseCapture, WireLimits, WireTransport
+from server.providers.call_slots import CallSlots
+from server.providers.wire.exchange import (
+    Exchange,
+    Recording,
+    RequestHead,
+    WireCut,
+    WireTimedOut,
+    WireUnreachable,
+    begin_recording,
+)
+from server.providers.wire.transport import ResponseWait, SdkCall, WireLimits, WireTransport
 from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
 from tests.recordings.replay import Replay
+from tests.support.fakes.raw_server import RawConnection, open_raw_server
 
 LIMITS = WireLimits(connect_seconds=1, silence_seconds=1)
+NO_PARTS: dict[str, bytes] = {}
 PIECES = [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"]
 
 
@@ -27,109 +40,203 @@ async def client_of(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def captured(
-    client: httpx2.AsyncClient, capture: ResponseCapture, body: object = None
-) -> tuple[httpx2.Response, Exchange]:
-    with capture:
-        response = await client.post("/call", json=body)
-    assert capture.answer is not None
-    return response, capture.answer
+@dataclass(slots=True)
+class Wire:
+    """A transport and the address of its peer."""
+
+    transport: WireTransport
+    url: str
+    slots: CallSlots = field(default_factory=CallSlots)
+
+    async def open(self, body: bytes = b"{}", *, streamed: bool = True) -> tuple[Exchange, Recording]:
+        recording = begin_recording()
+        head = RequestHead(method="POST", url=URL(f"{self.url}/call"), headers=CIMultiDict({"x-one": "1"}))
+        async with ResponseWait() as wait:
+            exchange = await self.transport.open(head, body, recording, wait, streamed=streamed)
+        return exchange, recording
 
 
-async def test_the_answer_goes_to_the_tap_and_the_caller_gets_an_empty_one() -> None:
-    async with client_of(Replay(pieces=PIECES)) as client:
-        capture = ResponseCapture({})
-        response, answer = await captured(client, capture)
-        assert (response.status_code, response.content) == (200, b"")
-        assert b"".join([piece async for piece in answer.pieces()]) == b"".join(PIECES)
-        assert capture.recording.body == b"".join(PIECES)
-        assert capture.recording.status == 200
-        assert capture.recording.headers["content-type"] == "text/event-stream"
-        assert capture.recording.ended_at is not None
+@asynccontextmanager
+async def wire_to(app: ASGIApp) -> AsyncIterator[Wire]:
+    slots = CallSlots()
+    async with emulating(app) as url, WireTransport(LIMITS, slots) as transport:
+        yield Wire(transport, url, slots)
 
 
-async def test_without_a_tap_the_caller_gets_everything() -> None:
+async def read(exchange: Exchange) -> list[bytes]:
+    return [piece async for piece in _pieces(exchange)]
+
+
+async def _pieces(exchange: Exchange) -> AsyncIterator[bytes]:
+    while piece := await exchange.read():
+        yield piece
+
+
+async def test_the_answer_is_read_and_recorded() -> None:
+    async with wire_to(Replay(pieces=PIECES)) as wire:
+        exchange, recording = await wire.open()
+        assert (recording.status, recording.body, wire.slots.in_use) == (200, b"", 1)
+        assert b"".join(await read(exchange)) == b"".join(PIECES)
+        assert recording.body == recording.body == b"".join(PIECES)
+        assert recording.headers["content-type"] == "text/event-stream"
+        assert recording.ended_at is not None
+        exchange.close()
+        assert wire.slots.in_use == 0
+
+
+async def test_an_sdk_gets_everything() -> None:
     async with client_of(Replay(pieces=PIECES)) as client:
         assert (await client.get("/")).content == b"".join(PIECES)
 
 
-async def test_a_tap_that_is_not_for_streams_fills_holes_and_lets_the_answer_through() -> None:
+async def test_the_body_of_an_sdk_is_filled_in_and_the_answer_recorded() -> None:
     app = Replay(pieces=[b'{"n":1}'])
     async with client_of(app) as client:
-        with ResponseCapture({"placeholder": b"1.0"}, streamed=False) as capture:
+        with SdkCall(fill=lambda body: body.replace(b'"placeholder"', b"1.0")) as call:
             response = await client.post("/call", json={"a": ["placeholder"]})
-        assert response.content == b'{"n":1}'
-        assert app.requests[0].body == b'{"a":[1.0]}' == capture.recording.request_body
+        assert response.content == b'{"n":1}' == call.recording.body
+        assert app.requests[0].body == b'{"a":[1.0]}' == call.recording.request_body
 
 
-async def test_an_error_goes_to_both() -> None:
+async def test_an_error_of_an_sdk_is_recorded() -> None:
     app = Replay(status=429, pieces=[b'{"error":', b'"no"}'], content_type="application/json")
     async with client_of(app) as client:
-        with ResponseCapture({}) as capture:
+        with SdkCall() as call:
             response = await client.post("/call")
         assert (response.status_code, response.json()) == (429, {"error": "no"})
-        assert capture.answer is None
-        assert (capture.recording.status, capture.recording.body) == (429, b'{"error":"no"}')
-        assert capture.recording.ended_at is not None
+        assert (call.recording.status, call.recording.body) == (429, b'{"error":"no"}')
+        assert call.recording.ended_at is not None
+
+
+async def test_a_dry_run_keeps_the_request_and_sends_nothing() -> None:
+    app = Replay(pieces=PIECES)
+    async with client_of(app) as client:
+        with SdkCall(dry_run=True) as call:
+            response = await client.post("/call?q=%20a%2Fb", json={"a": 1}, headers={"x-one": "1"})
+        assert (response.status_code, response.content) == (200, b"")
+        head, body = call.request
+        assert (head.method, head.url.raw_path_qs, body) == ("POST", "/call?q=%20a%2Fb", b'{"a":1}')
+        assert (head.headers["x-one"], head.headers["accept-encoding"]) == ("1", "identity")
+        assert not {"content-length", "host", "connection"} & {name.lower() for name in head.headers}
+        assert app.requests == []
+
+
+def test_an_sdk_that_sends_nothing_in_a_dry_run_is_an_error() -> None:
+    with pytest.raises(LookupError), SdkCall(dry_run=True) as call:
+        _ = call.request
 
 
 async def test_a_cut_leaves_what_had_come() -> None:
-    async with client_of(Replay(pieces=PIECES, cut=True)) as client:
-        _, answer = await captured(client, capture := ResponseCapture({}))
+    async with wire_to(Replay(pieces=PIECES, cut=True)) as wire:
+        exchange, recording = await wire.open()
         with pytest.raises(WireCut):
-            [piece async for piece in answer.pieces()]
-        assert capture.recording.body == b"".join(PIECES)
-        assert capture.recording.ended_at is not None
+            await read(exchange)
+        assert recording.body == b"".join(PIECES)
+        assert recording.ended_at is not None
+        assert wire.slots.in_use == 0
 
 
 async def test_silence_is_a_time_out_and_leaves_what_had_come() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
-    async with client_of(watch) as client:
-        _, answer = await captured(client, capture := ResponseCapture({}))
-        with pytest.raises(WireTimedOut):
-            [piece async for piece in answer.pieces()]
-        assert capture.recording.body == PIECES[0]
+    async with wire_to(watch) as wire:
+        exchange, recording = await wire.open()
+        with pytest.raises(WireTimedOut, match="sent nothing"):
+            await read(exchange)
+        assert recording.body == PIECES[0]
+        assert wire.slots.in_use == 0
         await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
 
 
 async def test_closing_leaves_what_had_come_and_tells_the_peer() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
-    async with client_of(watch) as client:
-        _, answer = await captured(client, capture := ResponseCapture({}))
-        assert await anext(answer.pieces()) == PIECES[0]
-        await answer.close()
-        await answer.close()
+    async with wire_to(watch) as wire:
+        exchange, recording = await wire.open()
+        assert await exchange.read() == PIECES[0]
+        exchange.close()
+        exchange.close()
+        assert wire.slots.in_use == 0
         await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
-        assert capture.recording.body == PIECES[0]
-        assert capture.recording.ended_at is not None
+        assert recording.body == PIECES[0]
+        assert recording.ended_at is not None
+
+
+async def test_a_reader_is_woken_when_another_task_closes() -> None:
+    async with wire_to(Replay(pieces=PIECES[:1], hold=True)) as wire:
+        exchange, _ = await wire.open()
+        assert await exchange.read() == PIECES[0]
+        reading = asyncio.create_task(read(exchange))
+        await asyncio.sleep(0)
+        exchange.close()
+        with pytest.raises(WireCut):
+            await asyncio.wait_for(reading, PATIENCE_SECONDS)
 
 
 async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
     app = Replay(pieces=PIECES)
-    async with client_of(app) as client:
+    async with wire_to(app) as wire:
         for _ in range(3):
-            _, answer = await captured(client, ResponseCapture({}))
-            assert [piece async for piece in answer.pieces()]
+            exchange, _ = await wire.open()
+            assert await read(exchange)
         assert len(app.ports) == 3
         assert len(set(app.ports)) == 1
 
 
 async def test_the_connection_is_not_used_again_after_a_close() -> None:
     app = Replay(pieces=PIECES, hold=True)
-    async with client_of(app) as client:
+    async with wire_to(app) as wire:
         for _ in range(2):
-            _, answer = await captured(client, ResponseCapture({}))
-            await answer.close()
+            exchange, _ = await wire.open()
+            exchange.close()
         assert len(set(app.ports)) == 2
+
+
+async def test_a_reader_that_is_slower_than_its_peer_gets_everything() -> None:
+    """Reading is paused and resumed many times."""
+    pieces = [bytes([number]) * 50_000 for number in range(40)]
+    async with wire_to(Replay(pieces=pieces)) as wire:
+        exchange, recording = await wire.open()
+        async for _ in _pieces(exchange):
+            await asyncio.sleep(0.005)
+        assert recording.body == b"".join(pieces)
+
+
+async def test_a_wait_that_another_task_ends_closes_the_connection_and_gives_the_slot_back() -> None:
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def answer_nothing(connection: RawConnection) -> None:
+        await connection.read_request()
+        asked.set()
+        await connection.closed_by_client()
+        left.set()
+
+    slots, recording, wait = CallSlots(), begin_recording(), ResponseWait()
+    async with open_raw_server(answer_nothing) as server, WireTransport(LIMITS, slots) as transport:
+        head = RequestHead(method="POST", url=URL(server.url), headers=CIMultiDict())
+
+        async def open_and_wait() -> None:
+            async with wait:
+                await transport.open(head, b"{}", recording, wait, streamed=True)
+
+        opening = asyncio.create_task(open_and_wait())
+        await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
+        wait.end()
+        wait.end()
+        wait.limit(60)
+        with pytest.raises(WireTimedOut):
+            await asyncio.wait_for(opening, PATIENCE_SECONDS)
+        wait.end()
+        assert (slots.in_use, recording.status) == (0, None)
+        assert recording.ended_at is not None
+        await asyncio.wait_for(left.wait(), PATIENCE_SECONDS)
 
 
 async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() -> None:
     app = Replay(pieces=[gzip.compress(b"data: 1\n\n")])
     async with client_of(app) as client:
-        _, answer = await captured(client, capture := ResponseCapture({}))
-        assert [piece async for piece in answer.pieces()]
+        with SdkCall() as call:
+            await client.post("/call")
         assert app.requests[0].headers["accept-encoding"] == "identity"
-        assert gzip.decompress(capture.recording.body) == b"data: 1\n\n"
+        assert gzip.decompress(call.recording.body) == b"data: 1\n\n"
 
 
 async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
@@ -165,37 +272,27 @@ async def test_a_host_that_nobody_listens_on_is_unreachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with httpx2.AsyncClient(transport=WireTransport(LIMITS)) as client:
-            with pytest.raises(WireUnreachable), ResponseCapture({}) as capture:
+            with pytest.raises(WireUnreachable), SdkCall() as call:
                 await client.post(f"http://127.0.0.1:{free.getsockname()[1]}/")
-            assert capture.recording.ended_at is not None
+            assert call.recording.ended_at is not None
 
 
-async def test_a_hole_that_is_not_there_is_an_error_before_anything_is_sent() -> None:
+async def test_a_body_that_cannot_be_filled_in_is_an_error_before_anything_is_sent() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
-        with pytest.raises(KeyError, match="placeholder"), ResponseCapture({"placeholder": b"1"}):
-            await client.post("/call", json={"a": "no h0le"})
+        with pytest.raises(KeyError, match="placeholder"), SdkCall(fill=lambda _: NO_PARTS["placeholder"]):
+            await client.post("/call", json={"a": "no placeholder"})
         assert app.requests == []
-
-
-def test_holes_are_filled_with_the_bytes_as_they_are() -> None:
-    capture = ResponseCapture({"@a:1": b'{"n":1.0} , {"t":"@b:2"}', "@c:3": b""})
-    body = json.dumps({"user": '@a:1 and "@a:1"', "x": ["@a:1"], "y": ["@c:3"]}).encode()
-    filled = capture.fill(body)
-    assert b'["@a:1"]' not in filled
-    assert b'[{"n":1.0} , {"t":"@b:2"}]' in filled
-    assert b'"y": []' in filled
-    assert b"@a:1 and" in filled
 
 
 async def test_two_requests_at_once_keep_their_answers_apart() -> None:
     app = Replay(pieces=PIECES)
-    async with client_of(app) as client:
-        taps = [ResponseCapture({"placeholder": str(number).encode()}) for number in range(10)]
-        answers = await asyncio.gather(*(captured(client, capture, {"a": "placeholder"}) for capture in taps))
-        for _, answer in answers:
-            assert [piece async for piece in answer.pieces()]
-        assert {capture.recording.request_body for capture in taps} == {f'{{"a":{n}}}'.encode() for n in range(10)}
+    async with wire_to(app) as wire:
+        opened = await asyncio.gather(*(wire.open(str(number).encode()) for number in range(10)))
+        for exchange, recording in opened:
+            assert b"".join(await read(exchange)) == recording.body
+        assert {recording.request_body for _, recording in opened} == {str(n).encode() for n in range(10)}
+        assert {request.body for request in app.requests} == {str(n).encode() for n in range(10)}
 
 
 async def test_a_redirect_is_not_followed() -> None:
