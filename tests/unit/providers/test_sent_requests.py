@@ -256,7 +256,7 @@ def open_pair(name: str) -> Pair:
 
 
 PAYLOADS: Final = {"anthropic": anthropic_payloads, "gemini": gemini_payloads}
-SPLICED: Final = {"static_text", "tools", "messages"}
+SPLICED: Final = {"static_text", "tools", "messages", "joined"}
 """The members of a payload that are replaced by constants in its shape, because their bytes are spliced in."""
 MARKERS: Final = {"breakpoints", "marks_tools", "cache_seconds", "static_cache_seconds"}
 """Members that only determine what the spliced bytes are."""
