@@ -108,14 +108,14 @@ def build_relay(database_url: str, upstreams: dict[str, str]) -> Litestar:
     return Litestar([relay], lifespan=[open_parts], openapi_config=None)
 
 
-async def serve_relay(told: Connection, database_url: str, upstreams: dict[str, str]) -> None:
+async def serve_relay(parent: Connection, database_url: str, upstreams: dict[str, str]) -> None:
     server = HttpServer(build_relay(database_url, upstreams), handle_signals=False, grace_seconds=1, loop="none")
     async with serving_beside(server, bind("127.0.0.1", 0)) as url:
-        told.send(Serving(pid=os.getpid(), url=url))
-        await asyncio.to_thread(told.poll, None)
+        parent.send(Serving(pid=os.getpid(), url=url))
+        await asyncio.to_thread(parent.poll, None)
 
 
-async def serve_strata(told: Connection, database_url: str, upstreams: dict[str, str], profile: str | None) -> None:
+async def serve_strata(parent: Connection, database_url: str, upstreams: dict[str, str], profile: str | None) -> None:
     settings = Settings(
         database_url=SecretStr(database_url),
         gemini_base_url=upstreams["gemini"],
@@ -135,17 +135,17 @@ async def serve_strata(told: Connection, database_url: str, upstreams: dict[str,
         profiler = cProfile.Profile()
         if profile is not None:
             profiler.enable()
-        told.send(Serving(pid=os.getpid(), url=url, key=key))
-        await asyncio.to_thread(told.poll, None)
+        parent.send(Serving(pid=os.getpid(), url=url, key=key))
+        await asyncio.to_thread(parent.poll, None)
         if profile is not None:
             profiler.disable()
             profiler.dump_stats(profile)
 
 
-async def serve_upstream(told: Connection, provider: str) -> None:
+async def serve_upstream(parent: Connection, provider: str) -> None:
     async with emulating(Replay(pieces=PIECES[provider](CHUNKS), forgetful=True)) as url:
-        told.send(Serving(pid=os.getpid(), url=url))
-        await asyncio.to_thread(told.poll, None)
+        parent.send(Serving(pid=os.getpid(), url=url))
+        await asyncio.to_thread(parent.poll, None)
 
 
 def run_process(serve: Callable[..., Awaitable[None]], *arguments: Any) -> None:
@@ -173,9 +173,9 @@ async def in_process(serve: Callable[..., Awaitable[None]], *arguments: Any) -> 
 
 async def read_turn(session: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
     async with session.post(url, json=body, headers=headers) as answer:
-        said = await answer.read()
-        assert answer.status == 200, said
-        assert said.count(b"some words of an answer") >= CHUNKS - 5, said
+        received = await answer.read()
+        assert answer.status == 200, received
+        assert received.count(b"some words of an answer") >= CHUNKS - 5, received
 
 
 def floor_share(relay: Serving, provider: str) -> TakeTurns:

@@ -28,7 +28,7 @@ from server.emulator.server import emulating
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider
-from tests.contracts.provider_rig import build_payload, consume
+from tests.contracts.provider_harness import build_payload, consume
 from tests.recordings.replay import Replay
 
 CHUNKS = 2_000
@@ -72,12 +72,12 @@ def anthropic_pieces(count: int = CHUNKS) -> list[bytes]:
     ]
 
 
-def serve(pieces: list[bytes], told: Connection) -> None:
+def serve(pieces: list[bytes], parent: Connection) -> None:
     """Until the process is ended."""
 
     async def run() -> None:
         async with emulating(Replay(pieces=pieces, forgetful=True)) as url:
-            told.send(url)
+            parent.send(url)
             await asyncio.Event().wait()
 
     asyncio.run(run())
@@ -164,11 +164,11 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     servers, urls = [], []
     for pieces in (gemini_pieces(), anthropic_pieces()):
-        hears, tells = context.Pipe(duplex=False)
-        server = context.Process(target=serve, args=(pieces, tells), daemon=True)
+        receiving, sending = context.Pipe(duplex=False)
+        server = context.Process(target=serve, args=(pieces, sending), daemon=True)
         server.start()
         servers.append(server)
-        urls.append(hears.recv())
+        urls.append(receiving.recv())
     try:
         asyncio.run(measure(*urls))
     finally:

@@ -1,4 +1,4 @@
-"""Parts of requests are written once, as long as there is room for them."""
+"""Parts of requests are encoded once and cached up to a limit."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from server.providers.wire.request_parts import EncodedPartCache, Placeholders
 from server.providers.wire.transport import ResponseCapture
 
 
-def test_a_part_is_written_once() -> None:
+def test_a_part_is_encoded_once() -> None:
     written: list[str] = []
 
     def write(name: str) -> bytes:
@@ -20,7 +20,7 @@ def test_a_part_is_written_once() -> None:
     assert written == ["a", "b"]
 
 
-def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_part_is_evicted_first() -> None:
     parts = EncodedPartCache(limit_bytes=20)
     for name in ("a", "b", "a", "c"):
         parts.load(name, lambda: bytes(10))
@@ -29,13 +29,13 @@ def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
     assert parts.load("b", lambda: b"new") == b"new"
 
 
-def test_one_that_is_larger_than_all_room_is_held_all_the_same() -> None:
+def test_a_part_above_the_limit_is_kept_while_it_is_used() -> None:
     parts = EncodedPartCache(limit_bytes=1)
     parts.load("a", lambda: bytes(10))
     assert parts.load("a", lambda: b"new") == bytes(10)
 
 
-def test_holes_are_filled_in_whatever_order_the_sdk_writes_them() -> None:
+def test_placeholders_are_filled_in_any_order() -> None:
     placeholders = Placeholders()
     first, second, third = placeholders.make(b"[1]"), placeholders.make(b'{"x":1.0}'), placeholders.make(b"")
     with ResponseCapture(placeholders.contents) as capture:
@@ -45,7 +45,7 @@ def test_holes_are_filled_in_whatever_order_the_sdk_writes_them() -> None:
             capture.fill(f'{{"a": "{first}"}}'.encode())
 
 
-def test_what_fills_a_hole_is_not_looked_at_for_holes() -> None:
+def test_filled_content_is_not_searched_for_placeholders() -> None:
     placeholders = Placeholders()
     first = placeholders.make(b"1")
     second = placeholders.make(f'"{first}"'.encode())

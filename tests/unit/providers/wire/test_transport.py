@@ -1,4 +1,4 @@
-"""The transport keeps every byte, and sends what it was told to send."""
+"""The transport records every byte, and sends exactly what it is given."""
 
 import asyncio
 import gzip
@@ -14,7 +14,7 @@ from server.emulator.exchange import ASGIApp
 from server.emulator.server import emulating
 from server.providers.wire.exchange import Exchange, WireCut, WireTimedOut, WireUnreachable
 from server.providers.wire.transport import ResponseCapture, WireLimits, WireTransport
-from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
+from tests.contracts.provider_harness import WAIT_SECONDS, Watch
 from tests.recordings.replay import Replay
 
 LIMITS = WireLimits(connect_seconds=1, silence_seconds=1)
@@ -36,7 +36,7 @@ async def captured(
     return response, capture.answer
 
 
-async def test_the_answer_goes_to_the_tap_and_the_caller_gets_an_empty_one() -> None:
+async def test_the_answer_goes_to_the_capture_and_the_caller_gets_an_empty_one() -> None:
     async with client_of(Replay(pieces=PIECES)) as client:
         capture = ResponseCapture({})
         response, answer = await captured(client, capture)
@@ -48,12 +48,12 @@ async def test_the_answer_goes_to_the_tap_and_the_caller_gets_an_empty_one() -> 
         assert capture.recording.ended_at is not None
 
 
-async def test_without_a_tap_the_caller_gets_everything() -> None:
+async def test_without_a_capture_the_caller_gets_everything() -> None:
     async with client_of(Replay(pieces=PIECES)) as client:
         assert (await client.get("/")).content == b"".join(PIECES)
 
 
-async def test_a_tap_that_is_not_for_streams_fills_holes_and_lets_the_answer_through() -> None:
+async def test_a_capture_without_streaming_fills_placeholders_and_passes_the_answer_on() -> None:
     app = Replay(pieces=[b'{"n":1}'])
     async with client_of(app) as client:
         with ResponseCapture({"placeholder": b"1.0"}, streamed=False) as capture:
@@ -73,7 +73,7 @@ async def test_an_error_goes_to_both() -> None:
         assert capture.recording.ended_at is not None
 
 
-async def test_a_cut_leaves_what_had_come() -> None:
+async def test_a_cut_leaves_what_had_arrived() -> None:
     async with client_of(Replay(pieces=PIECES, cut=True)) as client:
         _, answer = await captured(client, capture := ResponseCapture({}))
         with pytest.raises(WireCut):
@@ -82,29 +82,29 @@ async def test_a_cut_leaves_what_had_come() -> None:
         assert capture.recording.ended_at is not None
 
 
-async def test_silence_is_a_time_out_and_leaves_what_had_come() -> None:
+async def test_silence_is_a_timeout_and_leaves_what_had_arrived() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with client_of(watch) as client:
         _, answer = await captured(client, capture := ResponseCapture({}))
         with pytest.raises(WireTimedOut):
             [piece async for piece in answer.pieces()]
         assert capture.recording.body == PIECES[0]
-        await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for((await watch.next_visit()).wait(), WAIT_SECONDS)
 
 
-async def test_closing_leaves_what_had_come_and_tells_the_peer() -> None:
+async def test_closing_leaves_what_had_arrived_and_disconnects_from_the_peer() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with client_of(watch) as client:
         _, answer = await captured(client, capture := ResponseCapture({}))
         assert await anext(answer.pieces()) == PIECES[0]
         await answer.close()
         await answer.close()
-        await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for((await watch.next_visit()).wait(), WAIT_SECONDS)
         assert capture.recording.body == PIECES[0]
         assert capture.recording.ended_at is not None
 
 
-async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
+async def test_the_connection_is_reused_after_a_complete_answer() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
         for _ in range(3):
@@ -114,7 +114,7 @@ async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
         assert len(set(app.ports)) == 1
 
 
-async def test_the_connection_is_not_used_again_after_a_close() -> None:
+async def test_the_connection_is_not_reused_after_a_close() -> None:
     app = Replay(pieces=PIECES, hold=True)
     async with client_of(app) as client:
         for _ in range(2):
@@ -123,7 +123,7 @@ async def test_the_connection_is_not_used_again_after_a_close() -> None:
         assert len(set(app.ports)) == 2
 
 
-async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() -> None:
+async def test_no_compression_is_requested_and_the_answer_is_recorded_as_received() -> None:
     app = Replay(pieces=[gzip.compress(b"data: 1\n\n")])
     async with client_of(app) as client:
         _, answer = await captured(client, capture := ResponseCapture({}))
@@ -132,7 +132,7 @@ async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() 
         assert gzip.decompress(capture.recording.body) == b"data: 1\n\n"
 
 
-async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
+async def test_headers_of_the_caller_arrive_and_none_is_added() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
         await client.post("/call?alt=sse&q=%20a%2Fb", content=b"{}", headers={"x-one": "1", "user-agent": "u"})
@@ -142,7 +142,7 @@ async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
         assert (request.headers["x-one"], request.headers["user-agent"], request.body) == ("1", "u", b"{}")
 
 
-async def test_a_large_body_arrives_whole_with_its_length_and_no_header_is_made_up() -> None:
+async def test_a_large_body_arrives_whole_with_its_length_and_no_header_is_added() -> None:
     app = Replay(pieces=PIECES)
     body = bytes(range(256)) * 20_000
     async with client_of(app) as client:
@@ -161,7 +161,7 @@ async def test_a_request_without_a_body_has_none() -> None:
         assert app.requests[0].body == b""
 
 
-async def test_a_host_that_nobody_listens_on_is_unreachable() -> None:
+async def test_a_host_without_a_listener_is_unreachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with httpx2.AsyncClient(transport=WireTransport(LIMITS)) as client:
@@ -170,7 +170,7 @@ async def test_a_host_that_nobody_listens_on_is_unreachable() -> None:
             assert capture.recording.ended_at is not None
 
 
-async def test_a_hole_that_is_not_there_is_an_error_before_anything_is_sent() -> None:
+async def test_a_missing_placeholder_is_an_error_before_anything_is_sent() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
         with pytest.raises(KeyError, match="placeholder"), ResponseCapture({"placeholder": b"1"}):
@@ -178,7 +178,7 @@ async def test_a_hole_that_is_not_there_is_an_error_before_anything_is_sent() ->
         assert app.requests == []
 
 
-def test_holes_are_filled_with_the_bytes_as_they_are() -> None:
+def test_placeholders_are_filled_with_unchanged_bytes() -> None:
     capture = ResponseCapture({"@a:1": b'{"n":1.0} , {"t":"@b:2"}', "@c:3": b""})
     body = json.dumps({"user": '@a:1 and "@a:1"', "x": ["@a:1"], "y": ["@c:3"]}).encode()
     filled = capture.fill(body)
